@@ -1,0 +1,1 @@
+"""What the experiment apps share: configs, data, models, losses, tasks, trainer, tracking."""

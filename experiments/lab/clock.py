@@ -1,0 +1,88 @@
+"""Where the time goes, without a host synchronisation a step."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+
+
+class Clock:
+    """Times a window of updates: from one reading of the device's counters to the next.
+
+    The first `warmup` updates of a run count in no rate.
+    """
+
+    def __init__(self, device: torch.device, warmup: int) -> None:
+        self.cuda, self.warmup = device.type == "cuda", warmup
+        self.updates = self.timed_updates = self.timed_images = 0
+        self.timed_seconds = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a window."""
+        self.began = time.perf_counter()
+        self.waited = 0.0
+        self.window_updates = self.window_images = 0
+        self.loss_marks: list[tuple[Any, Any]] = []
+
+    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Pass items on, and count the time they take to come."""
+        source = iter(items)
+        while True:
+            start = time.perf_counter()
+            item = next(source, None)
+            self.waited += time.perf_counter() - start
+            if item is None:
+                return
+            yield item
+
+    @contextmanager
+    def loss(self) -> Iterator[None]:
+        """Mark the loss's forward and backward; the marks of a window's first updates are enough."""
+        if len(self.loss_marks) >= 8:
+            yield
+            return
+        start = self._mark()
+        yield
+        self.loss_marks.append((start, self._mark()))
+
+    def updated(self, images: int) -> None:
+        self.updates += 1
+        self.window_updates += 1
+        self.window_images += images
+
+    def read(self) -> dict[str, float]:
+        """Figures of the window that ends here; call after the device has been waited for."""
+        seconds = time.perf_counter() - self.began
+        count = max(self.window_updates, 1)
+        marks = [start.elapsed_time(end) if self.cuda else (end - start) * 1e3 for start, end in self.loss_marks]
+        values = {"train/step_ms": seconds / count * 1e3, "train/data_wait_ms": self.waited / count * 1e3}
+        if marks:
+            values["train/loss_ms"] = sorted(marks)[len(marks) // 2]
+        if self.updates - self.window_updates >= self.warmup:
+            values["train/images_per_second"] = self.window_images / seconds
+            self.timed_seconds += seconds
+            self.timed_images += self.window_images
+            self.timed_updates += self.window_updates
+        self.restart()
+        return values
+
+    def overall(self) -> dict[str, float]:
+        """Rates of the whole run, without warm-up and evaluation; empty when the run was no longer than its warm-up."""
+        if not self.timed_seconds:
+            return {}
+        return {
+            "run/images_per_second": self.timed_images / self.timed_seconds,
+            "run/step_ms": self.timed_seconds / self.timed_updates * 1e3,
+        }
+
+    def _mark(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

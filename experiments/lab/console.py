@@ -1,0 +1,75 @@
+"""What the person at the keyboard sees: a bar on a terminal, plain lines elsewhere, a table at the end."""
+
+import sys
+import time
+from typing import Any
+
+
+class Console:
+    def __init__(self, updates: int) -> None:
+        from rich.console import Console as Rich
+
+        self.rich = Rich(highlight=False, soft_wrap=True)
+        if not self.rich.is_terminal:
+            self.rich.width = 140
+        self.updates = updates
+        self.began = time.monotonic()
+        self.bar: Any = None
+        self.entry: Any = None
+        self.last_line = 0.0
+        if self.rich.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
+            self.bar = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self.rich)
+            self.entry = self.bar.add_task("training", total=updates, figures="")
+            self.bar.start()
+
+    def say(self, text: str) -> None:
+        self.rich.print(text, markup=False)
+
+    def advance(self, done: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.entry, completed=done)
+
+    def figures(self, done: int, epoch: int, values: dict[str, float]) -> None:
+        """Show the figures of a window: on the bar, or as a line every few seconds."""
+        speed = values.get("train/images_per_second")
+        text = f"loss {values['train/loss']:.4f}" + (f" · {speed:,.0f} images/s" if speed else "")
+        if self.bar is not None:
+            self.bar.update(self.entry, completed=done, figures=text)
+        elif time.monotonic() - self.last_line > 5:
+            self.last_line = time.monotonic()
+            left = (self.last_line - self.began) / done * (self.updates - done)
+            self.say(f"epoch {epoch} · update {done}/{self.updates} · {text} · {clock(left)} left")
+
+    def evaluated(self, epoch: int, epochs: int, values: dict[str, float]) -> None:
+        self.say(
+            f"epoch {epoch}/{epochs} · held-out top-1 {values['val/top1']:.2%} · top-5 {values['val/top5']:.2%}"
+            f" · loss {values['val/loss']:.4f} · ECE {values['val/ece']:.4f}"
+        )
+
+    def stop_bar(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def table(self, title: str, rows: dict[str, str]) -> None:
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        for name, value in rows.items():
+            table.add_row(name, value)
+        self.rich.print(table)
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def complain(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,193 @@
+"""Data sets: held in memory on the device (digits, MNIST, CIFAR), or read by workers (ImageFolder)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lab.augment import crop_and_flip, wobble
+from lab.batch import Batch
+from lab.errors import UserError
+from lab.samples import Annotations, annotate
+from lab.schema import DataConfig, DigitsConfig, DownloadedConfig, FolderConfig
+from lab.settings import ROOT, absolute
+
+
+class Loader(Protocol):
+    samples: int
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Data:
+    classes: list[str]
+    channels: int
+    train: Loader
+    val: Loader
+    weighted: bool
+    groups: int  # 0 where the data has no groups
+
+
+@dataclass
+class Split:
+    images: Tensor  # (N, C, H, W), uint8 or float
+    targets: Tensor  # (N,)
+    keys: list[str]
+
+
+class MemoryLoader:
+    """Batches of images that lie on the device: nothing is waited for, nothing is copied from the host but one permutation an epoch."""
+
+    def __init__(self, split: Split, notes: Annotations, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
+        self.images, self.targets = split.images.to(device), split.targets.to(device)
+        self.weight = None if notes.weight is None else notes.weight.to(device)
+        self.group = None if notes.group is None else notes.group.to(device)
+        self.mean, self.deviation = (value.view(1, -1, 1, 1).to(device) for value in norm)
+        self.batch_size, self.device, self.samples = batch_size, device, len(self.targets)
+        self.augment: Any = None
+        self.order: torch.Generator | None = None
+        self.noise: torch.Generator | None = None
+
+    def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
+        self.order = torch.Generator().manual_seed(seed)
+        self.noise = torch.Generator(self.device).manual_seed(seed)
+        self.augment = augment
+        return self
+
+    def __len__(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.order is None:
+            order = torch.arange(self.samples, device=self.device)
+        else:
+            order = torch.randperm(self.samples, generator=self.order)
+            if self.device.type == "cuda":
+                order = order.pin_memory().to(self.device, non_blocking=True)
+        for index in order.split(self.batch_size):
+            images = self.images[index]
+            scaled = images.float() / 255 if images.dtype == torch.uint8 else images
+            images = (scaled - self.mean) / self.deviation
+            if self.augment is not None:
+                images = self.augment(images, self.noise)
+            weight = None if self.weight is None else self.weight[index]
+            group = None if self.group is None else self.group[index]
+            yield Batch(images, self.targets[index], index, weight, group)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.order is None or self.noise is None else {"order": self.order.get_state(), "noise": self.noise.get_state()}
+
+
+def load_data(config: DataConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
+    """Open the data set a config names.
+
+    Args:
+        config: one of the schemas of lab.schema.DATA.
+        model_norm: mean, std and interpolation that a pretrained model expects (used by data=folder).
+        device: where batches are wanted.
+        seed: of the order and the augmentation.
+    """
+    if isinstance(config, FolderConfig):
+        from lab.folder import folder_data
+
+        return folder_data(config, model_norm, device, seed)
+    if isinstance(config, DigitsConfig):
+        classes, train, val = _digits(config)
+        augment: Any = wobble
+    else:
+        classes, train, val = _downloaded(cast(DownloadedConfig, config))
+        augment = wobble if config.name == "mnist" else crop_and_flip
+    for split in (train, val):
+        split.images = _resize(split.images, config.image_size)
+    notes = annotate(config, train.targets, classes, train.keys, needed=True)
+    val_notes = annotate(config, val.targets, classes, val.keys, needed=False)
+    scaled = train.images.float() / (255 if train.images.dtype == torch.uint8 else 1)
+    norm = (scaled.mean(dim=(0, 2, 3)), scaled.std(dim=(0, 2, 3)))
+    make = partial(MemoryLoader, device=device, norm=norm)
+    return Data(
+        classes,
+        train.images.shape[1],
+        make(train, notes, config.batch_size).shuffled(seed, augment if config.augment else None),
+        make(val, val_notes, config.eval_batch_size),
+        notes.weight is not None,
+        count_groups(notes, val_notes),
+    )
+
+
+def count_groups(*notes: Annotations) -> int:
+    return max((int(each.group.max()) + 1 for each in notes if each.group is not None and len(each.group)), default=0)
+
+
+def _resize(images: Tensor, size: int) -> Tensor:
+    if images.shape[-2:] == (size, size):
+        return images
+    parts = [F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True) for part in images.split(4096)]
+    scaled = torch.cat(parts)
+    return scaled.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else scaled
+
+
+def _digits(config: DigitsConfig) -> tuple[list[str], Split, Split]:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+    targets = torch.tensor(digits.target, dtype=torch.int64)
+    try:
+        train, val = train_test_split(
+            range(len(targets)), test_size=config.held_out, stratify=digits.target, random_state=config.split_seed
+        )
+    except ValueError as error:
+        raise UserError(f"data.held_out={config.held_out}: {error}") from None
+    splits = [Split(images[part], targets[part], [str(i) for i in part]) for part in (train, val)]
+    return [str(i) for i in range(10)], splits[0], splits[1]
+
+
+def _downloaded(config: DownloadedConfig) -> tuple[list[str], Split, Split]:
+    import socket
+
+    from torchvision import datasets
+
+    kind = {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[config.name]
+    archive = {
+        "mnist": "MNIST/raw/ with the four *-ubyte.gz files (train and t10k, images and labels)",
+        "cifar10": "cifar-10-python.tar.gz, or cifar-10-batches-py/ unpacked from it",
+        "cifar100": "cifar-100-python.tar.gz, or cifar-100-python/ unpacked from it",
+    }[config.name]
+    root = absolute(config.root, ROOT / "data")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(20)
+    try:
+        sets = [kind(str(root), train=train, download=config.download) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"data={config.name}: not found under data.root={root}, and "
+            + (f"could not be downloaded ({reason})." if config.download else "data.download=false.")
+            + f"\nPut there: {archive}; or set data.root to the folder that has it."
+        ) from None
+    finally:
+        socket.setdefaulttimeout(before)
+    splits = []
+    for part in sets:
+        pixels = torch.as_tensor(part.data)
+        images = pixels[:, None] if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
+        targets = torch.as_tensor(part.targets, dtype=torch.int64)
+        splits.append(Split(images.contiguous(), targets, [str(i) for i in range(len(targets))]))
+    return [str(name) for name in sets[0].classes], splits[0], splits[1]
+
+
+def readable_folder(setting: str, path: Path) -> Path:
+    if not path.is_dir():
+        raise UserError(f"{setting}={path}: there is no such folder.")
+    return path

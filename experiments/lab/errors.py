@@ -1,0 +1,26 @@
+"""Mistakes of the person at the keyboard, said in a way that shows the way out."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Ends the run with exit status 1 and this message, without a traceback."""
+
+
+def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
+    """Return up to `count` choices spelled most like `word`, the nearest first."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)
+    return [by_lower[match] for match in found]
+
+
+def unknown(what: str, got: str, choices: Iterable[str], *, show: int = 40) -> UserError:
+    """The error for a name that is not among `choices`: what was got, the nearest spelling, the choices."""
+    choices = sorted(choices)
+    lines = [f"{what}: {got!r} is not known."]
+    if close := nearest(got, choices):
+        lines.append(f"Did you mean {' or '.join(repr(c) for c in close)}?")
+    if len(choices) <= show:
+        lines.append(f"Choices: {', '.join(choices)}")
+    return UserError("\n".join(lines))

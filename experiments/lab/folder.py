@@ -1,0 +1,108 @@
+"""ImageFolder data: train/ and val/ with one folder a class, read and transformed by worker processes."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lab.batch import Batch
+from lab.data import Data, count_groups, readable_folder
+from lab.errors import UserError
+from lab.samples import Annotations, annotate
+from lab.schema import FolderConfig
+from lab.settings import ROOT, absolute
+
+
+class Images(Dataset[tuple[Tensor, int, int]]):
+    def __init__(self, folder: Any) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
+        image, target = self.folder[index]
+        return image, target, index
+
+
+class FolderLoader:
+    def __init__(self, folder: Any, notes: Annotations, config: FolderConfig, device: torch.device, seed: int | None) -> None:
+        train = seed is not None
+        self.samples, self.device, self.notes = len(folder), device, notes
+        self.generator = torch.Generator().manual_seed(seed or 0)
+        workers = min(config.workers, os.cpu_count() or 1)
+        self.loader = DataLoader(
+            Images(folder),
+            batch_size=config.batch_size if train else config.eval_batch_size,
+            shuffle=train,
+            generator=self.generator,
+            num_workers=workers,
+            persistent_workers=train and workers > 0,
+            pin_memory=device.type == "cuda",
+        )
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, target, index in self.loader:
+            weight = None if self.notes.weight is None else self._on_device(self.notes.weight[index])
+            group = None if self.notes.group is None else self._on_device(self.notes.group[index])
+            yield Batch(self._on_device(images), self._on_device(target), self._on_device(index), weight, group)
+
+    def _on_device(self, value: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return value
+        return (value if value.is_pinned() else value.pin_memory()).to(self.device, non_blocking=True)
+
+    def state(self) -> dict[str, Any]:
+        return {"order": self.generator.get_state()}
+
+
+def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
+    from timm.data import create_transform
+    from torchvision.datasets import ImageFolder
+
+    root = readable_folder("data.root", absolute(config.root, ROOT / "data"))
+    size = (3, config.image_size, config.image_size)
+    look = {key: model_norm[key] for key in ("mean", "std", "interpolation") if key in model_norm}
+    augmented: dict[str, Any] = {
+        "is_training": True,
+        "color_jitter": config.color_jitter or None,
+        "auto_augment": config.auto_augment,
+        "scale": (config.crop_scale, 1.0),
+        "hflip": config.horizontal_flip,
+        "re_prob": config.random_erase,
+    }
+    folders = []
+    for setting, name, extra in (("data.train", config.train, augmented if config.augment else {}), ("data.val", config.val, {})):
+        folder = readable_folder(setting, root / name)
+        try:
+            folders.append(ImageFolder(str(folder), create_transform(size, **look, **extra)))
+        except FileNotFoundError as error:
+            raise UserError(f"{setting}={folder}: one folder of images per class is expected. {error}") from None
+    train, val = folders
+    if train.classes != val.classes:
+        odd = sorted(set(train.classes) ^ set(val.classes))
+        raise UserError(f"data.train and data.val hold different classes: {', '.join(odd[:10])} in one of them only.")
+    notes, val_notes = (
+        annotate(
+            config,
+            torch.tensor(part.targets),
+            train.classes,
+            [os.path.relpath(path, root).replace(os.sep, "/") for path, _ in part.samples],
+            needed=part is train,
+        )
+        for part in (train, val)
+    )
+    return Data(
+        list(train.classes),
+        3,
+        FolderLoader(train, notes, config, device, seed),
+        FolderLoader(val, val_notes, config, device, None),
+        notes.weight is not None,
+        count_groups(notes, val_notes),
+    )

@@ -1,0 +1,67 @@
+"""Non-finite losses: seen, counted and kept on the device, so that no step waits for the host."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lab.batch import Batch
+
+
+class NonFiniteError(Exception):
+    """Too many updates in a row had a loss that is nan or infinite."""
+
+
+@dataclass
+class Kept:
+    tensors: dict[str, Tensor]
+    update: Tensor
+
+
+class Guard:
+    """Counts updates whose loss is not finite and keeps the batch that ended the longest streak.
+
+    `total`, `streak` and `longest` are 0-d tensors on the device. Once `longest` has reached `limit`, the kept batch stays.
+    """
+
+    def __init__(self, model: nn.Module, limit: int, device: torch.device) -> None:
+        self.limit = limit
+        self.total, self.streak, self.longest = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
+        self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        self.kept: dict[tuple[object, ...], Kept] = {}
+
+    @contextmanager
+    def buffers_undone(self) -> Iterator[list[Tensor]]:
+        """Yield a list for the update's verdict; a bad update leaves running statistics as they were."""
+        before = [buffer.clone() for buffer in self.buffers]
+        verdict: list[Tensor] = []
+        yield verdict
+        for buffer, old in zip(self.buffers, before, strict=True):
+            buffer.copy_(torch.where(verdict[0], old, buffer))
+
+    def see(self, batch: Batch, bad: Tensor, update: int) -> None:
+        """Keep this micro-batch if its loss is bad."""
+        tensors = batch.tensors()
+        if batch.lam is not None:
+            tensors["lam"] = torch.full((), batch.lam, device=bad.device)
+        shape = tuple((name, tuple(value.shape)) for name, value in tensors.items())
+        if shape not in self.kept:
+            self.kept[shape] = Kept({name: value.clone() for name, value in tensors.items()}, torch.full_like(self.total, -1))
+        slot = self.kept[shape]
+        take = bad & (self.longest < self.limit)
+        slot.tensors = {name: torch.where(take, value, slot.tensors[name]) for name, value in tensors.items()}
+        slot.update = torch.where(take, update, slot.update)
+
+    def count(self, bad: Tensor) -> None:
+        """Count one update."""
+        self.total += bad
+        self.streak = torch.where(bad, self.streak + 1, 0)
+        self.longest = torch.maximum(self.longest, self.streak)
+
+    def evidence(self) -> dict[str, Tensor | int]:
+        """The last bad micro-batch and the number of its update; waits for the device."""
+        slots = [(int(slot.update), slot) for slot in self.kept.values()]
+        update, slot = max(slots, key=lambda pair: pair[0])
+        return {"update": update} | {name: value.cpu() for name, value in slot.tensors.items()}

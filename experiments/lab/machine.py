@@ -1,0 +1,134 @@
+"""What the run runs on: device, code version, system load."""
+
+import contextlib
+import os
+import platform
+import resource
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from lab.errors import unknown
+from lab.run_folder import RunFolder
+from lab.settings import ROOT
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of a setting; 'auto' takes a GPU where there is one."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto":
+        return torch.device("cuda", 0) if gpus else torch.device("cpu")
+    choices = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
+    if wanted not in choices:
+        raise unknown(f"trainer.device={wanted}", wanted, choices)
+    return torch.device("cuda", 0) if wanted == "cuda" else torch.device(wanted)
+
+
+def seed_all(seed: int, deterministic: bool) -> None:
+    """Seed every generator; `deterministic` also forbids torch's operations that differ from run to run."""
+    import random
+
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """Tags of a run: versions, hardware, commit."""
+    import timm
+
+    tags = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({torch.get_num_threads()} threads)",
+        "host": platform.node(),
+        "command": " ".join(["experiments/" + os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+    }
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        commit = _git("rev-parse", "HEAD")
+        dirty = bool(_git("status", "--porcelain"))
+        tags |= {"git.commit": commit, "git.dirty": str(dirty).lower(), "mlflow.source.git.commit": commit}
+    return tags | {"mlflow.source.name": tags["command"], "mlflow.source.type": "LOCAL"}
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Peaks since the start, in MiB."""
+    values = {"memory/peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    if device.type == "cuda":
+        values["memory/peak_allocated_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+        values["memory/peak_reserved_mib"] = torch.cuda.max_memory_reserved(device) / 2**20
+    return values
+
+
+class SystemSampler(threading.Thread):
+    """Writes the load of processor, memory and GPU into the run folder every few seconds."""
+
+    def __init__(self, folder: RunFolder, seconds: float, device: torch.device) -> None:
+        super().__init__(name="system", daemon=True)
+        self.folder, self.seconds, self.device = folder, seconds, device
+        self.stopped = threading.Event()
+        self.step = 0
+        self.gpu: Any = None
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.join(5)
+
+    def run(self) -> None:
+        try:
+            import psutil
+        except ImportError:
+            return
+        process = psutil.Process()
+        process.cpu_percent()
+        psutil.cpu_percent()
+        self._open_gpu()
+        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == 0 else self.seconds):
+            used = psutil.virtual_memory()
+            values = {
+                "system/cpu_utilization_percentage": psutil.cpu_percent(),
+                "system/process_cpu_percentage": process.cpu_percent(),
+                "system/system_memory_usage_megabytes": used.used / 1e6,
+                "system/system_memory_usage_percentage": used.percent,
+                "system/process_memory_megabytes": process.memory_info().rss / 1e6,
+                **self._gpu_values(),
+            }
+            self.folder.metrics(self.step, values)
+            self.step += 1
+
+    def _open_gpu(self) -> None:
+        if self.device.type != "cuda":
+            return
+        with contextlib.suppress(Exception):
+            import pynvml
+
+            pynvml.nvmlInit()
+            self.gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
+
+    def _gpu_values(self) -> dict[str, float]:
+        if self.gpu is None:
+            return {}
+        with contextlib.suppress(Exception):
+            import pynvml
+
+            rates, used = pynvml.nvmlDeviceGetUtilizationRates(self.gpu), pynvml.nvmlDeviceGetMemoryInfo(self.gpu)
+            return {
+                "system/gpu_0_utilization_percentage": float(rates.gpu),
+                "system/gpu_0_memory_usage_megabytes": used.used / 1e6,
+                "system/gpu_0_power_usage_watts": pynvml.nvmlDeviceGetPowerUsage(self.gpu) / 1000,
+            }
+        return {}

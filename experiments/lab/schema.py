@@ -1,0 +1,248 @@
+"""The settings of a run as dataclasses: names, types, defaults, ranges."""
+
+# ruff: noqa: RUF009 (number, choice and some return dataclass fields)
+
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from lab.errors import UserError, unknown
+
+
+def number(
+    default: Any, *, above: float | None = None, least: float | None = None, below: float | None = None, most: float | None = None
+) -> Any:
+    """A number with its range: `above` and `below` are outside the range, `least` and `most` inside."""
+    return field(default=default, metadata={"above": above, "least": least, "below": below, "most": most})
+
+
+def choice(default: Any, *choices: str) -> Any:
+    return field(default=default, metadata={"choices": choices})
+
+
+def some(factory: Any, **limits: Any) -> Any:
+    """A list or a map whose values lie in a range."""
+    return field(default_factory=factory, metadata=limits)
+
+
+@dataclass
+class TaskConfig:
+    name: str = choice("classification", "classification")
+    calibration_bins: int = number(15, least=2, most=1000)
+
+
+@dataclass
+class ModelConfig:
+    name: str = "???"
+    pretrained: bool = False
+    drop_rate: float = number(0.0, least=0, below=1)
+    drop_path_rate: float | None = number(None, least=0, below=1)
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class LossConfig:
+    name: str = "ce"
+    implementation: str = choice("lossforge", "lossforge", "torch")
+
+
+@dataclass
+class CrossEntropyConfig(LossConfig):
+    label_smoothing: float = number(0.0, least=0, most=1)
+    z_loss: float = number(0.0, least=0)
+    softcap: float | None = number(None, above=0)
+    class_weight: list[float] | None = number(None, least=0)
+
+
+@dataclass
+class MaeConfig(LossConfig):
+    name: str = "mae"
+
+
+@dataclass
+class SigmoidConfig(LossConfig):
+    prior_bias: bool = True
+
+
+@dataclass
+class BceConfig(SigmoidConfig):
+    name: str = "bce"
+    pos_weight: list[float] | None = number(None, least=0)
+
+
+@dataclass
+class FocalConfig(SigmoidConfig):
+    name: str = "focal"
+    alpha: float = number(0.25, least=-1, most=1)
+    gamma: float = number(2.0, least=0)
+
+
+@dataclass
+class PreferenceConfig(SigmoidConfig):
+    name: str = "preference_bce"
+    group_weight: list[float] | None = number(None, least=0)
+
+
+@dataclass
+class DataConfig:
+    name: str = "digits"
+    image_size: int = number(32, least=8)
+    batch_size: int = number(64, least=1)
+    eval_batch_size: int = number(256, least=1)
+    augment: bool = True
+    mixup: float = number(0.0, least=0)
+    cutmix: float = number(0.0, least=0)
+    mix_probability: float = number(1.0, least=0, most=1)
+    class_weight: dict[Any, float] = some(dict, least=0)
+    class_group: dict[Any, int] = some(dict, least=0)
+    csv: str | None = None
+
+
+@dataclass
+class DigitsConfig(DataConfig):
+    held_out: float = number(0.2, above=0, below=1)
+    split_seed: int = number(0, least=0)
+
+
+@dataclass
+class DownloadedConfig(DataConfig):
+    root: str | None = None
+    download: bool = True
+
+
+@dataclass
+class FolderConfig(DataConfig):
+    root: str | None = None
+    train: str = "train"
+    val: str = "val"
+    workers: int = number(4, least=0)
+    color_jitter: float = number(0.4, least=0)
+    auto_augment: str | None = None
+    crop_scale: float = number(0.08, above=0, most=1)
+    horizontal_flip: float = number(0.5, least=0, most=1)
+    random_erase: float = number(0.0, least=0, most=1)
+
+
+SCHEDULES = ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
+
+
+@dataclass
+class ScheduleConfig:
+    name: str = choice("cosine", *SCHEDULES)
+    warmup_epochs: float | None = number(None, least=0)
+    warmup_lr: float = number(1e-5, least=0)
+    min_lr: float = number(0.0, least=0)
+    decay_epochs: float | None = number(None, above=0)
+    decay_milestones: list[int] = some(lambda: [90, 180, 270], least=1)
+    decay_rate: float = number(0.1, above=0)
+
+
+@dataclass
+class OptimConfig:
+    name: str = "adamw"
+    lr: float = number(1e-3, above=0)
+    weight_decay: float = number(0.05, least=0)
+    momentum: float = number(0.9, least=0, below=1)
+    layer_decay: float | None = number(None, above=0, most=1)
+    clip: float | None = number(None, above=0)
+    clip_mode: str = choice("norm", "norm", "value", "agc")
+    args: dict[str, Any] = field(default_factory=dict)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+
+@dataclass
+class TrainerConfig:
+    epochs: int = number(12, least=1)
+    max_updates: int | None = number(None, least=1)
+    device: str = "auto"
+    seed: int = number(0, least=0)
+    deterministic: bool = False
+    amp: str = choice("off", "off", "bf16", "fp16")
+    channels_last: bool = False
+    compile: bool = False
+    accumulate: int = number(1, least=1)
+    ema: float | None = number(None, above=0, below=1)
+    ema_warmup: bool = True
+    log_every: int = number(10, least=1)
+    eval_every: int = number(1, least=1)
+    save_every: int = number(1, least=1)
+    timing_warmup: int = number(10, least=0)
+    max_nonfinite: int = number(10, least=1)
+    runs: str | None = None
+
+
+@dataclass
+class TrackingConfig:
+    enabled: bool = True
+    uri: str | None = None
+    experiment: str = "lossforge"
+    tags: dict[str, str] = field(default_factory=dict)
+    system_seconds: float = number(5.0, above=0)
+    patience_seconds: float = number(60.0, least=0)
+
+
+@dataclass
+class TrainConfig:
+    name: str | None = None
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+LOSSES: dict[str, type[LossConfig]] = {
+    "ce": CrossEntropyConfig,
+    "mae": MaeConfig,
+    "bce": BceConfig,
+    "focal": FocalConfig,
+    "preference_bce": PreferenceConfig,
+    "preference_bce_probability": PreferenceConfig,
+}
+DATA: dict[str, type[DataConfig]] = {
+    "digits": DigitsConfig,
+    "folder": FolderConfig,
+    "cifar10": DownloadedConfig,
+    "cifar100": DownloadedConfig,
+    "mnist": DownloadedConfig,
+}
+
+
+def range_text(limits: Any) -> str:
+    """Say a range in words, such as 'above 0, at most 1'."""
+    words = {"above": "above", "least": "at least", "below": "below", "most": "at most"}
+    return ", ".join(f"{word} {limits[key]:g}" for key, word in words.items() if limits.get(key) is not None)
+
+
+def check(config: Any, path: str = "") -> None:
+    """Raise UserError for the first value outside its range or its choices."""
+    for item in fields(config):
+        value = getattr(config, item.name)
+        key = f"{path}{item.name}"
+        if is_dataclass(value):
+            check(value, f"{key}.")
+        elif value is not None:
+            _check_value(key, value, item)
+
+
+def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
+    limits = item.metadata
+    if (choices := limits.get("choices")) and value not in choices:
+        raise unknown(f"{key}={value}", value, choices)
+    numbers = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    for each in numbers:
+        if isinstance(each, (int, float)) and not _inside(each, limits):
+            raise UserError(f"{key}={value}: {each:g} is out of range; {key} takes numbers {range_text(limits)}.")
+
+
+def _inside(value: float, limits: Any) -> bool:
+    if value != value and any(limits.get(key) is not None for key in ("above", "least", "below", "most")):
+        return False
+    above, least, below, most = (limits.get(key) for key in ("above", "least", "below", "most"))
+    return (
+        (above is None or value > above)
+        and (least is None or value >= least)
+        and (below is None or value < below)
+        and (most is None or value <= most)
+    )

@@ -1,0 +1,244 @@
+"""From the words of a command line to checked settings: Hydra composes the YAML files, the schemas judge them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+from lab.errors import UserError, nearest, unknown
+from lab.schema import DATA, LOSSES, TrainConfig, check, range_text
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+SCHEMAS: dict[str, dict[str, Any]] = {"loss": dict(LOSSES), "data": dict(DATA)}
+NAMED_BY_GROUP = {"task.name", "loss.name", "data.name"}
+
+
+@dataclass
+class Settings:
+    config: TrainConfig
+    overrides: list[str]
+
+    def tree(self) -> dict[str, Any]:
+        """The resolved settings as plain containers."""
+        return _plain(self.config)
+
+    def flat(self) -> dict[str, str]:
+        """The resolved settings as one level of dotted names."""
+        return {key: str(value) for key, value in _flatten(self.tree()).items()}
+
+
+def groups() -> dict[str, list[str]]:
+    """Each group of conf/ with its options."""
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in sorted(CONF.iterdir()) if folder.is_dir()}
+
+
+def help_text(script: str) -> str:
+    lines = [
+        f"usage: {script} [group=option ...] [group.setting=value ...]",
+        "       -m, --multirun   run every combination of comma-separated values, one after another",
+        "       --cfg            print the resolved settings and stop",
+        "       --help           this text",
+        "",
+        "groups and their options (conf/):",
+    ]
+    lines += [f"  {name:<11} {', '.join(options)}" for name, options in groups().items()]
+    lines += [
+        "",
+        "examples:",
+        f"  {script} loss=focal model=resnet50",
+        f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
+    ]
+    lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
+    return "\n".join(lines)
+
+
+def load(words: Sequence[str]) -> Settings:
+    """Compose and check the settings that `words` ask for.
+
+    Raises:
+        UserError: a name, type or range is wrong; the message holds the valid choices and the nearest spelling.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    overrides = _parse(words)
+    known = groups()
+    chosen, values = [], []
+    for override in overrides:
+        key = override.key_or_group
+        if override.is_delete():
+            raise UserError(f"{override.input_line}: settings cannot be deleted; give the value null instead.")
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line}: several values are run by --multirun (-m).")
+        if key in known:
+            _check_option(key, override, known[key])
+            chosen.append(f"{key}={override.get_value_element_as_str()}")
+        else:
+            values.append(override)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = compose("train", overrides=chosen)
+    except HydraException as error:
+        raise UserError(f"conf/: {error}") from None
+    tree = _typed(composed)
+    for override in values:
+        _apply(tree, override, known)
+    if missing := sorted(OmegaConf.missing_keys(tree)):
+        raise UserError(f"{', '.join(missing)}: must be given, for example {missing[0]}=...")
+    try:
+        config = cast(TrainConfig, OmegaConf.to_object(tree))
+    except OmegaConfBaseException as error:
+        raise UserError(str(error)) from None
+    check(config)
+    return Settings(config, list(words))
+
+
+def combinations(words: Sequence[str]) -> list[list[str]]:
+    """Every run that comma-separated values ask for, each as its own list of words."""
+    axes = [
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [o.input_line or ""]
+        for o in _parse(words)
+    ]
+    return [list(run) for run in product(*axes)]
+
+
+def absolute(path: str | None, default: Path) -> Path:
+    """A given path counts from the current folder, a default one from the repository's root."""
+    return Path(os.path.expanduser(path)).absolute() if path else default
+
+
+def _parse(words: Sequence[str]) -> list[Any]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    for word in words:
+        if word.startswith("-"):
+            raise unknown("option", word, ["--help", "--cfg", "--multirun", "-m"])
+        if "=" not in word and not word.startswith("~"):
+            raise UserError(f"{word!r}: expected name=value, such as loss=focal or optim.lr=1e-3 (--help lists the groups).")
+    try:
+        return list(OverridesParser.create().parse_overrides(list(words)))
+    except HydraException as error:
+        raise UserError(str(error)) from None
+
+
+def _check_option(group: str, override: Any, options: list[str]) -> None:
+    value = override.get_value_element_as_str()
+    if value not in options and not (group == "experiment" and value == "null"):
+        raise unknown(f"{group}={value}", value, options)
+
+
+def _typed(composed: Any) -> Any:
+    """The composed YAML in its schema: a name or type that the schema does not have is an error."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    schema = OmegaConf.structured(TrainConfig)
+    schema.loss = OmegaConf.structured(LOSSES[composed.loss.name])
+    schema.data = OmegaConf.structured(DATA[composed.data.name])
+    try:
+        return OmegaConf.merge(schema, composed)
+    except OmegaConfBaseException as error:
+        key = error.full_key or "?"
+        near = nearest(key, _names(schema))
+        hint = f"\nDid you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"conf/ sets {key}: {str(error).splitlines()[0]}{hint}") from None
+
+
+def _apply(tree: Any, override: Any, known: dict[str, list[str]]) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    key = override.key_or_group.replace("/", ".")
+    if key in NAMED_BY_GROUP:
+        group = key.removesuffix(".name")
+        _check_option(group, override, known[group])
+        raise UserError(
+            f"{override.input_line}: write {group}={override.get_value_element_as_str()}; the name decides which settings {group} has."
+        )
+    owner, item = _locate(tree, key)
+    if item is None and not _is_map_entry(owner):
+        _refuse_name(tree, key, known)
+    try:
+        OmegaConf.update(tree, key, override.value(), force_add=True)
+    except OmegaConfBaseException as error:
+        wanted = _wanted(item) if item is not None else "another type"
+        raise UserError(f"{override.input_line}: {wanted} is expected.\n{str(error).splitlines()[0]}") from None
+
+
+def _locate(tree: Any, key: str) -> tuple[Any, Any]:
+    """The node that holds `key` and the schema's field of it (None where it has no such field)."""
+    owner: Any = tree
+    *path, last = key.split(".")
+    from omegaconf import DictConfig, OmegaConf
+
+    for part in path:
+        if not isinstance(owner, DictConfig) or part not in owner:
+            return None, None
+        owner = owner[part]
+    if not isinstance(owner, DictConfig):
+        return None, None
+    kind = OmegaConf.get_type(owner)
+    if kind is not None and is_dataclass(kind):
+        return owner, next((item for item in fields(kind) if item.name == last), None)
+    return owner, None
+
+
+def _is_map_entry(owner: Any) -> bool:
+    from omegaconf import OmegaConf
+
+    return owner is not None and not is_dataclass(OmegaConf.get_type(owner))
+
+
+def _refuse_name(tree: Any, key: str, known: dict[str, list[str]]) -> None:
+    from omegaconf import DictConfig, OmegaConf
+
+    head, _, last = key.rpartition(".")
+    while head and not isinstance(OmegaConf.select(tree, head), DictConfig):
+        head, _, last = head.rpartition(".")
+    if not head:
+        raise unknown(key, last or key, {*known, "name"})
+    siblings = [str(name) for name in OmegaConf.select(tree, head)]
+    error = unknown(key, last, siblings)
+    elsewhere = [
+        f"{head}.{match} of {head}={option}"
+        for option, schema in SCHEMAS.get(head, {}).items()
+        for match in nearest(last, {item.name for item in fields(schema)} - set(siblings), 1)
+    ]
+    raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error
+
+
+def _wanted(item: Any) -> str:
+    kind = getattr(item.type, "__name__", None) if isinstance(item.type, type) else None
+    words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
+    text = words.get(kind or "", f"{item.type}".replace("float", "number").replace(" | None", " or null"))
+    limits = range_text(item.metadata)
+    return f"{text} ({limits})" if limits else text
+
+
+def _names(tree: Any) -> list[str]:
+    from omegaconf import OmegaConf
+
+    return [key for key in _flatten(OmegaConf.to_container(tree, resolve=False)) if key]
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _flatten(tree: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or (not tree and path):
+        return {path: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{path}.{key}" if path else str(key))
+    return flat

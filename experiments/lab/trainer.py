@@ -1,0 +1,257 @@
+"""The training loop: plain torch, the same for every task."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab import checkpoint
+from lab.augment import Mix
+from lab.batch import Batch
+from lab.clock import Clock
+from lab.console import Console
+from lab.data import Data, Loader
+from lab.guard import Guard, NonFiniteError
+from lab.machine import memory
+from lab.optim import Updater
+from lab.run_folder import RunFolder
+from lab.schema import TrainConfig
+from lab.tasks import Task
+
+AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Best:
+    score: float = float("-inf")
+    epoch: int = 0
+    values: dict[str, float] | None = None
+
+
+class Trainer:
+    """Trains a task's model on its data and leaves everything worth knowing in the run folder.
+
+    An update takes `trainer.accumulate` batches, fewer at an epoch's end, and its loss is that of one batch of all their samples.
+    Losses and counters stay on the device and are read every `trainer.log_every` updates.
+    """
+
+    def __init__(self, config: TrainConfig, task: Task, data: Data, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
+        settings = config.trainer
+        self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
+        layout = torch.channels_last if settings.channels_last else torch.preserve_format
+        self.model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if settings.compile else self.model
+        self.per_epoch = -(-len(data.train) // settings.accumulate)
+        self.updates = min(self.per_epoch * settings.epochs, settings.max_updates or 2**62)
+        self.updater = Updater(
+            self.model,
+            config.optim,
+            updates=self.updates,
+            updates_per_epoch=self.per_epoch,
+            scaled=settings.amp == "fp16",
+            device=device,
+        )
+        self.ema = self._make_ema()
+        self.mix = Mix(config.data.mixup, config.data.cutmix, config.data.mix_probability, device, settings.seed)
+        self.guard = Guard(self.model, settings.max_nonfinite, device)
+        self.clock = Clock(device, settings.timing_warmup)
+        self.best = Best()
+        self.epoch = self.done = 0
+        self.values: dict[str, float] = {}
+        self.pictured: Any = None
+        self._clear_window()
+
+    def fit(self, folder: RunFolder, console: Console) -> None:
+        """Train to the end.
+
+        Raises:
+            NonFiniteError: after `trainer.max_nonfinite` updates in a row without a finite loss; the last bad batch is saved.
+        """
+        self.folder, self.console = folder, console
+        for epoch in range(1, self.settings.epochs + 1):
+            self.epoch = epoch
+            self.train_epoch()
+            last = self.epoch == self.settings.epochs or self.done >= self.updates
+            improved = False
+            if last or self.epoch % self.settings.eval_every == 0:
+                improved = self.evaluate_epoch()
+            if improved:
+                self.save("best.pt", whole=False)
+            if last or self.epoch % self.settings.save_every == 0:
+                self.save("last.pt", whole=True)
+            if last:
+                break
+
+    def train_epoch(self) -> None:
+        self.model.train()
+        self.clock.restart()
+        for group in self.groups():
+            self.update(group)
+            self.console.advance(self.done)
+            if self.done % self.settings.log_every == 0:
+                self.report()
+            if self.done >= self.updates:
+                break
+        if self.clock.window_updates:
+            self.report()
+
+    def groups(self) -> Iterator[list[Batch]]:
+        """The batches of each update."""
+        group: list[Batch] = []
+        for batch in self.clock.waiting(self.data.train):
+            group.append(self.mix(batch))
+            if len(group) == self.settings.accumulate:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def update(self, group: list[Batch]) -> None:
+        """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
+        normalizer = torch.stack([self.task.share(batch) for batch in group]).sum()
+        with self.guard.buffers_undone() as verdict:
+            losses = [self.backward(batch, normalizer) for batch in group]
+            loss = torch.stack(losses).sum()
+            bad_loss = ~loss.isfinite()
+            verdict.append(bad_loss)
+        bad_gradient, norm = self.updater.step(bad_loss)
+        # a scaler makes gradients overflow now and then, to find the largest scale: not a fault of the batch
+        bad = bad_loss if self.updater.scaler.is_enabled() else bad_loss | bad_gradient
+        for batch, part in zip(group, losses, strict=True):
+            self.guard.see(batch, ~part.isfinite() | (bad & ~bad_loss), self.done)
+        self.guard.count(bad)
+        if self.ema is not None:
+            self.ema.update(self.model, step=self.done)
+        skipped = bad_loss | bad_gradient
+        self.window += torch.stack([torch.where(skipped, 0, loss), torch.where(skipped, 0, norm), ~skipped, skipped]).double()
+        self.done += 1
+        self.clock.updated(sum(len(batch) for batch in group))
+
+    def backward(self, batch: Batch, normalizer: Tensor) -> Tensor:
+        """Add this batch's gradients and return its part of the loss.
+
+        The graph is cut at the model's output, so that the loss's own forward and backward can be timed.
+        """
+        with self.autocast():
+            output = self.forward(self.laid_out(batch))
+        leaf = output.detach().requires_grad_()
+        with self.clock.loss():
+            loss = self.task.loss(leaf, batch, normalizer)
+            self.updater.scaler.scale(loss).backward()
+        output.backward(leaf.grad)
+        return loss.detach().float()
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, AMP.get(self.settings.amp, torch.bfloat16), enabled=self.settings.amp in AMP)
+
+    def laid_out(self, batch: Batch) -> Tensor:
+        return batch.images.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else batch.images
+
+    def report(self) -> None:
+        """Read the device's counters, the only wait of a window, and write the window's figures."""
+        guard = self.guard
+        counters = torch.stack([guard.total, guard.streak, guard.longest]).double()
+        loss, norm, good, skipped, bad, streak, longest = torch.cat([self.window, counters]).tolist()
+        self._clear_window()
+        values = {
+            "train/loss": loss / good if good else float("nan"),
+            "train/gradient_norm": norm / good if good else float("nan"),
+            "train/lr": self.updater.lr,
+            "train/skipped_updates": skipped,
+            "train/nonfinite_updates": bad,
+            **self.clock.read(),
+            **memory(self.device),
+        }
+        self.values |= values
+        self.folder.metrics(self.done, values | {"train/epoch": self.done / self.per_epoch})
+        self.console.figures(self.done, self.epoch, values)
+        if longest >= self.settings.max_nonfinite:
+            self._stop_nonfinite()
+        if streak:
+            self.console.say(f"warning: the last {streak:.0f} updates had no finite loss or gradient and were skipped")
+
+    def evaluate_epoch(self) -> bool:
+        """Evaluate on held-out data; return whether this is the best so far."""
+        result = self.evaluate(self.model if self.ema is None else self.ema.module, self.data.val)
+        values = {f"val/{name}": value for name, value in result.values.items()}
+        if self.ema is not None:
+            plain = self.evaluate(self.model, self.data.val)
+            values |= {f"val_without_ema/{name}": plain.values[name] for name in ("top1", "loss")}
+        self.values |= values
+        self.folder.metrics(self.done, values)
+        self.folder.record("evaluation", step=self.done, **result.tree())
+        self.console.evaluated(self.epoch, self.settings.epochs, values)
+        score = result.values[self.task.monitor]
+        if score <= self.best.score:
+            return False
+        self.best = Best(score, self.epoch, result.values)
+        self.pictured = result
+        return True
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, loader: Loader) -> Any:
+        model.eval()
+        counts = self.task.counts()
+        for batch in loader:
+            with self.autocast():
+                output = model(self.laid_out(batch))
+            self.task.count(counts, output, batch)
+        return counts.result()
+
+    def save(self, name: str, *, whole: bool) -> None:
+        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs."""
+        state: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "config": self.tree,
+            "classes": self.data.classes,
+            "epoch": self.epoch,
+            "updates": self.done,
+            "best": {"score": self.best.score, "epoch": self.best.epoch, "values": self.best.values},
+        }
+        if whole:
+            state |= self.updater.state()
+            state["nonfinite"] = {name: getattr(self.guard, name) for name in ("total", "streak", "longest")}
+            state["rng"] = {
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+                "data": self.data.train.state(),
+                "mix": self.mix.state(),
+            }
+        checkpoint.save(state, self.folder.path / "checkpoints" / name)
+
+    def finish(self) -> dict[str, float]:
+        """Draw the best evaluation, hand over the artifacts, and return the run's figures."""
+        path: Path = self.folder.path
+        if self.pictured is not None:
+            for picture in self.task.pictures(self.pictured, path):
+                self.folder.artifact(picture, "pictures")
+            self.folder.artifact(path / "checkpoints" / "best.pt", "checkpoints")
+        values = {**self.clock.overall(), **memory(self.device)}
+        values |= {f"best/{name}": value for name, value in (self.best.values or {}).items()}
+        values["best/epoch"] = float(self.best.epoch)
+        self.folder.metrics(self.done, values)
+        return {**self.values, **values}
+
+    def _make_ema(self) -> Any:
+        if self.settings.ema is None:
+            return None
+        from timm.utils import ModelEmaV3
+
+        return ModelEmaV3(self.model, decay=self.settings.ema, use_warmup=self.settings.ema_warmup)
+
+    def _clear_window(self) -> None:
+        self.window = torch.zeros(4, dtype=torch.float64, device=self.device)
+
+    def _stop_nonfinite(self) -> None:
+        path = self.folder.path / "nonfinite_batch.pt"
+        evidence = self.guard.evidence()
+        checkpoint.save(dict(evidence), path)
+        self.folder.artifact(path)
+        raise NonFiniteError(
+            f"{self.settings.max_nonfinite} updates in a row (trainer.max_nonfinite) had a loss or gradients that are nan or infinite.\n"
+            f"The batch of the last one, update {evidence['update']}, is in {path}"
+        )
