@@ -1,0 +1,1 @@
+"""One file a loss: its mathematics, and nothing about tiles, masks, targets or reductions."""

@@ -1,0 +1,43 @@
+"""Binary cross entropy, on logits and on probabilities.
+
+On logits, with weight c of the positive class (softplus(x) = ln(1 + eˣ)):
+
+    L = c y softplus(-x) + (1 - y) softplus(x)        dL/dx = (1 - y) σ(x) - c y σ(-x)
+
+On probabilities, as in PyTorch with each logarithm kept above -100:
+
+    L = -[y ln p + (1 - y) ln(1 - p)]                 dL/dp = (1 - y)/(1 - p) - y/p
+
+where each denominator is kept above `floor`, so that the derivative is exact wherever it is finite and finite at p = 0 and 1.
+"""
+
+import triton
+import triton.language as tl
+from lossforge.kernels.math import log, log1p_unit, logistic
+
+
+@triton.jit
+def bce_with_logits(x, y, pos_weight):
+    p, q, log1p = logistic(x)
+    positive = pos_weight * y
+    negative = 1.0 - y
+    value = positive * (tl.maximum(-x, 0.0) + log1p) + negative * (tl.maximum(x, 0.0) + log1p)
+    return value, negative * p - positive * q
+
+
+@triton.jit
+def log1m(p):
+    """ln(1 - p) for p in [0, 1], to full relative accuracy at small p: -ln(1 + p / (1 - p)) while p ≤ 1/2."""
+    small = p <= 0.5
+    q = 1.0 - p
+    return tl.where(small, -log1p_unit(tl.where(small, p / tl.where(small, q, 1.0), 0.0)), log(q))
+
+
+@triton.jit
+def bce(p, y, floor):
+    positive = tl.where(y == 0.0, 0.0, y * tl.maximum(log(p), -100.0))
+    negative = tl.where(y == 1.0, 0.0, (1.0 - y) * tl.maximum(log1m(p), -100.0))
+    outside = (p < 0.0) | (p > 1.0) | (p != p)
+    nan = float("nan")
+    gradient = (1.0 - y) / tl.maximum(1.0 - p, floor) - y / tl.maximum(p, floor)
+    return tl.where(outside, nan, -positive - negative), tl.where(outside, nan, gradient)

@@ -1,0 +1,9 @@
+"""Functions φ of the cross entropy z = Σⱼ qⱼ (lse(x) - xⱼ) of a row, each with its derivative."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def cross_entropy(z):
+    return z, tl.full(z.shape, 1.0, tl.float32)

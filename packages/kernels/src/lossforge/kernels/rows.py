@@ -1,0 +1,171 @@
+"""Device functions of the row-wise template: a tile of logits, a row's target, the online softmax, the gradient of a tile.
+
+A tile has BR rows and BC classes. For a row with targets qⱼ (Σ over hard terms c[j = t] and dense terms dⱼ):
+
+    m = max xⱼ,  ls = ln Σ exp(xⱼ - m),  lse = m + ls
+    z = Σⱼ qⱼ (lse - xⱼ) = Σ c (m - x_t + ls) + Σ dⱼ (m - xⱼ + ls)
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from lossforge.kernels.layout import Strided
+from lossforge.kernels.math import LOG2E, exp, tanh
+from torch import Tensor
+
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
+
+
+class Logits(NamedTuple):
+    """x as (outer, rows, classes), scaled and soft-capped as it is read: x ← cap · tanh(scale · x / cap)."""
+
+    ptr: Tensor
+    outer: int
+    row: int
+    column: int
+    rows: int
+    classes: int
+    scale: float
+    softcap: float | None
+
+
+class RowTarget(NamedTuple):
+    """A class index per row; with `b`, a mixup pair and the share λ of the first; or, with `dense`, probabilities per class."""
+
+    a: Strided | None
+    b: Strided | None
+    lam: Strided | None
+    dense: Strided | None
+    weight_ptr: Tensor | None
+    ignore: int
+    smoothing: float | None
+
+
+@triton.jit
+def transform(raw, x):
+    """Logits as the loss sees them."""
+    if x.softcap is not None:
+        return x.softcap * tanh(raw * (x.scale / x.softcap))
+    return raw * x.scale
+
+
+@triton.jit
+def logit_tile(x, outer, row, column, keep):
+    """Logits (BR, BC) in float32, -inf outside the tensor and in rows not kept."""
+    mask = keep[:, None] & (row < x.rows)[:, None] & (column < x.classes)[None, :]
+    at = outer * x.outer + row.to(tl.int64)[:, None] * x.row + column.to(tl.int64)[None, :] * x.column
+    raw = tl.load(x.ptr + at, mask=mask, other=float("-inf")).to(tl.float32)
+    if x.softcap is not None:
+        return tl.where(mask, transform(raw, x), float("-inf"))
+    return transform(raw, x)
+
+
+@triton.jit
+def hard_term(index, outer, row, inside, weight_ptr, ignore, x):
+    """A class index per row: (class, class weight, counts, valid, the class's logit)."""
+    t = tl.load(index.ptr + outer * index.s0 + row.to(tl.int64) * index.s1, mask=inside, other=ignore)
+    counts = inside & (t != ignore)
+    valid = (t >= 0) & (t < x.classes)
+    safe = counts & valid
+    w = tl.where(counts, 1.0, 0.0)
+    if weight_ptr is not None:
+        w = tl.load(weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
+    at = outer * x.outer + row.to(tl.int64) * x.row + t.to(tl.int64) * x.column
+    logit = transform(tl.load(x.ptr + at, mask=safe, other=0.0).to(tl.float32), x)
+    return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == ignore), logit
+
+
+@triton.jit
+def dense_tile(target, outer, row, column, x):
+    """Dense part dⱼ (BR, BC) of the targets: probabilities and label smoothing, times the class weights."""
+    mask = (row < x.rows)[:, None] & (column < x.classes)[None, :]
+    d = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+    if target.dense is not None:
+        t = target.dense
+        at = outer * t.s0 + row.to(tl.int64)[:, None] * t.s1 + column.to(tl.int64)[None, :] * t.s2
+        d = tl.load(t.ptr + at, mask=mask, other=0.0).to(tl.float32)
+        if target.smoothing is not None:
+            d = d * (1.0 - target.smoothing)
+    if target.smoothing is not None:
+        d = d + tl.where(mask, target.smoothing / x.classes, 0.0)
+    if target.weight_ptr is not None:
+        d = d * tl.load(target.weight_ptr + column, mask=column < x.classes, other=0.0).to(tl.float32)[None, :]
+    return d
+
+
+@triton.jit
+def accumulate(m, s, u, d_sum, d_dot, x, d, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
+    """Take a tile into the running sums that each lane keeps relative to its own maximum m.
+
+    s = Σ exp(x - m),  u = Σ exp(x - m)(x - m),  d_sum = Σ d,  d_dot = Σ d (x - m). One exponential an element.
+    """
+    step = x - m
+    rises = step > 0
+    e = tl.exp2(-tl.abs(step) * LOG2E)
+    if ENTROPY:
+        u = tl.where(rises, tl.where(s == 0, 0.0, e * (u - step * s)), u + tl.where(e > 0, e * step, 0.0))
+    s = tl.where(rises, s * e + 1.0, s + e)
+    if DENSE:
+        d_dot = tl.where(rises, d_dot - tl.where(d_sum == 0, 0.0, step * d_sum), d_dot + tl.where(d == 0, 0.0, d * step))
+        d_sum += d
+    return tl.where(rises, x, m), s, u, d_sum, d_dot
+
+
+@triton.jit
+def merge(m, s, u, d_sum, d_dot, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
+    """Join the lanes of each row: (m, Σexp, u, d_sum, d_dot), each (BR,)."""
+    top = tl.max(m, 1)
+    step = m - top[:, None]
+    e = tl.exp2(step * LOG2E)
+    if ENTROPY:
+        u = tl.where(s == 0, 0.0, e * (u + step * s))
+    if DENSE:
+        d_dot = d_dot + tl.where(d_sum == 0, 0.0, d_sum * step)
+    return top, tl.sum(s * e, 1), tl.sum(u, 1), tl.sum(d_sum, 1), tl.sum(d_dot, 1)
+
+
+@triton.jit
+def gradient_tile(x, z, column, m, p_share, h_share, h_shift, a, q_a, b, q_b, q_share, d, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
+    """Gradient at the logits as they lie in memory, from per-row shares; e = exp(x - m), which is p up to the row's sum.
+
+    e p_share - e h_share (x - m + h_shift) - q_a [j = a] - q_b [j = b] - q_share d, times dx/draw.
+    """
+    step = x - m[:, None]
+    e = exp(step)
+    g = e * p_share[:, None]
+    if ENTROPY:
+        g -= tl.where(e > 0, e * h_share[:, None] * (step + h_shift[:, None]), 0.0)
+    if a is not None:
+        g -= tl.where(column[None, :] == a[:, None], q_a[:, None], 0.0)
+    if b is not None:
+        g -= tl.where(column[None, :] == b[:, None], q_b[:, None], 0.0)
+    if DENSE:
+        g -= q_share[:, None] * d
+    if z.softcap is not None:
+        t = x / z.softcap
+        g *= 1.0 - t * t
+    return g * z.scale
+
+
+@triton.jit
+def row_terms(target, outer, row, x):
+    """What the targets of the rows say: (a, c_a, logit_a, b, c_b, logit_b, keep, valid)."""
+    inside = row < x.rows
+    if target.a is None:
+        return None, 0.0, 0.0, None, 0.0, 0.0, inside, inside
+    hard = 1.0
+    if target.smoothing is not None:
+        hard = 1.0 - target.smoothing
+    a, c_a, keep, valid, logit_a = hard_term(target.a, outer, row, inside, target.weight_ptr, target.ignore, x)
+    if target.b is None:
+        return a, hard * c_a, logit_a, None, 0.0, 0.0, keep, valid
+    b, c_b, keep_b, valid_b, logit_b = hard_term(target.b, outer, row, inside, target.weight_ptr, target.ignore, x)
+    lam = tl.load(target.lam.ptr + outer * target.lam.s0 + row * target.lam.s1, mask=inside, other=1.0).to(tl.float32)
+    return a, hard * lam * c_a, logit_a, b, hard * (1.0 - lam) * c_b, logit_b, keep | keep_b, valid & valid_b
+
+
+@triton.jit
+def hard_part(c, m, ls, logit):
+    """c (lse - x_t), 0 where c is."""
+    return tl.where(c == 0.0, 0.0, c * (m - logit + ls))

@@ -1,0 +1,107 @@
+"""From checked arguments to the kernels, through the operators or in place, or to the plain-torch reference."""
+
+from collections.abc import Sequence
+
+import torch
+from lossforge.losses import reference
+from lossforge.losses.operators import elementwise as elementwise_operator
+from lossforge.losses.operators import rowwise as rowwise_operator
+from lossforge.losses.operators.elementwise import Elementwise
+from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply
+from lossforge.losses.operators.rowwise import Rowwise
+from torch import Tensor
+
+
+def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
+    if not kernels_apply(a.x, a.target, a.lam, a.weight, a.group_weight, a.parameter, a.normalizer):
+        return reference.elementwise(a)
+    forward = gradient_in_forward(mode, a.x, a.reduction)
+    if inplace and _overwrites(a.x):
+        return InPlaceElementwise.apply(a.x, a, forward)
+    return torch.ops.lossforge.elementwise(*a, forward)[0]
+
+
+def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | None]:
+    """(loss, z_loss, lse, entropy, correct), None where not asked for."""
+    if not kernels_apply(a.x, a.target, a.lam, a.weight, a.normalizer):
+        return reference.rowwise(a)
+    forward = gradient_in_forward(mode, a.x, a.reduction)
+    if inplace and _overwrites(a.x):
+        results = InPlaceRowwise.apply(a.x, a, forward)
+    else:
+        results = torch.ops.lossforge.rowwise(*a, forward, a.x.requires_grad and torch.is_grad_enabled())
+    return [results[0], *(t if asked else None for t, asked in zip(results[1:5], a.outputs, strict=True))]
+
+
+def _overwrites(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+_SPENT = "inplace=True: the gradient took the memory of the logits; {}. Call the loss with inplace=False."
+
+
+class InPlaceElementwise(torch.autograd.Function):
+    """The operator with its gradient in the logits' memory, written in forward or in backward."""
+
+    @staticmethod
+    def forward(ctx, x, a, in_forward):
+        ctx.a, ctx.once = a._replace(x=x.detach()), None
+        value, ctx.divisor = elementwise_operator.forward(ctx.a, ctx.a.x if in_forward else None)
+        _keep(ctx, x, in_forward)
+        return value
+
+    @staticmethod
+    def backward(ctx, upstream):
+        gradient = _take(ctx, upstream)
+        if gradient is None:
+            (x,) = ctx.saved_tensors
+            gradient = ctx.a.x
+            elementwise_operator.backward(ctx.a, ctx.divisor, upstream, gradient)
+            torch.autograd.graph.increment_version(x)
+        return gradient, None, None
+
+
+class InPlaceRowwise(torch.autograd.Function):
+    """The operator with its gradient in the logits' memory, written in forward or in backward."""
+
+    @staticmethod
+    def forward(ctx, x, a, in_forward):
+        ctx.a, ctx.once = a._replace(x=x.detach()), None
+        *results, ctx.stats, ctx.divisor = rowwise_operator.forward(ctx.a, ctx.a.x if in_forward else None, True)
+        ctx.row_entropy = results[3].detach()
+        ctx.mark_non_differentiable(results[4])
+        ctx.set_materialize_grads(False)
+        _keep(ctx, x, in_forward)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, loss, z_loss, lse, entropy, _):
+        if ctx.once is not None and (z_loss is not None or lse is not None or entropy is not None):
+            raise RuntimeError(_SPENT.format('z_loss, lse and entropy can then be differentiated only with gradient="backward"'))
+        gradient = _take(ctx, loss)
+        if gradient is None:
+            (x,) = ctx.saved_tensors
+            gradient = ctx.a.x
+            rowwise_operator.backward(ctx.a, ctx.stats, ctx.divisor, ctx.row_entropy, (loss, z_loss, lse, entropy), gradient)
+            torch.autograd.graph.increment_version(x)
+        return gradient, None, None
+
+
+def _keep(ctx, x: Tensor, in_forward: bool) -> None:
+    if in_forward:
+        torch.autograd.graph.increment_version(x)
+        ctx.once = Once(ctx.a.x)
+    else:
+        ctx.save_for_backward(x)
+
+
+def _take(ctx, upstream: Tensor) -> Tensor | None:
+    """The gradient written in forward, None where it is to be written now."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(_SPENT.format("it cannot be differentiated again"))
+    if ctx.once is None:
+        return None
+    gradient = ctx.once.take(upstream)
+    if gradient is None:
+        raise RuntimeError(_SPENT.format("backward can run only once"))
+    return gradient

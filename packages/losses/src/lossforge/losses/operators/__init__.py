@@ -1,0 +1,1 @@
+"""The templates as PyTorch operators: `torch.ops.lossforge.elementwise` and `torch.ops.lossforge.rowwise`, with their backwards."""

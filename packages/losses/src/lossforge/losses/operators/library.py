@@ -1,0 +1,96 @@
+"""What the operators share: their library, and when the kernels compute a loss."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from lossforge.kernels import INTERPRETED, scale_
+from torch import Tensor
+
+LIBRARY = torch.library.Library("lossforge", "DEF")
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted
+
+
+_plain_torch = False
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice."""
+    global _plain_torch
+    before, _plain_torch = _plain_torch, True
+    try:
+        yield
+    finally:
+        _plain_torch = before
+
+
+def backend(x: Tensor) -> str:
+    """What computes a loss of `x`: "triton", "triton-interpreted" or "torch" (the plain-torch reference)."""
+    if x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
+        return "torch"
+    return "triton-interpreted" if INTERPRETED else "triton"
+
+
+def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether the kernels compute this call. They differentiate the logits; the reference does all else.
+
+    That is: a floating argument other than the logits that requires grad, torch.func transforms, forward-mode derivatives,
+    float64, devices without kernels, and tensors without elements.
+    """
+    if _plain_torch or backend(x) == "torch" or x.numel() == 0:
+        return False
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in others):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0
+
+
+def gradient_in_forward(mode: str | None, x: Tensor, reduction: str) -> bool:
+    """Whether forward also writes the gradient.
+
+    Never where nothing asks for one. By default where the result is a scalar, except for float16, whose gradients would be rounded
+    before a gradient scaler can lift them above the smallest float16, and under torch.compile, whose graphs cannot hand out a
+    buffer once and compute it anew the second time.
+    """
+    if mode == "backward" or reduction == "none" or not (x.requires_grad and torch.is_grad_enabled()):
+        return False
+    return mode == "forward" or (x.dtype != torch.float16 and not torch.compiler.is_compiling())
+
+
+def define(name: str, schema: str) -> None:
+    LIBRARY.define(f"{name}{schema}", tags=[torch.Tag.pt2_compliant_tag])
+
+
+def no_double_backward(name: str) -> None:
+    """Make the backward operator refuse differentiation, rather than give a gradient without a graph in silence."""
+
+    def backward(ctx, *gradients):
+        raise RuntimeError(
+            f"lossforge::{name} cannot be differentiated. Differentiate the loss twice with torch.autograd.grad(..., create_graph=True) "
+            "outside of torch.compile, or call the loss under lossforge.losses.plain_torch()."
+        )
+
+    torch.library.register_autograd(f"lossforge::{name}", backward, lib=LIBRARY)
+
+
+define("scale_", "(Tensor(a!) x, Tensor factor) -> ()")
+for device in DEVICES:
+    LIBRARY.impl("scale_", scale_, device)
+torch.library.register_fake("lossforge::scale_", lambda x, factor: None, lib=LIBRARY)
+
+
+class Once:
+    """A gradient written in forward, to be handed out once: whoever gets it may change it."""
+
+    def __init__(self, gradient: Tensor) -> None:
+        self.gradient: Tensor | None = gradient.detach()
+
+    def take(self, upstream: Tensor) -> Tensor | None:
+        """The gradient times `upstream`, in its own memory; None the second time."""
+        gradient, self.gradient = self.gradient, None
+        if gradient is not None:
+            torch.ops.lossforge.scale_(gradient, upstream)
+        return gradient

@@ -1,0 +1,163 @@
+"""The templates in plain torch: any device and floating dtype, differentiable in every floating argument, as often as one likes.
+
+This is what runs where the kernels do not, and what they are tested against. Arguments are those of the operators.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from lossforge.losses.formulas import FORMULAS
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lossforge.losses.operators.elementwise import Elementwise
+    from lossforge.losses.operators.rowwise import Rowwise
+
+
+def _accurate(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def _reduce(values: Tensor, scale: float, divisor: Tensor | None, reduction: str, empty_is_zero: bool) -> Tensor:
+    result = (values if reduction == "none" else values.sum()) * scale
+    if divisor is None:
+        return result
+    divisor = divisor.to(values.dtype)
+    return torch.where(divisor == 0, 0.0, result / divisor) if empty_is_zero else result / divisor
+
+
+def _one_hot(index: Tensor, classes: int, ignore_index: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """y along `dim`, and per row whether it counts; nan where an index is out of range."""
+    index = index.long()
+    counts = index != ignore_index
+    columns = torch.arange(classes, device=index.device)
+    y = (index.unsqueeze(-1) == columns).to(dtype)
+    y = torch.where((counts & ((index < -1) | (index >= classes))).unsqueeze(-1), torch.nan, y)
+    return y.movedim(-1, dim), counts.unsqueeze(dim)
+
+
+def elementwise(a: Elementwise) -> Tensor:
+    x = _accurate(a.x)
+    indices = not a.target.is_floating_point()
+    if indices:
+        classes, dim = x.shape[a.dim], a.dim % x.ndim
+        y, counts = _one_hot(a.target, classes, a.ignore_index, dim, x.dtype)
+        if a.target_b is not None and a.lam is not None:
+            y_b, counts_b = _one_hot(a.target_b, classes, a.ignore_index, dim, x.dtype)
+            lam = a.lam.to(x.dtype).unsqueeze(dim)
+            y = torch.where(counts, lam * y, 0.0) + torch.where(counts_b, (1 - lam) * y_b, 0.0)
+            counts = counts | counts_b
+        x = torch.where(counts, x, 0.0)
+    else:
+        y, counts = a.target.to(x.dtype), None
+    hyper = a.hyper if a.parameter is None else [*a.hyper, a.parameter.to(x.dtype)]
+    values = FORMULAS[a.loss].twin(x, y, *hyper)
+    if indices:
+        values = torch.where(y.isnan(), torch.nan, values)
+    if a.weight is not None:
+        values = values * a.weight
+    if a.group is not None and a.group_weight is not None:
+        group = a.group.long()
+        exists = (group >= 0) & (group < len(a.group_weight))
+        values = values * torch.where(exists, a.group_weight[group.clamp(0, len(a.group_weight) - 1)], torch.nan)
+    if counts is not None:
+        values = torch.where(counts, values, 0.0)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
+    result = _reduce(values, a.scale, divisor, a.reduction, a.empty_is_zero)
+    return result.to(a.x.dtype) if a.reduction == "none" else result
+
+
+class RowResult(NamedTuple):
+    loss: Tensor
+    z_loss: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+    correct: Tensor | None
+
+
+def _entropy(x: Tensor) -> Tensor:
+    log_p = x.log_softmax(1)
+    p = log_p.exp()
+    return torch.where(p.isnan(), torch.nan, torch.where(p > 0, -p * torch.where(p > 0, log_p, 0.0), 0.0)).sum(1)
+
+
+def _correct(x: Tensor, target: Tensor, keep: Tensor) -> Tensor:
+    """Whether the first of the largest logits is the row's class."""
+    columns = torch.arange(x.shape[1], device=x.device).view(1, -1, *(1,) * (x.ndim - 2))
+    best = torch.where(x == x.amax(1, keepdim=True), columns, x.shape[1]).amin(1)
+    return keep & (best == target)
+
+
+def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row: -ln p of its class, the class's weight, whether the row counts. nan where the index is out of range."""
+    index = index.long()
+    counts = index != ignore_index
+    classes = log_p.shape[1]
+    valid = (index >= 0) & (index < classes)
+    safe = index.clamp(0, classes - 1)
+    nll = -log_p.gather(1, safe.unsqueeze(1)).squeeze(1)
+    w = torch.ones_like(nll) if weight is None else torch.where(valid, weight[safe], 0.0).to(nll.dtype)
+    return torch.where(counts & ~valid, torch.nan, nll), torch.where(counts, w, 0.0), counts
+
+
+def _weighted(nll: Tensor, w: Tensor) -> Tensor:
+    return torch.where((w == 0) & ~nll.isnan(), 0.0, nll * w)
+
+
+def rowwise(a: Rowwise) -> RowResult:
+    x = _accurate(a.x) * a.scale
+    if a.softcap is not None:
+        x = a.softcap * torch.tanh(x / a.softcap)
+    weight = None if a.weight is None else a.weight.to(x.dtype)
+    want_z_loss, want_lse, want_entropy, want_correct = a.outputs
+    lse = x.logsumexp(1) if a.z_loss or want_z_loss or want_lse else None
+    per_class = (1, -1) + (1,) * (x.ndim - 2)
+    dense = None
+    if a.target.is_floating_point():
+        log_p, dense = x.log_softmax(1), a.target.to(x.dtype) * (1 - a.label_smoothing)
+        z = torch.zeros_like(x[:, 0])
+        keep, divisor = torch.ones_like(z, dtype=torch.bool), torch.tensor(z.numel(), device=x.device)
+    else:
+        keep = a.target != a.ignore_index
+        if a.target_b is not None:
+            keep = keep | (a.target_b != a.ignore_index)
+        log_p = torch.where(keep.unsqueeze(1), x, 0.0).log_softmax(1)
+        nll, w, _ = _hard(log_p, a.target, weight, a.ignore_index)
+        if a.target_b is not None and a.lam is not None:
+            lam = a.lam.to(x.dtype)
+            nll_b, w_b, _ = _hard(log_p, a.target_b, weight, a.ignore_index)
+            w, w_b = lam * w, (1 - lam) * w_b
+            z, divisor = _weighted(nll, w) + _weighted(nll_b, w_b), (w + w_b).sum()
+        else:
+            z, divisor = _weighted(nll, w), w.sum()
+        z = z * (1 - a.label_smoothing)
+    if a.label_smoothing or dense is not None:
+        q = torch.zeros_like(x) if dense is None else dense
+        q = q + a.label_smoothing / x.shape[1]
+        if weight is not None:
+            q = q * weight.view(per_class)
+        z = z + torch.where(q == 0, 0.0, -q * log_p).sum(1)
+    values = FORMULAS[a.loss].twin(z, *a.hyper)
+    z_loss = None if lse is None else torch.where(keep, a.z_loss * lse.square(), 0.0)
+    if a.z_loss and z_loss is not None:
+        values = values + z_loss
+    values = torch.where(keep, values, 0.0)
+    if a.normalizer is not None:
+        divisor = a.normalizer
+    elif a.reduction != "mean":
+        divisor = None
+
+    def total(v: Tensor) -> Tensor:
+        return _reduce(v, a.factor, divisor, a.reduction, a.empty_is_zero)
+
+    return RowResult(
+        total(values),
+        total(z_loss) if want_z_loss and z_loss is not None else None,
+        lse if want_lse else None,
+        _entropy(x) if want_entropy else None,
+        _correct(x, a.target, keep) if want_correct else None,
+    )

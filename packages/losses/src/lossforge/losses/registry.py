@@ -1,0 +1,100 @@
+"""Every loss by name. Tests, benchmarks and configs follow from this table."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lossforge.losses import functional, modules
+from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses.operators.library import plain_torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
+
+    template: "elementwise" or "rowwise". domain: "logits" or "probabilities". options: argument sets beside the defaults that tests and
+    benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, where there is one.
+    """
+
+    name: str
+    template: str
+    formula: str
+    function: Callable[..., Any]
+    module: type[nn.Module]
+    hyper: dict[str, float | None] = field(default_factory=dict)
+    options: tuple[dict[str, Any], ...] = ()
+    domain: str = "logits"
+    judge: str | None = None
+    paper: str = ""
+
+    @property
+    def kernel(self) -> Formula:
+        return FORMULAS[self.formula]
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The function computed by its plain-torch reference, on any device."""
+        with plain_torch():
+            return self.function(*args, **kwargs)
+
+    def judged(self) -> Callable[..., Any] | None:
+        if self.judge is None:
+            return None
+        module, name = self.judge.split(":")
+        return getattr(importlib.import_module(module), name)
+
+
+LOSSES = {
+    loss.name: loss
+    for loss in (
+        Loss("mae", "elementwise", "l1", functional.l1_loss, modules.L1Loss, judge="torch.nn.functional:l1_loss"),
+        Loss(
+            "bce",
+            "elementwise",
+            "bce_with_logits",
+            functional.binary_cross_entropy_with_logits,
+            modules.BCEWithLogitsLoss,
+            judge="torch.nn.functional:binary_cross_entropy_with_logits",
+        ),
+        Loss(
+            "preference_bce",
+            "elementwise",
+            "bce_with_logits",
+            functional.preference_bce_with_logits,
+            modules.PreferenceBCEWithLogitsLoss,
+            judge="torch.nn.functional:binary_cross_entropy_with_logits",
+        ),
+        Loss(
+            "preference_bce_probability",
+            "elementwise",
+            "bce",
+            functional.preference_bce,
+            modules.PreferenceBCELoss,
+            domain="probabilities",
+            judge="torch.nn.functional:binary_cross_entropy",
+        ),
+        Loss(
+            "ce",
+            "rowwise",
+            "cross_entropy",
+            functional.cross_entropy,
+            modules.CrossEntropyLoss,
+            hyper={"label_smoothing": 0.0, "z_loss": 0.0, "softcap": None, "scale": 1.0},
+            options=({"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "scale": 0.7}),
+            judge="torch.nn.functional:cross_entropy",
+        ),
+        Loss(
+            "focal",
+            "elementwise",
+            "focal",
+            functional.sigmoid_focal_loss,
+            modules.SigmoidFocalLoss,
+            hyper={"alpha": 0.25, "gamma": 2.0},
+            options=({"gamma": 0.5}, {"gamma": 0.0, "alpha": -1.0}, {"gamma": 1.0}, {"gamma": 3.5, "alpha": 0.6}),
+            judge="torchvision.ops:sigmoid_focal_loss",
+            paper="arXiv 1708.02002",
+        ),
+    )
+}
