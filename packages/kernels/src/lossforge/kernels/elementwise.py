@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from lossforge.kernels import targets
 from lossforge.kernels.launch import launch
 from lossforge.kernels.layout import Strided, collapse, offset
 from lossforge.kernels.reduce import Sum, divided, finish, new_sum
-from torch import Tensor
 
 PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import triton
+import triton.language as tl
 from torch import Tensor
 
 
@@ -17,7 +18,7 @@ class Strided(NamedTuple):
 
 
 @triton.jit
-def offset(t, at):
+def offset(t, at) -> tl.tensor:
     """Offset into `t` of the elements `at` = (flat index, i0, i1, i2)."""
     if t.s0 is None:
         return at[0]
@@ -27,7 +28,8 @@ def offset(t, at):
 def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]], reorder: bool = True) -> tuple[list[int], list[list[int]]]:
     """Join neighbouring dimensions that every tensor walks in one stride.
 
-    `strides` holds one list a tensor. Dimensions of size 1 disappear. With `reorder` they are first sorted as the first tensor lies in memory.
+    `strides` holds one list a tensor. Dimensions of size 1 disappear.
+    With `reorder` they are first sorted as the first tensor lies in memory.
     """
     dims = [(n, [s[d] for s in strides]) for d, n in enumerate(sizes) if n != 1]
     if reorder:

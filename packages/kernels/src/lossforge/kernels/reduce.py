@@ -5,8 +5,9 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from lossforge.kernels.launch import launch, ticket
 from torch import Tensor
+
+from lossforge.kernels.launch import launch, ticket
 
 PART = tl.constexpr(1024)
 

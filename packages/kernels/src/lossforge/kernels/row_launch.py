@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
+
 from lossforge.kernels.launch import launch
 from lossforge.kernels.layout import Strided, collapse
 from lossforge.kernels.reduce import new_sum
 from lossforge.kernels.rows import Logits, RowTarget
 from lossforge.kernels.rowwise import Outputs, Upstream, rowwise_backward_kernel, rowwise_kernel
-from torch import Tensor
 
 
 class Tiles(NamedTuple):

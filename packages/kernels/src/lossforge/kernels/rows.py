@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from lossforge.kernels.layout import Strided
 from lossforge.kernels.math import LOG2E, exp, tanh
-from torch import Tensor
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
 

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from lossforge.kernels.math import exp, log
 from lossforge.kernels.reduce import divided, finish
 from lossforge.kernels.rows import LOWEST, accumulate, dense_tile, gradient_tile, hard_part, logit_tile, merge, row_terms
-from torch import Tensor
 
 
 class Outputs(NamedTuple):
@@ -191,7 +192,7 @@ def rowwise_backward_kernel(
     outer = program // blocks
     row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
     inside = row < x.rows
-    a, c_a, logit_a, b, c_b, logit_b, keep, valid = row_terms(target, outer, row, x)
+    a, c_a, _, b, c_b, _, keep, valid = row_terms(target, outer, row, x)
     ALL_ROWS: tl.constexpr = upstream.lse is not None or upstream.entropy is not None
     read = inside if ALL_ROWS else keep
 

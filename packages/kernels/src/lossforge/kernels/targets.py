@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+
 from lossforge.kernels.layout import Strided, offset
 
 

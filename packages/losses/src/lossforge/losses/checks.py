@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def one_of(name: str, value: object, choices: tuple) -> None:
 
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, exclusive: bool = False) -> None:
     """A finite number in [low, high], or above low where `exclusive`."""
-    if isinstance(value, Tensor) or isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+    if isinstance(value, (Tensor, bool)) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (low < value if exclusive else low <= value) or not value <= high or not -math.inf < value < math.inf:
         bounds = f"{'above' if exclusive else 'at least'} {low:g}" if low > -math.inf else ""
@@ -54,12 +55,12 @@ def floating_beside(name: str, t: object, x: Tensor) -> None:
     beside(name, t, x)
 
 
-def integer(name: str, t: object, shape: tuple[int, ...] | torch.Size, x: Tensor) -> None:
+def integer(name: str, t: object, shape: Sequence[int] | None, x: Tensor) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}")
-    if t.shape != torch.Size(shape):
+    if shape is not None and t.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)}")
     beside(name, t, x)
 
@@ -70,14 +71,16 @@ def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
         raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
 
 
-def class_range(name: str, t: Tensor, classes: int, ignore_index: int, background: bool, validate: bool | None) -> None:
-    """Every index names a class, is `ignore_index` or, with `background`, -1. Read on the host: always on CPU, on CUDA where asked."""
+def index_range(name: str, t: Tensor, low: int, end: int, ignored: int | None, validate: bool | None) -> None:
+    """Every index is `ignored` or at least `low` and below `end`. Read on the host: always on CPU, on CUDA where asked."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return
     if t.device.type != "cpu" and not (VALIDATE if validate is None else validate):
         return
-    outside = (t != ignore_index) & ((t < (-1 if background else 0)) | (t >= classes))
+    outside = (t < low) | (t >= end)
+    if ignored is not None:
+        outside &= t != ignored
     if outside.any():
         at = outside.nonzero()[0].tolist()
-        allowed = f"0 to {classes - 1}, {'-1 (background) ' if background else ''}or ignore_index {ignore_index}"
+        allowed = f"{low} to {end - 1}" + ("" if ignored is None else f", or {ignored} where ignored")
         raise IndexError(f"{name} must hold {allowed}, got {int(t[tuple(at)])} at row {at[0] if len(at) == 1 else tuple(at)}")

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
 from lossforge.losses import reference
 from lossforge.losses.operators import elementwise as elementwise_operator
 from lossforge.losses.operators import rowwise as rowwise_operator
 from lossforge.losses.operators.elementwise import Elementwise
 from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply
 from lossforge.losses.operators.rowwise import Rowwise
-from torch import Tensor
 
 
 def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:

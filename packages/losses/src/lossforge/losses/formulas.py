@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from lossforge.kernels.formulas import bce, focal, l1, softmax
 from torch import Tensor
+
+from lossforge.kernels.formulas import bce, focal, l1, softmax
 
 
 class Formula(NamedTuple):

@@ -7,8 +7,9 @@ class indices along a chosen dimension), and `forward` the per-call tensors (tar
 from collections.abc import Callable
 from typing import Any, ClassVar, TypedDict, Unpack
 
-from lossforge.losses import checks, functional
 from torch import Tensor, nn
+
+from lossforge.losses import checks, functional
 
 
 class Options(TypedDict, total=False):

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from lossforge.losses.formulas import FORMULAS
 from torch import Tensor
+
+from lossforge.losses.formulas import FORMULAS
 
 if TYPE_CHECKING:
     from lossforge.losses.operators.elementwise import Elementwise

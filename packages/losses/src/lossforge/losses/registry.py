@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from lossforge.losses import functional, modules
 from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.operators.library import plain_torch
-from torch import nn
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ where each denominator is kept above `floor`, so that the derivative is exact wh
 
 import triton
 import triton.language as tl
+
 from lossforge.kernels.math import log, log1p_unit, logistic
 
 

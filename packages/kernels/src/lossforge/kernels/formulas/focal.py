@@ -9,6 +9,7 @@ A negative α leaves a = 1, as in torchvision. Saturated logits take the limit, 
 
 import triton
 import triton.language as tl
+
 from lossforge.kernels.math import logistic, powers
 
 

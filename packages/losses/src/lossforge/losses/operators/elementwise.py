@@ -3,11 +3,12 @@
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward
 from lossforge.losses.reference import elementwise as reference
-from torch import Tensor
 
 
 class Elementwise(NamedTuple):

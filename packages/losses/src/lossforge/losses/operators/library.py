@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from lossforge.kernels import INTERPRETED, scale_
 from torch import Tensor
+
+from lossforge.kernels import INTERPRETED, scale_
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,0 +1,39 @@
+"""The losses as functions. Where torch, torchvision or timm has the loss, names, order and defaults are
+theirs; our options are keyword-only.
+
+Options that every function has:
+
+target_b, lam: with class indices, a mixup pair: the target is λ times the class `target` plus 1 - λ times the class `target_b`; λ a
+    number, one a sample, or one a row. No one-hot tensor is built.
+normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+empty: what a mean over nothing (a divisor of 0) gives: "nan" as in torch, or "zero", with gradient 0.
+gradient: "forward" writes the gradient in the same launch as the loss, "backward" computes it when it is asked for. By default
+    forward where the result is a scalar, except for float16 (whose small gradients a scaler must first lift) and under torch.compile.
+inplace: the gradient takes the memory of the logits, which must be an intermediate result; using them afterwards raises. The value is
+    the same; under torch.compile, on CPU and in float64 nothing is overwritten.
+validate: check class indices on CUDA too, which synchronises with the host (default: the environment's LOSSFORGE_VALIDATE). On CPU they
+    always are. Unchecked, a row with an index out of range has loss and gradient nan; other rows are unharmed.
+
+Every loss computes and sums in float32 (float64 for float64). Scalars and per-row losses of half-precision inputs come back in float32,
+per-element losses and gradients in the dtype of the input. What the kernels do not differentiate (targets, weights) is differentiated
+through the plain-torch reference when it requires grad.
+"""
+
+from lossforge.losses.functional.elementwise import (
+    binary_cross_entropy_with_logits,
+    l1_loss,
+    preference_bce,
+    preference_bce_with_logits,
+    sigmoid_focal_loss,
+)
+from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
+
+__all__ = [
+    "CrossEntropyOutput",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "l1_loss",
+    "preference_bce",
+    "preference_bce_with_logits",
+    "sigmoid_focal_loss",
+]

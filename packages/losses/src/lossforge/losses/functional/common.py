@@ -1,0 +1,75 @@
+"""Options that every loss has, their checks, and the tensors they stand for."""
+
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from lossforge.losses import checks
+
+
+class Options(TypedDict, total=False):
+    """Keyword-only options of every loss; the module's docstring says what they do."""
+
+    normalizer: float | Tensor | None
+    empty: str
+    gradient: str | None
+    inplace: bool
+    validate: bool | None
+    target_b: Tensor | None
+    lam: float | Tensor | None
+
+
+class ElementwiseOptions(Options, total=False):
+    dim: int
+
+
+def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -> Tensor | None:
+    """Check names and values of the options; the normalizer where it is a tensor."""
+    for name in options:
+        if name not in accepted.__annotations__:
+            raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(accepted.__annotations__)}")
+    normalizer, mode = options.get("normalizer"), options.get("gradient")
+    checks.one_of("reduction", reduction, checks.REDUCTIONS)
+    checks.one_of("empty", options.get("empty", "nan"), checks.EMPTY)
+    checks.one_of("gradient", mode, checks.MODES)
+    if reduction == "none":
+        if mode == "forward":
+            raise ValueError('gradient="forward" needs a scalar result: reduction "mean" or "sum", got "none"')
+        if normalizer is not None:
+            raise ValueError('normalizer needs a scalar result: reduction "mean" or "sum", got "none"')
+    if options.get("inplace") and x.is_leaf and x.requires_grad and torch.is_grad_enabled():
+        raise ValueError("inplace=True needs logits that are an intermediate result, got a leaf that requires grad")
+    if normalizer is None:
+        return None
+    if not isinstance(normalizer, Tensor):
+        checks.number("normalizer", normalizer)
+        return None
+    if normalizer.ndim != 0:
+        raise ValueError(f"normalizer must be a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
+    checks.beside("normalizer", normalizer, x)
+    return normalizer
+
+
+def factor(normalizer: float | Tensor | None) -> float:
+    """What a number as normalizer multiplies the sum by; a tensor divides on its device."""
+    return 1.0 if normalizer is None or isinstance(normalizer, Tensor) else 1.0 / normalizer
+
+
+def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x: Tensor) -> Tensor | None:
+    """λ of a mixup pair as a tensor of the target's shape; as a number, one a sample, or one a row it expands to that."""
+    if (target_b is None) != (lam is None):
+        raise ValueError(f"target_b and lam go together, got only {'lam' if target_b is None else 'target_b'}")
+    if lam is None:
+        return None
+    if target.is_floating_point():
+        raise TypeError(f"target must hold class indices where target_b is given, got {target.dtype}")
+    if not isinstance(lam, Tensor):
+        checks.number("lam", lam, 0.0, 1.0)
+        return torch.full((), lam, dtype=torch.float32, device=x.device).expand(target.shape)
+    checks.floating_beside("lam", lam, x)
+    if lam.ndim == 1 and target.ndim > 1:
+        lam = lam.view(-1, *(1,) * (target.ndim - 1))
+    if lam.ndim > target.ndim or any(a not in (1, b) for a, b in zip(reversed(lam.shape), reversed(target.shape), strict=False)):
+        raise ValueError(f"lam must be a number, 0-d, or one a sample or row of target {tuple(target.shape)}, got shape {tuple(lam.shape)}")
+    return lam.expand(target.shape)
