@@ -1,0 +1,102 @@
+"""Fixtures for the apps: a clone to run them in, and a trainer assembled in this process."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "experiments"))
+
+TINY = ["model=tiny_resnet", "trainer.device=cpu"]
+
+
+@dataclass
+class Done:
+    status: int
+    output: str
+    seconds: float
+
+
+class Clone:
+    """A copy of what a run needs, so that its default places (runs/, mlflow.db) are the test's own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for name in ("experiments", "conf"):
+            shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
+        self.env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+
+    def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "experiments/train.py", *words]
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=self.path, env=self.env | env, **streams)
+
+    def run(self, *words: str, timeout: float = 240, **env: str) -> Done:
+        began = time.monotonic()
+        process = self.start(*words, **env)
+        output, _ = process.communicate(timeout=timeout)
+        return Done(process.returncode, output, time.monotonic() - began)
+
+    def contents(self) -> set[str]:
+        return {str(path.relative_to(self.path)) for path in self.path.rglob("*")}
+
+    def run_folders(self) -> list[Path]:
+        return sorted((self.path / "runs").iterdir())
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path / "clone")
+
+
+@pytest.fixture(scope="session")
+def new_clone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Clone]:
+    return lambda: Clone(tmp_path_factory.mktemp("clone") / "main")
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Any:
+    from lab.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path / "runs", "test", {})
+    yield folder
+    folder.close("FINISHED")
+
+
+@pytest.fixture
+def make_trainer() -> Callable[..., Any]:
+    """Assemble a trainer from the words of a command line."""
+
+    def make(*words: str, model: Any = None) -> Any:
+        from lab.data import load_data
+        from lab.machine import pick_device, seed_all
+        from lab.models import model_norm
+        from lab.settings import load
+        from lab.tasks import Classification
+        from lab.trainer import Trainer
+
+        settings = load(["model=tiny_resnet", "trainer.device=cpu", *words])
+        config = settings.config
+        device = pick_device(config.trainer.device)
+        seed_all(config.trainer.seed, config.trainer.deterministic)
+        data = load_data(config.data, model_norm(config.model), device, config.trainer.seed)
+        task = Classification(config, data, device)
+        return Trainer(config, task, data, model or task.model(), device, settings.tree())
+
+    return make
+
+
+@pytest.fixture
+def quiet() -> Any:
+    from lab.console import Console
+
+    return Console(1)

@@ -1,0 +1,63 @@
+"""Configs, schemas and the losses' registry agree."""
+
+import dataclasses
+
+import pytest
+
+from lab.losses import Criterion
+from lab.schema import DATA, LOSSES
+from lab.settings import CONF, combinations, groups, load
+
+
+def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
+    from lossforge.losses.registry import LOSSES as REGISTRY
+
+    trainable = {"ce", "focal", "mae", "bce", "preference_bce", "preference_bce_probability"}
+    assert set(groups()["loss"]) == set(LOSSES) == trainable
+    assert trainable <= set(REGISTRY)
+    assert all(callable(getattr(Criterion, f"_{name}")) for name in LOSSES)
+
+
+def test_loss_defaults_are_the_registrys():
+    from lossforge.losses.registry import LOSSES as REGISTRY
+
+    for name, schema in LOSSES.items():
+        ours = {item.name: item.default for item in dataclasses.fields(schema)}
+        for hyper, default in REGISTRY[name].hyper.items():
+            if hyper in ours:
+                assert ours[hyper] == default, f"{name}.{hyper}"
+
+
+@pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in groups().items() for option in options])
+def test_every_option_composes(group, option):
+    extra = ["model.name=resnet18"] if (group, option) == ("model", "timm") else []
+    tree = load([f"{group}={option}", *extra]).tree()
+    if group in ("loss", "data"):
+        assert tree[group]["name"] == option
+    assert set(DATA) == set(groups()["data"])
+
+
+def test_schema_and_yaml_give_the_same_defaults():
+    for name, schema in LOSSES.items():
+        defaults = {item.name: item.default for item in dataclasses.fields(schema)} | {"name": name}
+        assert load([f"loss={name}"]).tree()["loss"] == defaults
+
+
+def test_the_command_line_wins_over_an_experiment():
+    tree = load(["experiment=fair_digits", "loss.group_weight=[3,1]", "trainer.epochs=2"]).tree()
+    assert tree["loss"]["name"] == "preference_bce"
+    assert tree["loss"]["group_weight"] == [3.0, 1.0]
+    assert tree["trainer"]["epochs"] == 2
+
+
+def test_combinations_of_a_multirun():
+    assert combinations(["loss=ce,focal", "trainer.seed=0,1", "model=resnet18"]) == [
+        ["loss=ce", "trainer.seed=0", "model=resnet18"],
+        ["loss=ce", "trainer.seed=1", "model=resnet18"],
+        ["loss=focal", "trainer.seed=0", "model=resnet18"],
+        ["loss=focal", "trainer.seed=1", "model=resnet18"],
+    ]
+
+
+def test_no_config_holds_a_machines_path():
+    assert not [path for path in CONF.rglob("*.yaml") if "/work" in path.read_text() or "/home" in path.read_text()]

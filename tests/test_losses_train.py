@@ -1,0 +1,163 @@
+"""Every loss trains a classifier, takes weights, groups and mixup pairs, and agrees with torch's own."""
+
+import pytest
+import torch
+
+from lab.batch import Batch
+from lab.errors import UserError
+from lab.losses import Criterion
+from lab.schema import LOSSES
+from lab.settings import load
+
+NAMES = sorted(LOSSES)
+CPU = torch.device("cpu")
+
+
+def losses_of(trainer, count):
+    values = []
+    for group in trainer.groups():
+        trainer.update(group)
+        values.append(trainer.window[0].item())
+        trainer._clear_window()
+        if len(values) == count:
+            return values
+    return values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_falls(make_trainer, name):
+    words = [f"loss={name}", "data.image_size=16", "optim.schedule.warmup_epochs=0", "optim.lr=3e-3", "data.augment=false"]
+    values = [*losses_of(make_trainer(*words, "trainer.epochs=4"), 23)]
+    assert sum(values[-4:]) < 0.8 * sum(values[:4]), values
+
+
+def example(classes=5, rows=7, *, weight=False, group=False, pair=False):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(rows, classes, generator=generator) * 3
+    target, other = torch.randint(0, classes, (2, rows), generator=generator)
+    batch = Batch(torch.zeros(rows, 1, 2, 2), target, torch.arange(rows))
+    if weight:
+        batch.weight = torch.rand(rows, generator=generator) * 2
+    if group:
+        batch.group = torch.randint(0, 3, (rows,), generator=generator)
+    if pair:
+        batch.target_b, batch.lam = other, 0.3
+    return logits, batch
+
+
+def criterion(name, implementation, *words, groups=0):
+    config = load([f"loss={name}", f"loss.implementation={implementation}", *words]).config
+    return Criterion(config.loss, config.data, 5, groups, False, CPU)
+
+
+def value_and_gradient(criterion, logits, batch, upstream=1.5):
+    leaf = logits.clone().requires_grad_()
+    loss = criterion(leaf, batch, criterion.share(batch))
+    (upstream * loss).backward()
+    return loss.detach(), leaf.grad
+
+
+CASES = [
+    (name, words, kind)
+    for name in NAMES
+    for words, kind in [
+        ([], {}),
+        ([], {"weight": True}),
+        ([], {"pair": True}),
+        ([], {"pair": True, "weight": True}),
+        *([(["loss.group_weight=[1,2,0.5]"], {"group": True, "weight": True})] if name.startswith("preference") else []),
+        *([(["loss.pos_weight=[1,2,3,1,0.5]"], {"pair": True})] if name == "bce" else []),
+        *([(["loss.class_weight=[1,2,3,0,0.5]", "loss.label_smoothing=0.1"], {"pair": True})] if name == "ce" else []),
+        *([(["loss.class_weight=[1,2,3,0,0.5]"], {"weight": True})] if name == "ce" else []),
+        *([(["loss.gamma=1.5", "loss.alpha=-1"], {})] if name == "focal" else []),
+    ]
+]
+
+
+@pytest.mark.parametrize(("name", "words", "kind"), CASES, ids=str)
+def test_lossforge_and_torch_agree(name, words, kind):
+    logits, batch = example(**kind)
+    groups = 3 if "group" in kind else 0
+    ours, our_gradient = value_and_gradient(criterion(name, "lossforge", *words, groups=groups), logits, batch)
+    theirs, their_gradient = value_and_gradient(criterion(name, "torch", *words, groups=groups), logits, batch)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_values_by_hand():
+    """One row, two classes, logits 0 and 0: every probability is one half."""
+    batch = Batch(torch.zeros(1, 1, 2, 2), torch.tensor([1]), torch.tensor([0]), weight=torch.tensor([3.0]), group=torch.tensor([1]))
+    log2 = 0.6931471805599453
+    wanted = {
+        "ce": 3 * log2,
+        "mae": 3 * 1.0,
+        "bce": 3 * 2 * log2,
+        "focal": 3 * 0.25 * log2 * (0.25 + 0.75),
+        "preference_bce": 3 * 2 * log2 * 0.5,
+    }
+    for name, value in wanted.items():
+        words = ["loss.group_weight=[9,0.5]"] if name == "preference_bce" else []
+        config = load([f"loss={name}", *words]).config
+        made = Criterion(config.loss, config.data, 2, 2, True, CPU)
+        loss = made(torch.zeros(1, 2), batch, made.share(batch))
+        torch.testing.assert_close(loss, torch.tensor(value), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batchs_loss_is_the_sum_of_its_parts(name):
+    words = ["loss.class_weight=[1,2,3,0,0.5]"] if name == "ce" else []
+    made = criterion(name, "lossforge", *words)
+    logits, batch = example(rows=7, weight=True)
+    share = made.share(batch)
+    parts = torch.zeros(())
+    for rows in (slice(0, 3), slice(3, 7)):
+        part = Batch(batch.images[rows], batch.target[rows], batch.index[rows], batch.weight[rows])
+        parts = parts + made(logits[rows], part, share)
+    torch.testing.assert_close(parts, made(logits, batch, share))
+
+
+@pytest.mark.parametrize("name", ["ce", "mae", "focal", "preference_bce"])
+def test_mixup_and_cutmix_feed_pairs(make_trainer, name):
+    trainer = make_trainer(f"loss={name}", "data.mixup=0.4", "data.cutmix=1.0", "data.image_size=16", "data.class_weight={8: 2}")
+    pairs = []
+    for group in trainer.groups():
+        trainer.update(group)
+        pairs += [batch for batch in group if batch.target_b is not None]
+        if len(pairs) == 6:
+            break
+    assert all(batch.target.dtype == batch.target_b.dtype == torch.int64 and 0 <= batch.lam <= 1 for batch in pairs)
+    assert trainer.guard.total.item() == 0
+    assert trainer.window[2].item() == 6
+
+
+def test_cutmix_share_is_the_area():
+    from lab.augment import Mix
+
+    images = torch.arange(8.0)[:, None, None, None].expand(8, 1, 16, 16).clone()
+    mix = Mix(0.0, 1.0, 1.0, CPU, 3)
+    mixed = mix(Batch(images, torch.arange(8), torch.arange(8)))
+    kept = (mixed.images == images).float().mean(dim=(1, 2, 3))
+    moved = mixed.target != mixed.target_b
+    torch.testing.assert_close(kept[moved], torch.full_like(kept[moved], mixed.lam))
+
+
+def test_groups_and_mixup_are_refused_together(make_trainer):
+    with pytest.raises(UserError, match="different groups"):
+        make_trainer("experiment=fair_digits", "data.mixup=0.2", "model=tiny_resnet")
+
+
+def test_groups_are_weighted_and_evaluated(make_trainer):
+    trainer = make_trainer("experiment=fair_digits", "model=tiny_resnet", "data.image_size=16")
+    batch = next(iter(trainer.data.train))
+    assert torch.equal(batch.group, batch.target % 2)
+    assert torch.equal(batch.weight, torch.where(batch.target == 8, 2.0, 1.0))
+    values = trainer.evaluate(trainer.model, trainer.data.val).values
+    assert {"top1_group_0", "top1_group_1"} <= set(values)
+
+
+def test_prior_bias_starts_every_class_at_one_in_c(make_trainer):
+    trainer = make_trainer("loss=focal", "data.image_size=16")
+    bias = trainer.model.get_classifier().bias
+    torch.testing.assert_close(bias.sigmoid(), torch.full_like(bias, 0.1))
+    unset = make_trainer("loss=focal", "loss.prior_bias=false", "data.image_size=16").model.get_classifier().bias
+    assert not torch.equal(unset, bias)

@@ -1,0 +1,104 @@
+"""A mistake stops the app at once: exit status 1, the way out in the message, nothing trained or written."""
+
+import pytest
+
+KNOWN_TO_CONFIGS = [
+    (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
+    (["loss.gama=2"], ["gama", "loss.gamma of loss=focal", "label_smoothing"]),
+    (["+loss.gama=2"], ["gama", "loss.gamma of loss=focal"]),
+    (["loss=focal", "loss.gama=2"], ["gama", "Did you mean 'gamma'", "alpha"]),
+    (["loss=focal", "+loss.gama=2"], ["gama", "Did you mean 'gamma'"]),
+    (["loss=focal", "++loss.gama=2"], ["gama", "Did you mean 'gamma'"]),
+    (["optim.lr=-1"], ["optim.lr", "above 0"]),
+    (["optim.lr=nan"], ["optim.lr", "above 0"]),
+    (["trainer.epochs=ten"], ["trainer.epochs=ten", "an integer", "at least 1"]),
+    (["trainer.epochs=1.5"], ["trainer.epochs", "an integer"]),
+    (["trainer.amp=bf61"], ["bf61", "'bf16'", "fp16"]),
+    (["lss=focal"], ["lss", "'loss'"]),
+    (["optimizer.lr=1"], ["optimizer", "'optim'"]),
+    (["trainer.epoch=3"], ["epoch", "'epochs'"]),
+    (["loss.name=focal"], ["loss=focal"]),
+    (["model=timm"], ["model.name"]),
+    (["~loss"], ["deleted"]),
+    (["focal"], ["'focal'", "name=value"]),
+    (["--hlep"], ["--hlep", "'--help'"]),
+    (["loss=focal,ce"], ["--multirun"]),
+    (["--multirun", "loss=focal,cee"], ["cee", "'ce'"]),
+    (["data.class_weight={3: -1}"], ["data.class_weight", "at least 0"]),
+    (["data.class_weight={3: high}"], ["data.class_weight"]),
+    (["loss.class_weight=[1,x]"], ["loss.class_weight", "number"]),
+    (["optim.schedule.name=cosin"], ["cosin", "'cosine'", "poly"]),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), KNOWN_TO_CONFIGS, ids=lambda value: " ".join(value))
+def test_mistake_known_to_the_configs(clone, words, said):
+    before = clone.contents()
+    attempts = []
+    for _ in range(3):  # the machine may be busy: the fastest attempt counts
+        attempts.append(clone.run(*words))
+        if attempts[-1].seconds < 2:
+            break
+    done = attempts[-1]
+    assert done.status == 1, done.output
+    assert "Traceback" not in done.output
+    assert [text for text in said if text not in done.output] == [], done.output
+    assert done.seconds < 2
+    assert clone.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.name=resnet5O"], ["resnet5O", "'resnet50'", "timm's", "models"]),
+        (["model=timm", "model.name=vit_smal_patch16_224"], ["'vit_small_patch16_224'"]),
+        (["model.name=resnet50.nope"], ["pretrained tags", "a1_in1k"]),
+        (["optim.name=adamww"], ["'adamw'", "sgd"]),
+        (["trainer.device=coda"], ["auto, cpu"]),
+        (["model.args={stem: 3}"], ["model.name=resnet18", "stem"]),
+        (["data.class_weight={eleven: 2}"], ["data.class_weight", "eleven", "0, 1, 2"]),
+        (["data.class_group={0: 0}"], ["data.class_group", "every class", "1, 2"]),
+        (["loss.class_weight=[1, 2]"], ["loss.class_weight", "has 2", "10 classes"]),
+        (["loss=preference_bce", "loss.group_weight=[1, 2]"], ["loss.group_weight", "no groups", "data.class_group"]),
+        (["loss.implementation=torch", "loss.z_loss=0.1"], ["loss.z_loss", "lossforge"]),
+        (["optim.schedule.warmup_epochs=12"], ["warmup_epochs", "trainer.epochs"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_mistake_known_to_the_libraries(clone, words, said):
+    before = clone.contents()
+    done = clone.run(*words)
+    assert done.status == 1, done.output
+    assert "Traceback" not in done.output
+    assert [text for text in said if text not in done.output] == [], done.output
+    assert clone.contents() == before
+
+
+def test_cifar_without_network_says_what_to_put_where(clone):
+    root = clone.path / "pictures"
+    refused = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    for data, archive in {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz", "mnist": "MNIST/raw/"}.items():
+        done = clone.run(f"data={data}", f"data.root={root}", "model=tiny_resnet", **refused)
+        assert done.status == 1, done.output
+        assert "Traceback" not in done.output
+        assert f"data.root={root}" in done.output
+        assert archive in done.output
+        assert not (clone.path / "runs").exists()
+        assert not (clone.path / "mlflow.db").exists()
+
+
+def test_help_answers_at_once_with_groups_and_options(clone):
+    done = min((clone.run("--help") for _ in range(3)), key=lambda each: each.seconds)
+    assert done.status == 0
+    assert done.seconds < 1
+    for text in ("loss=focal model=resnet50", "preference_bce", "convnext_tiny", "cifar100", "--multirun"):
+        assert text in done.output
+
+
+def test_cfg_prints_what_would_run_and_runs_nothing(clone):
+    before = clone.contents()
+    done = clone.run("--cfg", "loss=focal", "loss.gamma=1.5", "experiment=quick")
+    assert done.status == 0
+    assert "gamma: 1.5" in done.output
+    assert "name: test_resnet" in done.output
+    assert clone.contents() == before
