@@ -117,7 +117,7 @@ def count(
     block = 4096
     programs = triton.cdiv(n, block)
     sum = new_sum(programs, target.device)
-    flat = [None if t is None else t.expand(target.shape).reshape(-1) for t in (target, target_b, lam)]
+    flat = [None if t is None else t.expand(target.shape).contiguous() for t in (target, target_b, lam)]
     launch(count_kernel, (programs,), target.device, *flat, weight, sum, n, classes, ignore_index, scale, BLOCK=block, num_warps=8)
     return sum.total
 

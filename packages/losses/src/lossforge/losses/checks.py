@@ -55,7 +55,19 @@ def floating_beside(name: str, t: object, x: Tensor) -> None:
     beside(name, t, x)
 
 
-def integer(name: str, t: object, shape: Sequence[int] | None, x: Tensor) -> None:
+def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
+    """t expands to the shape of x."""
+    if t.ndim > x.ndim or any(a not in (1, b) for a, b in zip(reversed(t.shape), reversed(x.shape), strict=False)):
+        raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
+
+
+def indices(
+    name: str, t: object, shape: Sequence[int] | None, x: Tensor, low: int, end: int, ignored: int | None, validate: bool | None
+) -> Tensor:
+    """t as the kernels read it, int32 or int64: `ignored`, or at least `low` and below `end`.
+
+    The values are read on the host: always on CPU, on CUDA where asked.
+    """
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
@@ -63,20 +75,15 @@ def integer(name: str, t: object, shape: Sequence[int] | None, x: Tensor) -> Non
     if shape is not None and t.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)}")
     beside(name, t, x)
+    if t.device.type == "cpu" or (VALIDATE if validate is None else validate):
+        in_range(name, t, low, end, ignored)
+    return t if t.dtype in (torch.int32, torch.int64) else t.long()
 
 
-def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
-    """t expands to the shape of x."""
-    if t.ndim > x.ndim or any(a not in (1, b) for a, b in zip(reversed(t.shape), reversed(x.shape), strict=False)):
-        raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
-
-
-def index_range(name: str, t: Tensor, low: int, end: int, ignored: int | None, validate: bool | None) -> None:
-    """Every index is `ignored` or at least `low` and below `end`. Read on the host: always on CPU, on CUDA where asked."""
+def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> None:
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return
-    if t.device.type != "cpu" and not (VALIDATE if validate is None else validate):
-        return
+    t = t.long()
     outside = (t < low) | (t >= end)
     if ignored is not None:
         outside &= t != ignored

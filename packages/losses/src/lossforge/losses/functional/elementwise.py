@@ -41,10 +41,9 @@ def _elementwise(
         if not -x.ndim <= dim < x.ndim:
             raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for an input of shape {tuple(x.shape)}, got {dim}")
         rows = [n for d, n in enumerate(x.shape) if d != dim % x.ndim]
-        for name, t in (("target", target), ("target_b", target_b)):
-            if t is not None:
-                checks.integer(name, t, rows, x)
-                checks.index_range(name, t, -1, x.shape[dim], IGNORED, options.get("validate"))
+        target = checks.indices("target", target, rows, x, -1, x.shape[dim], IGNORED, options.get("validate"))
+        if target_b is not None:
+            target_b = checks.indices("target_b", target_b, rows, x, -1, x.shape[dim], IGNORED, options.get("validate"))
     for name, t in (("weight", weight), ("pos_weight or alpha", parameter)):
         if t is not None:
             checks.floating_beside(name, t, x)
@@ -55,9 +54,8 @@ def _elementwise(
         checks.floating_beside("group_weight", group_weight, x)
         if group_weight.ndim != 1 or not len(group_weight):
             raise ValueError(f"group_weight must hold one weight a group, shape (G,), got {tuple(group_weight.shape)}")
-        checks.integer("group", group, None, x)
+        group = checks.indices("group", group, None, x, 0, len(group_weight), None, options.get("validate"))
         checks.broadcasts("group", group, x)
-        checks.index_range("group", group, 0, len(group_weight), None, options.get("validate"))
         group_weight = group_weight.contiguous()
     a = Elementwise(
         loss,
@@ -192,12 +190,12 @@ def preference_bce(
     """Preference-weighted binary cross entropy on probabilities. Prefer the one on logits: it is exact at every confidence.
 
     L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in torch.nn.functional.binary_cross_entropy; the gradient
-    v g [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12 (float16: 2⁻¹⁶) and finite at 0 and 1.
+    v g [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12 (float16: 2⁻¹⁵) and finite at 0 and 1.
 
     Args: input in [0, 1]; outside, loss and gradient are nan. Others: as in preference_bce_with_logits.
     Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
     """
-    floor = 2.0**-16 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
+    floor = 2.0**-15 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
     return _elementwise(
         "bce",
         input,

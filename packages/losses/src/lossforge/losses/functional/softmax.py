@@ -76,10 +76,9 @@ def cross_entropy(
         if return_correct:
             raise ValueError("return_correct needs class indices as target, got probabilities")
     else:
-        for name, t in (("target", target), ("target_b", target_b)):
-            if t is not None:
-                checks.integer(name, t, per_row, input)
-                checks.index_range(name, t, 0, classes, ignore_index, options.get("validate"))
+        target = checks.indices("target", target, per_row, input, 0, classes, ignore_index, options.get("validate"))
+        if target_b is not None:
+            target_b = checks.indices("target_b", target_b, per_row, input, 0, classes, ignore_index, options.get("validate"))
     if weight is not None:
         checks.floating_beside("weight", weight, input)
         if weight.shape != (classes,):

@@ -1,0 +1,329 @@
+"""The contract's table of edges, line by line."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lossforge.losses import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    l1_loss,
+    preference_bce,
+    preference_bce_with_logits,
+    sigmoid_focal_loss,
+)
+from lossforge.losses.registry import LOSSES
+
+INF, NAN = float("inf"), float("nan")
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+
+
+def gradient_of(function, x, *args, **kwargs):
+    x = x.detach().clone().requires_grad_()
+    value = function(x, *args, **kwargs)
+    value.sum().backward()
+    return value.detach(), x.grad
+
+
+def logits(n: int, c: int, device: str) -> torch.Tensor:
+    return torch.randn(n, c, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_no_elements(loss, device):
+    for reduction, expected in (("mean", NAN), ("sum", 0.0), ("none", None)):
+        x = torch.rand(0, 5, device=device, requires_grad=True)
+        targets = [torch.rand(0, 5, device=device), torch.zeros(0, dtype=torch.long, device=device)]
+        for target in targets:
+            value = loss.function(x, target, reduction=reduction)
+            if expected is None:
+                assert value.numel() == 0
+            else:
+                assert torch.equal(value.detach().cpu(), torch.tensor(expected)) or (value.isnan() and math.isnan(expected))
+            (g,) = torch.autograd.grad(value.sum(), x)
+            assert g.shape == x.shape
+
+
+@MODES
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_all_ignored(loss, mode, device):
+    x = torch.rand(4, 5, device=device)
+    target = torch.full((4,), -100 if loss.template == "rowwise" else -2, device=device)
+    for empty, expected in (("nan", NAN), ("zero", 0.0)):
+        value, g = gradient_of(loss.function, x, target, reduction="mean", empty=empty, gradient=mode)
+        assert str(value.item()) == str(expected)
+        assert torch.equal(g, torch.zeros_like(g))
+    value, g = gradient_of(loss.function, x, target, reduction="sum", gradient=mode)
+    assert value == 0
+    assert torch.equal(g, torch.zeros_like(g))
+
+
+@MODES
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_ignored_row_of_nan(loss, mode, device):
+    x = torch.rand(4, 5, device=device)
+    target = torch.tensor([1, -100 if loss.template == "rowwise" else -2, 2, 0], device=device)
+    kept = target >= 0
+    expected, g_kept = gradient_of(loss.function, x[kept], target[kept], reduction="mean", gradient=mode)
+    x[1] = NAN
+    value, g = gradient_of(loss.function, x, target, reduction="mean", gradient=mode)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(g[kept], g_kept)
+    assert torch.equal(g[1], torch.zeros_like(g[1]))
+
+
+@MODES
+def test_all_class_weights_zero(mode, device):
+    x = logits(4, 5, device)
+    value, g = gradient_of(cross_entropy, x, torch.tensor([0, 1, 2, 3], device=device), torch.zeros(5, device=device), gradient=mode)
+    assert value.isnan()
+    assert g.isnan().all()
+
+
+@MODES
+def test_one_class(mode, device):
+    value, g = gradient_of(cross_entropy, logits(4, 1, device), torch.zeros(4, dtype=torch.long, device=device), gradient=mode)
+    assert value == 0
+    assert torch.equal(g, torch.zeros_like(g))
+
+
+@pytest.mark.parametrize("index", [5, -3, 2**33, -(2**40)])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_index_out_of_range_raises_with_value_and_row(loss, index):
+    target = torch.tensor([1, 4, index, 0])
+    with pytest.raises(IndexError, match=rf"target must hold .* got {index} at row 2"):
+        loss.function(torch.rand(4, 5), target)
+    with pytest.raises(IndexError, match=r"target_b must hold .* at row 2"):
+        loss.function(torch.rand(4, 5), torch.tensor([1, 4, 2, 0]), target_b=target, lam=0.5)
+
+
+@MODES
+@pytest.mark.parametrize("index", [5, -3, 2**33, -(2**40)])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_index_out_of_range_unchecked_is_nan_in_its_row_alone(loss, index, mode, device, monkeypatch):
+    """What a CUDA call gives without validate; on CPU the check is taken away to see the kernels."""
+    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    x = torch.rand(4, 5, device=device)
+    target = torch.tensor([1, 4, index, 0], device=device)
+    good = torch.tensor([True, True, False, True], device=device)
+    value, g = gradient_of(loss.function, x, target, reduction="none")
+    expected, g_good = gradient_of(loss.function, x[good], target[good], reduction="none")
+    assert value[2].isnan().all()
+    assert g[2].isnan().all()
+    torch.testing.assert_close(value[good], expected)
+    torch.testing.assert_close(g[good], g_good)
+    value, g = gradient_of(loss.function, x, target, reduction="sum", gradient=mode)
+    assert value.isnan()
+    assert g[2].isnan().all()
+    torch.testing.assert_close(g[good], g_good)
+    reference = loss.reference(x, target, reduction="none")
+    assert reference[2].isnan().all()
+    assert reference[good].isfinite().all()
+
+
+@MODES
+def test_infinite_logits(mode, device):
+    x = logits(5, 6, device)
+    target = torch.tensor([0, 1, 2, 3, 4], device=device)
+    x[1, 3] = INF
+    x[2, 2] = -INF  # the target
+    x[3, 0] = -INF
+    value, g = gradient_of(cross_entropy, x, target, reduction="none")
+    expected = F.cross_entropy(x.double(), target, reduction="none")
+    torch.testing.assert_close(value.double(), expected, equal_nan=True)
+    assert value[1].isnan()
+    assert g[1].isnan().all()
+    assert value[2] == INF
+    assert g[2].isfinite().all()
+    assert value[3].isfinite()
+    assert g[3, 0] == 0
+    _, g = gradient_of(cross_entropy, x, target, reduction="sum", gradient=mode)
+    assert g[[0, 2, 3, 4]].isfinite().all()
+    assert g[1].isnan().all()
+    smoothed, _ = gradient_of(cross_entropy, x, target, reduction="none", label_smoothing=0.1)
+    assert smoothed[3] == INF
+
+
+@MODES
+def test_a_whole_tile_of_minus_infinity(mode, device):
+    x = logits(2, 12_000, device)
+    x[:, :9_000] = -INF
+    target = torch.tensor([11_000, 9_000], device=device)
+    value, g = gradient_of(cross_entropy, x, target, gradient=mode)
+    exact, g_exact = gradient_of(F.cross_entropy, x.double(), target)
+    torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(g.double(), g_exact, rtol=1e-5, atol=1e-9)
+    assert torch.equal(g[:, :9_000], torch.zeros_like(g[:, :9_000]))
+
+
+@MODES
+@pytest.mark.parametrize("classes", [8, 9_000])
+def test_rows_masked_to_the_lowest_float(classes, mode, device):
+    """Masks of finfo.min, a whole row of them too, and a row of -inf, as in torch."""
+    x = logits(3, classes, device)
+    x[0] = torch.finfo(torch.float32).min
+    x[1, 1:] = torch.finfo(torch.float32).min
+    x[2] = -INF
+    target = torch.tensor([3, 0, 1], device=device)
+    value, g = gradient_of(cross_entropy, x, target, reduction="none")
+    torch.testing.assert_close(value[:2].cpu(), torch.tensor([math.log(classes), 0.0]), rtol=1e-6, atol=1e-6)
+    assert value[2].isnan()
+    _, g = gradient_of(cross_entropy, x, target, reduction="sum", gradient=mode)
+    torch.testing.assert_close(g[0, 0].item(), 1 / classes, rtol=1e-5, atol=0)
+    assert g[2].isnan().all()
+
+
+@MODES
+def test_probability_zero_at_minus_infinity(mode, device):
+    x = logits(2, 4, device)
+    x[0, 1] = -INF
+    q = torch.tensor([[0.5, 0.0, 0.25, 0.25], [0.1, 0.2, 0.3, 0.4]], device=device)
+    value, g = gradient_of(cross_entropy, x, q, gradient=mode)
+    assert value.isfinite()
+    assert g.isfinite().all()
+    assert g[0, 1] == 0
+
+
+@MODES
+@pytest.mark.parametrize("classes", [6, 9_000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_large_logits(dtype, classes, mode, device):
+    """Logits at ±6e4 and rows far from zero: as exact as float32 holds them."""
+    x = logits(3, classes, device).to(dtype)
+    x[0, :3] = torch.tensor([6e4, -6e4, 5e4])
+    x[1] += 1e4
+    target = torch.tensor([0, 1, 2], device=device)
+    for options in ({}, {"label_smoothing": 0.1}):
+        value, g = gradient_of(cross_entropy, x, target, reduction="sum", gradient=mode, **options)
+        exact, g_exact = gradient_of(F.cross_entropy, x.double(), target, reduction="sum", **options)
+        torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(g.double(), g_exact, rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-7)
+    q = x.float().softmax(1)
+    value, _ = gradient_of(cross_entropy, x[1:], q[1:], reduction="sum", gradient=mode)
+    exact, _ = gradient_of(F.cross_entropy, x[1:].double(), q[1:].double(), reduction="sum")
+    torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@MODES
+@pytest.mark.parametrize("function", [binary_cross_entropy_with_logits, preference_bce_with_logits, sigmoid_focal_loss])
+def test_saturated_binary_logits(function, mode, device):
+    x = torch.tensor([1e4, -1e4, 1e4, -1e4, 90.0, -90.0], device=device)
+    y = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], device=device)
+    value, g = gradient_of(function, x, y, reduction="sum", gradient=mode)
+    with_alpha = function is sigmoid_focal_loss
+    torch.testing.assert_close(value.item(), 1e4 if with_alpha else 2e4, rtol=1e-6, atol=0)
+    expected = [0.0, -0.25, 0.75, 0.0, 0.0, 0.0] if with_alpha else [0.0, -1.0, 1.0, 0.0, 0.0, 0.0]
+    torch.testing.assert_close(g.cpu(), torch.tensor(expected), rtol=1e-6, atol=1e-30)
+
+
+@MODES
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 0.5, 0.999, 1.0, 1.5, 2.0, 5.0])
+def test_focal_is_finite_at_any_gamma(gamma, mode, device):
+    x = torch.tensor([-1e4, -200.0, -100.0, -30.0, 0.0, 30.0, 100.0, 200.0, 1e4], device=device)
+    for y in (torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 0.3)):
+        value, g = gradient_of(sigmoid_focal_loss, x, y, reduction="sum", gamma=gamma, gradient=mode)
+        assert value.isfinite()
+        assert g.isfinite().all()
+        exact, g_exact = gradient_of(sigmoid_focal_loss, x.double(), y.double(), reduction="sum", gamma=gamma)
+        torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(g.double(), g_exact, rtol=1e-4, atol=1e-7)
+
+
+@MODES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_probabilities_of_zero_and_one(dtype, mode, device):
+    p = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.5], device=device, dtype=dtype)
+    y = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.5, 0.5, 1.0], device=device, dtype=dtype)
+    value, g = gradient_of(preference_bce, p, y, reduction="none")
+    torch.testing.assert_close(value.float().cpu(), torch.tensor([0.0, 100.0, 100.0, 0.0, 50.0, 50.0, math.log(2)]), rtol=1e-2, atol=0)
+    assert g.isfinite().all()
+    assert g[0] == 1
+    assert g[3] == -1
+    assert g[1] == -g[2] < -6e4
+    value, g = gradient_of(preference_bce, p, y, reduction="sum", gradient=mode)
+    assert value.isfinite()
+    assert g.isfinite().all()
+
+
+def test_probability_gradient_is_exact(device):
+    """Down to 1e-12, where torch's own bound on p (1 - p) begins, and without its error in between."""
+    p = torch.tensor([1e-11, 1e-8, 1e-4, 0.3, 1 - 2.0**-24], device=device)
+    for y in (0.0, 0.4, 1.0):
+        value, g = gradient_of(preference_bce, p, torch.full_like(p, y), reduction="sum")
+        wide = p.double()
+        exact = -(y * wide.log() + (1 - y) * (-wide).log1p())
+        torch.testing.assert_close(value.double(), exact.sum(), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(g.double(), (1 - y) / (1 - wide) - y / wide, rtol=1e-6, atol=0)
+    assert preference_bce(torch.tensor([1.5, -0.1], device=device), torch.ones(2, device=device), reduction="none").isnan().all()
+
+
+def test_small_losses_keep_their_digits(device):
+    """ln(1 + e^-x) at confident logits, where 1 + e^-x rounds to 1."""
+    x = torch.tensor([5.0, 12.0, 18.0, 40.0, 80.0], device=device)
+    value, _ = gradient_of(binary_cross_entropy_with_logits, x, torch.ones_like(x), reduction="none")
+    torch.testing.assert_close(value.double(), torch.log1p(torch.exp(-x.double())), rtol=1e-5, atol=0)
+
+
+def test_l1_of_nan(device):
+    value, g = gradient_of(l1_loss, torch.tensor([NAN, 1.0], device=device), torch.zeros(2, device=device), reduction="none")
+    assert value[0].isnan()
+    assert torch.equal(g.cpu(), torch.tensor([0.0, 1.0]))
+
+
+def test_groups(device):
+    """Each element's weight is its preference times its group's; a group that does not exist is an error, or nan where unchecked."""
+    x, y = torch.randn(6, 4, device=device), torch.rand(6, 4, device=device)
+    group = torch.tensor([0, 1, 2, 2, 1, 0], device=device)[:, None]
+    weights = torch.tensor([0.5, 2.0, 0.0], device=device)
+    preference = torch.rand(6, 4, device=device)
+    value, g = gradient_of(preference_bce_with_logits, x, y, preference, group=group, group_weight=weights)
+    exact, g_exact = gradient_of(
+        F.binary_cross_entropy_with_logits, x.double(), y.double(), weight=preference.double() * weights[group].double()
+    )
+    torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(g.double(), g_exact, rtol=1e-5, atol=1e-9)
+    if device == "cpu":
+        with pytest.raises(IndexError, match="group must hold 0 to 2, got 3 at row"):
+            preference_bce_with_logits(x, y, group=group + 1, group_weight=weights)
+
+
+def test_group_out_of_range_unchecked(device, monkeypatch):
+    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    x, y = torch.randn(3, 4, device=device), torch.rand(3, 4, device=device)
+    group = torch.tensor([0, 7, -1], device=device)[:, None]
+    value, g = gradient_of(preference_bce_with_logits, x, y, group=group, group_weight=torch.ones(2, device=device), reduction="none")
+    assert value[0].isfinite().all()
+    assert value[1:].isnan().all()
+    assert g[1:].isnan().all()
+
+
+def test_weighted_mean_of_l1_divides_by_the_weights(device):
+    x, y, w = (torch.rand(5, 3, device=device) for _ in range(3))
+    torch.testing.assert_close(l1_loss(x, y, weight=w), F.l1_loss(x, y, weight=w))
+
+
+def test_further_outputs(device):
+    """lse, z-loss, entropy and correctness from the same pass, differentiable together; ties go to the first class."""
+    for classes in (7, 9_001):
+        x = logits(5, classes, device)
+        target = torch.tensor([3, 0, -100, 6, 1], device=device)
+        x[0, 3] = x[0].max() + 1
+        x[1, :2] = x[1].max() + 1
+        x[4, :2] = x[4].max() + 1
+        x.requires_grad_()
+        out = cross_entropy(x, target, z_loss=0.1, return_z_loss=True, return_lse=True, return_entropy=True, return_correct=True)
+        weights = torch.rand(5, device=device)
+        (out.loss * 2 + out.z_loss + (out.lse * weights).sum() + (out.entropy * weights).sum() * 0.5).backward()
+        wide = x.detach().double().requires_grad_()
+        keep = target >= 0
+        lse = wide.logsumexp(1)
+        z_loss = 0.1 * lse.square()[keep].mean()
+        entropy = -(wide.softmax(1) * wide.log_softmax(1)).sum(1)
+        loss = F.cross_entropy(wide, target) + z_loss
+        (loss * 2 + z_loss + (lse * weights).sum() + (entropy * weights).sum() * 0.5).backward()
+        for ours, exact in ((out.loss, loss), (out.z_loss, z_loss), (out.lse, lse), (out.entropy, entropy)):
+            torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-7)
+        assert out.correct.tolist() == [True, True, False, x[3].argmax().item() == 6, False]

@@ -1,0 +1,186 @@
+"""Values and gradients of every registered loss against float64, in every mode, dtype, reduction and layout."""
+
+import pytest
+import torch
+
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import Sample, error, run, samples
+
+ALL = [pytest.param(loss, sample.name, id=f"{loss.name}-{sample.name}") for loss in LOSSES.values() for sample in samples(loss)]
+DTYPES = {
+    torch.float32: 3e-6,
+    torch.bfloat16: 2.0**-7,  # the interpreter truncates where hardware rounds: one unit in the last place
+    torch.float16: 2.0**-10,
+}
+
+
+def find(loss, name: str, device: str, dtype: torch.dtype = torch.float32) -> Sample:
+    return next(s for s in samples(loss, device, dtype) if s.name == name)
+
+
+def reductions(sample: Sample) -> list[str]:
+    return ["mean"] if "normalizer" in sample.kwargs else ["mean", "sum", "none"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize(("loss", "name"), ALL)
+def test_against_float64(loss, name, dtype, device):
+    """Error at most that of plain torch in the same dtype, plus a small bound; upstream gradients other than 1."""
+    sample = find(loss, name, device, dtype)
+    for reduction in reductions(sample):
+        shape = loss.reference(sample.x, sample.target, **sample.kwargs, reduction=reduction).shape
+        upstream = torch.rand(shape, device=device) + 0.5
+        exact = run(loss.reference, sample, upstream, torch.float64, reduction=reduction)
+        plain = run(loss.reference, sample, upstream, reduction=reduction)
+        for mode in ("backward",) if reduction == "none" else ("forward", "backward"):
+            ours = run(loss.function, sample, upstream, reduction=reduction, gradient=mode)
+            assert ours.gradient.dtype == dtype
+            assert ours.value.dtype == plain.value.dtype
+            bound = DTYPES[dtype if ours.value.dtype == dtype else torch.float32]
+            assert error(ours.value, exact.value) <= error(plain.value, exact.value) + bound, (reduction, mode)
+            assert error(ours.gradient, exact.gradient) <= error(plain.gradient, exact.gradient) + DTYPES[dtype], (reduction, mode)
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.judge], ids=lambda loss: loss.name)
+def test_reference_against_judge(loss, device):
+    """The reference, which judges the kernels, against an implementation that is not ours."""
+    judged = 0
+    for sample in samples(loss, device, torch.float64):
+        taken = {"dense": {}, "probabilities": {}, "class index": {}, "image": {}, "class weights and smoothing": sample.kwargs}
+        options = sample.name.startswith("options") and not {"z_loss", "softcap", "scale"} & set(sample.kwargs)
+        if not options and (sample.name not in taken or (loss.template == "elementwise" and not sample.target.is_floating_point())):
+            continue
+        if sample.kwargs.get("gamma") == 0.5 and loss.name == "focal":
+            assert sample.x.abs().max() < 30  # torchvision's gradient is nan where sigmoid saturates
+        for reduction in ("mean", "sum", "none"):
+            ours = run(loss.reference, sample, dtype=torch.float64, reduction=reduction)
+            theirs = run(loss.judged(), sample, dtype=torch.float64, reduction=reduction)
+            assert error(ours.value, theirs.value) < 1e-12
+            assert error(ours.gradient, theirs.gradient) < 1e-9
+            judged += 1
+    assert judged >= 3
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_reference_gradients(loss, device):
+    """Autograd of the reference against differences, for logits, soft targets and weights, twice over."""
+    for sample in samples(loss, device, torch.float64):
+        if sample.x.numel() > 100 or sample.name == "expanded":
+            continue
+        if loss.domain == "probabilities":
+            sample = Sample(sample.name, sample.x * 0.8 + 0.1, sample.target, sample.kwargs)
+        if loss.name == "mae":
+            sample = Sample(sample.name, sample.x.sign() + sample.x, sample.target, sample.kwargs)  # away from the kink at x = y
+        sample = sample.tensors(lambda t: t.double())
+        names = [k for k, v in sample.kwargs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        leaves = [sample.x.detach(), sample.target.detach(), *(sample.kwargs[k].detach() for k in names)]
+        leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
+
+        def call(x, target, *rest, sample=sample, names=names):
+            return loss.reference(x, target, reduction="mean", **{**sample.kwargs, **dict(zip(names, rest, strict=True))})
+
+        assert torch.autograd.gradcheck(call, leaves), sample.name
+        if sample.name in ("dense", "class index", "probabilities", "mixup pair, λ a sample"):
+            assert torch.autograd.gradgradcheck(call, leaves), sample.name
+
+
+@pytest.mark.parametrize(("loss", "name"), ALL)
+def test_repeated_runs_are_bitwise_equal(loss, name, device):
+    sample = find(loss, name, device)
+    first, second = (run(loss.function, sample, reduction="mean") for _ in range(2))
+    assert torch.equal(first.value, second.value)
+    assert torch.equal(first.gradient, second.gradient)
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_retained_graph(loss, mode, device):
+    """A graph is walked three times, with other upstream gradients; what was handed out does not change afterwards."""
+    for name in ("dense", "class index", "probabilities"):
+        sample = next((s for s in samples(loss, device) if s.name == name), None)
+        if sample is None:
+            continue
+        x = sample.x.requires_grad_()
+        value = loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode)
+        kept = []
+        for upstream in (2.0, 1.0, -3.0):
+            (g,) = torch.autograd.grad(value, x, torch.tensor(upstream, device=device), retain_graph=True)
+            kept.append((g, upstream))
+        exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean").gradient
+        for g, upstream in kept:
+            assert error(g, upstream * exact) < 3e-6
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_double_backward(loss, device):
+    """create_graph gives a differentiable gradient, equal to the reference's."""
+    for sample in samples(loss, device):
+        if sample.x.numel() > 300 or "stride" in sample.name:
+            continue
+        second = []
+        for function, dtype in ((loss.function, torch.float32), (loss.reference, torch.float64)):
+            s = sample.tensors(lambda t, dtype=dtype: t.to(dtype))
+            x = s.x.detach().to(dtype).requires_grad_()
+            value = function(x, s.target, **s.kwargs, reduction="mean")
+            (g,) = torch.autograd.grad(value * 3, x, create_graph=True)
+            if loss.name != "mae":
+                g.square().sum().backward()
+            second.append((g, x.grad))
+        assert error(second[0][0], second[1][0]) < 1e-5
+        if loss.name != "mae":
+            assert error(second[0][1], second[1][1]) < 1e-4
+
+
+@pytest.mark.parametrize(("loss", "name"), ALL)
+def test_inputs_are_not_written(loss, name, device):
+    sample = find(loss, name, device)
+    before = [t.clone() for t in (sample.x, sample.target)]
+    run(loss.function, sample, reduction="mean")
+    with torch.no_grad():
+        loss.function(sample.x.detach().requires_grad_(), sample.target, **sample.kwargs, reduction="sum")
+    assert torch.equal(sample.x, before[0])
+    assert torch.equal(sample.target, before[1])
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_other_arguments_get_gradients(loss, device):
+    """Soft targets, weights and λ that require grad get the reference's gradient, not None or zero."""
+    checked = 0
+    for sample in samples(loss, device):
+        floating = {
+            k: v for k, v in {"target": sample.target, **sample.kwargs}.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
+        }
+        for name, tensor in floating.items():
+            if sample.x.numel() > 300:
+                continue
+            gradients = []
+            for function, dtype in ((loss.function, torch.float32), (loss.reference, torch.float64)):
+                leaf = tensor.detach().to(dtype).requires_grad_()
+                kwargs = {**sample.kwargs, name: leaf} if name != "target" else sample.kwargs
+                value = function(sample.x.detach().to(dtype), leaf if name == "target" else sample.target, **kwargs, reduction="mean")
+                gradients.append(torch.autograd.grad(value, leaf)[0])
+            assert error(*gradients) < 1e-5, (sample.name, name)
+            checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_inplace(loss, mode, device):
+    """The same value and gradient, in the memory of the logits; using those afterwards raises."""
+    for sample in samples(loss, device):
+        if sample.name == "expanded":
+            continue
+        exact = run(loss.reference, sample, torch.tensor(3.0), torch.float64, reduction="mean")
+        leaf = sample.x.detach().requires_grad_()
+        logits = leaf * 1
+        squares = logits.square()  # keeps the logits for its own backward
+        value = loss.function(logits, sample.target, **sample.kwargs, reduction="mean", inplace=True, gradient=mode)
+        (g,) = torch.autograd.grad(value, logits, torch.tensor(3.0, device=device), retain_graph=True)
+        assert error(value, exact.value) < 3e-6, sample.name
+        assert error(g, exact.gradient) < 3e-6, sample.name
+        assert g.data_ptr() == logits.data_ptr()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares.sum().backward()
+        with pytest.raises(RuntimeError, match="inplace"):
+            value.backward()
