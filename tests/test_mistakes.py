@@ -2,6 +2,8 @@
 
 import pytest
 
+from lab.errors import UserError
+
 KNOWN_TO_CONFIGS = [
     (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
     (["loss.gama=2"], ["gama", "loss.gamma of loss=focal", "label_smoothing"]),
@@ -47,44 +49,57 @@ def test_mistake_known_to_the_configs(clone, words, said):
     assert clone.contents() == before
 
 
+def test_misspelt_model_is_refused_right_after_timms_import(clone):
+    before = clone.contents()
+    done = clone.run("model.name=resnet5O")
+    assert done.status == 1, done.output
+    assert "Traceback" not in done.output
+    assert "Did you mean 'resnet50'" in done.output
+    assert clone.contents() == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["model.name=resnet5O"], ["resnet5O", "'resnet50'", "timm's", "models"]),
-        (["model=timm", "model.name=vit_smal_patch16_224"], ["'vit_small_patch16_224'"]),
+        (["model=timm", "model.name=vit_smal_patch16_224"], ["'vit_small_patch16_224'", "timm's", "models"]),
         (["model.name=resnet50.nope"], ["pretrained tags", "a1_in1k"]),
         (["optim.name=adamww"], ["'adamw'", "sgd"]),
         (["trainer.device=coda"], ["auto, cpu"]),
-        (["model.args={stem: 3}"], ["model.name=resnet18", "stem"]),
+        (["model.args={stem: 3}"], ["model.name=test_resnet", "stem"]),
         (["data.class_weight={eleven: 2}"], ["data.class_weight", "eleven", "0, 1, 2"]),
         (["data.class_group={0: 0}"], ["data.class_group", "every class", "1, 2"]),
         (["loss.class_weight=[1, 2]"], ["loss.class_weight", "has 2", "10 classes"]),
         (["loss=preference_bce", "loss.group_weight=[1, 2]"], ["loss.group_weight", "no groups", "data.class_group"]),
         (["loss.implementation=torch", "loss.z_loss=0.1"], ["loss.z_loss", "lossforge"]),
         (["optim.schedule.warmup_epochs=12"], ["warmup_epochs", "trainer.epochs"]),
+        (["optim.args={betta: 3}"], ["optim.name=adamw", "betta"]),
     ],
     ids=lambda value: " ".join(value),
 )
-def test_mistake_known_to_the_libraries(clone, words, said):
-    before = clone.contents()
-    done = clone.run(*words)
-    assert done.status == 1, done.output
-    assert "Traceback" not in done.output
-    assert [text for text in said if text not in done.output] == [], done.output
-    assert clone.contents() == before
+def test_mistake_known_to_the_libraries(make_trainer, words, said):
+    with pytest.raises(UserError) as caught:
+        make_trainer(*words)
+    assert [text for text in said if text not in str(caught.value)] == [], str(caught.value)
 
 
 def test_cifar_without_network_says_what_to_put_where(clone):
     root = clone.path / "pictures"
     refused = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    for data, archive in {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz", "mnist": "MNIST/raw/"}.items():
-        done = clone.run(f"data={data}", f"data.root={root}", "model=tiny_resnet", **refused)
-        assert done.status == 1, done.output
-        assert "Traceback" not in done.output
-        assert f"data.root={root}" in done.output
-        assert archive in done.output
-        assert not (clone.path / "runs").exists()
-        assert not (clone.path / "mlflow.db").exists()
+    done = clone.run("data=cifar10", f"data.root={root}", "model=tiny_resnet", **refused)
+    assert done.status == 1, done.output
+    assert "Traceback" not in done.output
+    assert f"data.root={root}" in done.output
+    assert "cifar-10-python.tar.gz" in done.output
+    assert not (clone.path / "runs").exists()
+    assert not (clone.path / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(("data", "archive"), [("cifar100", "cifar-100-python.tar.gz"), ("mnist", "MNIST/raw/")])
+def test_data_that_is_not_there_is_named(make_trainer, tmp_path, data, archive):
+    with pytest.raises(UserError) as caught:
+        make_trainer(f"data={data}", f"data.root={tmp_path}", "data.download=false")
+    assert f"data.root={tmp_path}" in str(caught.value)
+    assert archive in str(caught.value)
 
 
 def test_help_answers_at_once_with_groups_and_options(clone):

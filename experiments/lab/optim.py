@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lab.errors import UserError, unknown
 from lab.schema import OptimConfig
 
-DEVICE_SKIP = {"adam", "adamw", "sgd", "nesterov", "momentum"}
+FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
 
 
 def check_optimizer_name(name: str) -> None:
@@ -22,8 +22,8 @@ def check_optimizer_name(name: str) -> None:
 class Updater:
     """Turns gradients into an update.
 
-    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were. The fused optimisers of
-    torch on CUDA are told by a device flag; for all others the flag is read, which costs a host synchronisation a step on CUDA.
+    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were. The optimisers in
+    FUSED are told so by a flag on the device; for all others the flag is read, which costs a host synchronisation a step on CUDA.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Updater:
 
         self.config, self.device = config, device
         options: dict[str, Any] = dict(config.args)
-        on_device = device.type == "cuda" and config.name.lower() in DEVICE_SKIP
+        on_device = config.name.lower() in FUSED
         if on_device:
             options.setdefault("fused", True)
         try:
