@@ -33,7 +33,7 @@ class Clone:
         for name in ("experiments", "conf"):
             shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
-        self.env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+        self.env |= {"PYTHONUNBUFFERED": "1"}
 
     def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "experiments/train.py", *words]
@@ -47,7 +47,8 @@ class Clone:
         return Done(process.returncode, output, time.monotonic() - began)
 
     def contents(self) -> set[str]:
-        return {str(path.relative_to(self.path)) for path in self.path.rglob("*")}
+        """Everything in it but Python's caches."""
+        return {str(path.relative_to(self.path)) for path in self.path.rglob("*") if "__pycache__" not in path.parts}
 
     def run_folders(self) -> list[Path]:
         return sorted((self.path / "runs").iterdir())

@@ -146,7 +146,7 @@ def test_mlflow_ui_without_options_shows_the_run(ran):
     if not mlflow.exists():
         pytest.skip("mlflow's server is not installed (mlflow-skinny)")
     port = free_port()
-    env = ran.env | {"MLFLOW_PORT": str(port), "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    env = ran.env | {"MLFLOW_PORT": str(port), "MLFLOW_WORKERS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     server = subprocess.Popen(
         [str(mlflow), "ui"], cwd=ran.path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -57,16 +57,15 @@ class Criterion:
     def _ce(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         config = cast(CrossEntropyConfig, self.config)
         options: dict[str, Any] = {"weight": self.class_weight, "label_smoothing": config.label_smoothing}
-        per_sample = batch.weight is not None
         if not self.lossforge:
             rows = _pair(lambda target: F.cross_entropy(logits.float(), target, reduction="none", **options), batch)
         else:
             from lossforge.losses import cross_entropy
 
             options |= {"z_loss": config.z_loss, "softcap": config.softcap, "target_b": batch.target_b, "lam": batch.lam}
-            if not per_sample:
-                return cross_entropy(logits, batch.target, normalizer=normalizer, **options)
-            rows = cross_entropy(logits, batch.target, reduction="none", **options)
+            if batch.weight is None:
+                return cast(Tensor, cross_entropy(logits, batch.target, normalizer=normalizer, **options))
+            rows = cast(Tensor, cross_entropy(logits, batch.target, reduction="none", **options))
         return (rows if batch.weight is None else rows * batch.weight).sum() / normalizer
 
     def _mae(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
@@ -79,11 +78,11 @@ class Criterion:
 
     def _focal(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         config = cast(FocalConfig, self.config)
-        shape = {"alpha": config.alpha, "gamma": config.gamma}
+        shape: dict[str, Any] = {"alpha": config.alpha, "gamma": config.gamma}
         if self.lossforge:
             from lossforge.losses import sigmoid_focal_loss
 
-            options = {"reduction": "mean", "weight": _column(batch.weight), "normalizer": normalizer}
+            options: dict[str, Any] = {"reduction": "mean", "weight": _column(batch.weight), "normalizer": normalizer}
             return sigmoid_focal_loss(logits, batch.target, **shape, **_pair_options(batch), **options)
         from torchvision.ops import sigmoid_focal_loss as reference
 
@@ -93,7 +92,7 @@ class Criterion:
         if self.lossforge:
             from lossforge.losses import binary_cross_entropy_with_logits
 
-            options = {"weight": _column(batch.weight), "pos_weight": self.pos_weight, "normalizer": normalizer}
+            options: dict[str, Any] = {"weight": _column(batch.weight), "pos_weight": self.pos_weight, "normalizer": normalizer}
             return binary_cross_entropy_with_logits(logits, batch.target, **options, **_pair_options(batch))
         rows = F.binary_cross_entropy_with_logits(logits.float(), self._dense(batch), pos_weight=self.pos_weight, reduction="none")
         return self._reduce(rows, batch, normalizer)

@@ -126,7 +126,8 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(self.model, step=self.done)
         skipped = bad_loss | bad_gradient
-        self.window += torch.stack([torch.where(skipped, 0, loss), torch.where(skipped, 0, norm), ~skipped, skipped]).double()
+        seen = [torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped]
+        self.window += torch.stack(seen).double()
         self.done += 1
         self.clock.updated(sum(len(batch) for batch in group))
 
@@ -154,13 +155,13 @@ class Trainer:
         """Read the device's counters, the only wait of a window, and write the window's figures."""
         guard = self.guard
         counters = torch.stack([guard.total, guard.streak, guard.longest]).double()
-        loss, norm, good, skipped, bad, streak, longest = torch.cat([self.window, counters]).tolist()
+        loss, finite, norm, applied, bad, streak, longest = torch.cat([self.window, counters]).tolist()
         self._clear_window()
         values = {
-            "train/loss": loss / good if good else float("nan"),
-            "train/gradient_norm": norm / good if good else float("nan"),
+            "train/loss": loss / finite if finite else float("nan"),
+            "train/gradient_norm": norm / applied if applied else float("nan"),
             "train/lr": self.updater.lr,
-            "train/skipped_updates": skipped,
+            "train/skipped_updates": self.clock.window_updates - applied,
             "train/nonfinite_updates": bad,
             **self.clock.read(),
             **memory(self.device),
