@@ -65,7 +65,7 @@ def train(settings: Settings) -> int:
     from lab.trainer import Trainer
 
     device = pick_device(config.trainer.device)
-    seed_all(config.trainer.seed, config.trainer.deterministic)
+    seed_all(config.trainer)
     data = load_data(config.data, model_norm(config.model), device, config.trainer.seed)
     task = Classification(config, data, device)
     trainer = Trainer(config, task, data, task.model(), device, settings.tree())
@@ -100,7 +100,7 @@ def train(settings: Settings) -> int:
         values["run/seconds"] = time.monotonic() - began
         folder.metrics(trainer.done, kernels.counts() | {"run/seconds": values["run/seconds"]})
         folder.close(status)
-    untracked = feeder.close() if feeder else None
+        untracked = feeder.close() if feeder else None
 
     best = f"{values.get('best/top1', float('nan')):.2%} (best, epoch {values['best/epoch']:.0f} of {config.trainer.epochs})"
     rows = {

@@ -91,7 +91,7 @@ def make_trainer() -> Callable[..., Any]:
         check_model_name(config.model.name)
         check_optimizer_name(config.optim.name)
         device = pick_device(config.trainer.device)
-        seed_all(config.trainer.seed, config.trainer.deterministic)
+        seed_all(config.trainer)
         data = load_data(config.data, model_norm(config.model), device, config.trainer.seed)
         task = Classification(config, data, device)
         return Trainer(config, task, data, model or task.model(), device, settings.tree())

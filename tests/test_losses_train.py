@@ -54,7 +54,7 @@ def example(classes=5, rows=7, *, weight=False, group=False, pair=False):
 
 def criterion(name, implementation, *words, groups=0):
     config = load([f"loss={name}", f"loss.implementation={implementation}", *words]).config
-    return Criterion(config.loss, config.data, 5, groups, False, CPU)
+    return Criterion(config.loss, config.data, 5, groups, CPU)
 
 
 def value_and_gradient(criterion, logits, batch, upstream=1.5):
@@ -105,7 +105,7 @@ def test_values_by_hand():
     for name, value in wanted.items():
         words = ["loss.group_weight=[9,0.5]"] if name == "preference_bce" else []
         config = load([f"loss={name}", *words]).config
-        made = Criterion(config.loss, config.data, 2, 2, True, CPU)
+        made = Criterion(config.loss, config.data, 2, 2, CPU)
         loss = made(torch.zeros(1, 2), batch, made.share(batch))
         torch.testing.assert_close(loss, torch.tensor(value), msg=lambda text, name=name: f"{name}: {text}")
 

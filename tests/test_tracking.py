@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 
 from mlflow.tracking import MlflowClient
 
@@ -31,17 +33,17 @@ def test_a_store_that_cannot_be_used_stops_no_training_and_is_reported(clone):
 
 
 def test_what_was_missed_is_sent_later(clone):
-    from lab.tracking import Feeder
-
     done = clone.run(*SHORT, "tracking=none")
     assert done.status == 0, done.output
     assert not (clone.path / "mlflow.db").exists()
     (folder,) = clone.run_folders()
     uri = f"sqlite:///{clone.path / 'later.db'}"
     for _ in range(2):  # the second one finds everything sent
-        feeder = Feeder(folder, uri, "later", 60)
-        feeder.start()
-        assert feeder.close() is None
+        words = [str(folder), f"tracking.uri={uri}", "tracking.experiment=later"]
+        sent = subprocess.run(
+            [sys.executable, "experiments/replay.py", *words], cwd=clone.path, env=clone.env, capture_output=True, text=True
+        )
+        assert (sent.returncode, "is complete" in sent.stdout) == (0, True), sent.stdout + sent.stderr
     client = MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("later").experiment_id])
     assert run.info.status == "FINISHED"

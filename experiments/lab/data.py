@@ -34,7 +34,6 @@ class Data:
     channels: int
     train: Loader
     val: Loader
-    weighted: bool
     groups: int  # 0 where the data has no groups
 
 
@@ -119,7 +118,6 @@ def load_data(config: DataConfig, model_norm: dict[str, Any], device: torch.devi
         train.images.shape[1],
         make(train, notes, config.batch_size).shuffled(seed, augment if config.augment else None),
         make(val, val_notes, config.eval_batch_size),
-        notes.weight is not None,
         count_groups(notes, val_notes),
     )
 

@@ -103,6 +103,5 @@ def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.
         3,
         FolderLoader(train, notes, config, device, seed),
         FolderLoader(val, val_notes, config, device, None),
-        notes.weight is not None,
         count_groups(notes, val_notes),
     )

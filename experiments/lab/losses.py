@@ -22,7 +22,7 @@ class Criterion:
     weights, as `torch.nn.functional.cross_entropy` has it. So the loss of a large batch equals the sum of its parts' losses.
     """
 
-    def __init__(self, config: LossConfig, data: DataConfig, classes: int, groups: int, weighted: bool, device: torch.device) -> None:
+    def __init__(self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device) -> None:
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
         self.class_weight = self.pos_weight = self.group_weight = None

@@ -13,6 +13,7 @@ import torch
 
 from lab.errors import unknown
 from lab.run_folder import RunFolder
+from lab.schema import TrainerConfig
 from lab.settings import ROOT
 
 
@@ -27,18 +28,22 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device(wanted)
 
 
-def seed_all(seed: int, deterministic: bool) -> None:
-    """Seed every generator; `deterministic` also forbids torch's operations that differ from run to run."""
+def seed_all(config: TrainerConfig) -> None:
+    """Seed every generator and choose how exact and how repeatable torch's own operations are.
+
+    `deterministic` takes the repeatable variant of each operation that has one; torch warns of those that have none.
+    """
     import random
 
     import numpy
 
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    if deterministic:
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
+    random.seed(config.seed)
+    numpy.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
+    torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
+    torch.backends.cudnn.benchmark = not config.deterministic
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
 
 
 def describe(device: torch.device) -> dict[str, str]:

@@ -156,6 +156,7 @@ class TrainerConfig:
     device: str = "auto"
     seed: int = number(0, least=0)
     deterministic: bool = False
+    tf32: bool = True
     amp: str = choice("off", "off", "bf16", "fp16")
     channels_last: bool = False
     compile: bool = False

@@ -19,7 +19,6 @@ NAMED_BY_GROUP = {"task.name", "loss.name", "data.name"}
 @dataclass
 class Settings:
     config: TrainConfig
-    overrides: list[str]
 
     def tree(self) -> dict[str, Any]:
         """The resolved settings as plain containers."""
@@ -95,7 +94,7 @@ def load(words: Sequence[str]) -> Settings:
     except OmegaConfBaseException as error:
         raise UserError(str(error)) from None
     check(config)
-    return Settings(config, list(words))
+    return Settings(config)
 
 
 def combinations(words: Sequence[str]) -> list[list[str]]:

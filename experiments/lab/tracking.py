@@ -42,7 +42,7 @@ class Feeder(threading.Thread):
     def close(self) -> str | None:
         """Wait until all has been sent, at most `patience` seconds; return what went wrong, if it did."""
         self.ended.set()
-        self.join(self.patience)
+        self.join(self.patience + 5)
         if self.is_alive() and self.error is None:
             self.error = f"not finished within tracking.patience_seconds={self.patience:g}"
         return None if not self.is_alive() and self._all_sent() else self.error
@@ -151,6 +151,8 @@ class Feeder(threading.Thread):
     def _connected(self) -> Any:
         if self.client is None:
             os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
             if database := _sqlite_file(self.uri):
                 database.parent.mkdir(parents=True, exist_ok=True)
                 os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
