@@ -137,10 +137,10 @@ def rowwise_kernel(
         tl.store(out.correct + at, (tl.max(beaten, 1) == 0) & keep & valid & (lse == lse), mask=inside)
     if out.stats is not None:
         rows = (tl.num_programs(0) // blocks).to(tl.int64) * x.rows
-        tl.store(out.stats + at, top, mask=inside)
-        tl.store(out.stats + rows + at, ls, mask=inside)
-        tl.store(out.stats + 2 * rows + at, q, mask=inside)
-        tl.store(out.stats + 3 * rows + at, z, mask=inside)
+        tl.store(out.stats + at, tl.where(read, top, 0.0), mask=inside)
+        tl.store(out.stats + rows + at, tl.where(read, ls, 0.0), mask=inside)
+        tl.store(out.stats + 2 * rows + at, tl.where(read, q, 0.0), mask=inside)
+        tl.store(out.stats + 3 * rows + at, tl.where(read, z, 0.0), mask=inside)
 
     if gradient is not None:
         shrink = tl.where(valid, scale, float("nan"))

@@ -81,7 +81,7 @@ def indices(
 
 
 def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> None:
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return
     t = t.long()
     outside = (t < low) | (t >= end)

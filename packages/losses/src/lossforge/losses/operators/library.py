@@ -44,9 +44,9 @@ def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
         return False
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in others):
         return False
-    if torch.compiler.is_compiling():
-        return True
-    return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0
 
 
 def gradient_in_forward(mode: str | None, x: Tensor, reduction: str) -> bool:
@@ -77,12 +77,6 @@ def no_double_backward(name: str) -> None:
     torch.library.register_autograd(f"lossforge::{name}", backward, lib=LIBRARY)
 
 
-define("scale_", "(Tensor(a!) x, Tensor factor) -> ()")
-for device in DEVICES:
-    LIBRARY.impl("scale_", scale_, device)
-torch.library.register_fake("lossforge::scale_", lambda x, factor: None, lib=LIBRARY)
-
-
 class Once:
     """A gradient written in forward, to be handed out once: whoever gets it may change it."""
 
@@ -92,6 +86,9 @@ class Once:
     def take(self, upstream: Tensor) -> Tensor | None:
         """The gradient times `upstream`, in its own memory; None the second time."""
         gradient, self.gradient = self.gradient, None
-        if gradient is not None:
-            torch.ops.lossforge.scale_(gradient, upstream)
+        if gradient is None:
+            return None
+        if type(gradient) is not Tensor:  # a graph is being traced, in which nothing may be overwritten
+            return (gradient * upstream).to(gradient.dtype)
+        scale_(gradient, upstream)
         return gradient

@@ -158,17 +158,18 @@ def _fake_forward(*args):
 def _setup(ctx, inputs, output):
     *arguments, gradient, _ = inputs
     a = Rowwise(*arguments)
-    _, _, _, entropy, correct, stats, divisor, written = output
+    _, _, _, entropy, _, stats, divisor, written = output
     ctx.once = Once(written) if gradient else None
     ctx.tensors = [i for i, v in enumerate(a) if isinstance(v, Tensor)]
     ctx.arguments = [None if isinstance(v, Tensor) else v for v in a]
     ctx.save_for_backward(stats, divisor, entropy, *(a[i] for i in ctx.tensors))
-    ctx.mark_non_differentiable(correct)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, loss, z_loss, lse, entropy, *_):
     nothing = (None,) * len(Rowwise._fields)
+    asked = ctx.arguments[-1]
+    z_loss, lse, entropy = (t if wanted else None for t, wanted in zip((z_loss, lse, entropy), asked, strict=False))
     arriving = (loss, z_loss, lse, entropy)
     if all(t is None for t in arriving):
         return (*nothing, None, None)

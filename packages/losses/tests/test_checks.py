@@ -1,0 +1,110 @@
+"""Mistakes stop before any launch, with an error that names the argument, what came and what is accepted."""
+
+import pytest
+import torch
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import CrossEntropyLoss, SigmoidFocalLoss, cross_entropy, preference_bce_with_logits, sigmoid_focal_loss
+from lossforge.losses.registry import LOSSES
+
+EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+X = torch.rand(3, 4)
+INDEX = torch.tensor([0, 1, 2])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_launched():
+    before = launch_counts()
+    yield
+    assert launch_counts() == before
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("kind", "message", "x", "target", "options"),
+    [
+        (TypeError, "input must be of a floating dtype, got torch.int64", X.long(), INDEX, {}),
+        (TypeError, "input must be a tensor, got list", [1.0], INDEX, {}),
+        (TypeError, "target must be a tensor, got int", X, 1, {}),
+        (TypeError, "target must be of an integer dtype, got torch.bool", X, INDEX.bool(), {}),
+        (ValueError, r"target must have the shape of input, \(3, 4\).* got \(3, 1\)", X, torch.rand(3, 1), {}),
+        (ValueError, r"target must have shape \(3,\), got \(4,\)", X, torch.zeros(4, dtype=torch.long), {}),
+        (ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'", X, INDEX, {"reduction": "avg"}),
+        (ValueError, "gradient must be one of None, 'forward', 'backward', got 'both'", X, INDEX, {"gradient": "both", "reduction": "sum"}),
+        (ValueError, "gradient=\"forward\" needs a scalar result", X, INDEX, {"gradient": "forward", "reduction": "none"}),
+        (ValueError, "empty must be one of 'nan', 'zero', got 'none'", X, INDEX, {"empty": "none", "reduction": "sum"}),
+        (ValueError, "normalizer needs a scalar result", X, INDEX, {"normalizer": 2.0, "reduction": "none"}),
+        (ValueError, r"normalizer must be .* 0-d tensor, got shape \(2,\)", X, INDEX, {"normalizer": torch.ones(2), "reduction": "sum"}),
+        (ValueError, "target_b and lam go together, got only lam", X, INDEX, {"lam": 0.5}),
+        (ValueError, "target_b and lam go together, got only target_b", X, INDEX, {"target_b": INDEX}),
+        (ValueError, "lam must be finite and at least 0 and at most 1, got 1.5", X, INDEX, {"target_b": INDEX, "lam": 1.5}),
+        (TypeError, "lam must be a number, got str", X, INDEX, {"target_b": INDEX, "lam": "half"}),
+        (ValueError, r"lam must be .* got shape \(5,\)", X, INDEX, {"target_b": INDEX, "lam": torch.rand(5)}),
+        (TypeError, "unexpected keyword argument 'gama'; the options are", X, INDEX, {"gama": 2.0}),
+    ],
+    ids=lambda v: v[:40] if isinstance(v, str) else None,
+)  # fmt: skip
+def test_every_loss(loss, kind, message, x, target, options):
+    with pytest.raises(kind, match=message):
+        loss.function(x, target, **options)
+
+
+@EACH
+def test_inplace_refuses_a_leaf(loss):
+    with pytest.raises(ValueError, match="inplace=True needs logits that are an intermediate result, got a leaf that requires grad"):
+        loss.function(X.clone().requires_grad_(), INDEX, inplace=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "options"),
+    [
+        (ValueError, "gamma must be finite and at least 0, got -1", {"gamma": -1}),
+        (TypeError, "gamma must be a number, got str", {"gamma": "2"}),
+        (ValueError, "alpha must be finite and at most 1, got 1.5", {"alpha": 1.5}),
+        (ValueError, r"alpha must broadcast to the shape of input, \(3, 4\), got \(3,\)", {"alpha": torch.rand(3)}),
+        (ValueError, r"weight must broadcast to the shape of input, \(3, 4\), got \(2, 4\)", {"weight": torch.rand(2, 4)}),
+        (ValueError, "dim must be at least -2 and below 2 .* got 2", {"dim": 2}),
+    ],
+)
+def test_focal(kind, message, options):
+    with pytest.raises(kind, match=message):
+        sigmoid_focal_loss(X, INDEX, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "options"),
+    [
+        (ValueError, "label_smoothing must be finite and at least 0 and at most 1, got 1.1", {"label_smoothing": 1.1}),
+        (ValueError, "softcap must be finite and above 0, got 0", {"softcap": 0}),
+        (ValueError, "z_loss must be finite and at least 0, got -0.1", {"z_loss": -0.1}),
+        (ValueError, "scale must be finite, got nan", {"scale": float("nan")}),
+        (ValueError, r"weight must hold one weight a class, shape \(4,\), got \(3,\)", {"weight": torch.rand(3)}),
+        (TypeError, "weight must be of a floating dtype, got torch.int64", {"weight": torch.ones(4, dtype=torch.long)}),
+    ],
+)
+def test_cross_entropy(kind, message, options):
+    with pytest.raises(kind, match=message):
+        cross_entropy(X, INDEX, **options)
+
+
+def test_cross_entropy_outputs_and_shapes():
+    with pytest.raises(ValueError, match="return_correct needs class indices as target, got probabilities"):
+        cross_entropy(X, X, return_correct=True)
+    with pytest.raises(ValueError, match="input must have a dimension of classes, got a 0-d tensor"):
+        cross_entropy(torch.tensor(1.0), torch.tensor(0))
+
+
+def test_groups():
+    with pytest.raises(ValueError, match="group and group_weight go together, got only group"):
+        preference_bce_with_logits(X, INDEX, group=INDEX[:, None])
+    with pytest.raises(ValueError, match=r"group_weight must hold one weight a group, shape \(G,\), got \(1, 3\)"):
+        preference_bce_with_logits(X, INDEX, group=INDEX[:, None], group_weight=torch.ones(1, 3))
+    with pytest.raises(ValueError, match=r"group must broadcast to the shape of input, \(3, 4\), got \(3,\)"):
+        preference_bce_with_logits(X, INDEX, group=INDEX, group_weight=torch.ones(3))
+
+
+def test_modules():
+    with pytest.raises(TypeError, match="CrossEntropyLoss takes no option 'dim'; it takes empty, gradient, inplace, validate"):
+        CrossEntropyLoss(dim=1)
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        SigmoidFocalLoss(reduction="avg")

@@ -1,0 +1,42 @@
+"""Modules hold options and class-wise tensors; they compute what their functions do."""
+
+import pytest
+import torch
+
+from lossforge.losses import BCEWithLogitsLoss, CrossEntropyLoss, PreferenceBCEWithLogitsLoss, SigmoidFocalLoss
+from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import samples
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_module_computes_its_function(loss, device):
+    for sample in samples(loss, device):
+        if sample.x.numel() > 300:
+            continue
+        build = {k: v for k, v in sample.kwargs.items() if k in ("label_smoothing", "z_loss", "softcap", "scale", "alpha", "gamma", "dim")}
+        call = {k: v for k, v in sample.kwargs.items() if k not in build}
+        module = loss.module(reduction="sum", **build).to(device)
+        assert torch.equal(
+            module(sample.x, sample.target, **call), loss.function(sample.x, sample.target, reduction="sum", **sample.kwargs)
+        )
+
+
+def test_class_wise_tensors_are_buffers():
+    for module, names in (
+        (CrossEntropyLoss(torch.rand(4)), ["weight"]),
+        (BCEWithLogitsLoss(torch.rand(4), pos_weight=torch.rand(4)), ["weight", "pos_weight"]),
+        (SigmoidFocalLoss(alpha=torch.rand(4)), ["alpha"]),
+        (PreferenceBCEWithLogitsLoss(torch.rand(2)), ["group_weight"]),
+    ):
+        assert list(module.state_dict()) == names
+        assert all(b.dtype == torch.float64 for b in module.double().buffers())
+
+
+def test_registry_is_whole():
+    assert {loss.formula for loss in LOSSES.values()} == set(FORMULAS)
+    for name, loss in LOSSES.items():
+        assert loss.name == name
+        assert loss.module.function is loss.function
+        assert loss.function.__doc__
+        assert loss.judged() is not None

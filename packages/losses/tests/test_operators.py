@@ -1,0 +1,204 @@
+"""The losses as PyTorch operators: opcheck, compile, export, torch.func, forward mode, saved graphs, autocast, data parallel."""
+
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+
+from lossforge.losses import cross_entropy
+from lossforge.losses.operators.elementwise import SCHEMA as ELEMENTWISE
+from lossforge.losses.operators.rowwise import SCHEMA as ROWWISE
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import error, run, samples
+
+EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+COMPILED = ("dense", "class index", "class index, middle dimension", "mixup pair", "image", "probabilities", "class weights and smoothing")
+
+
+def operator_call(call) -> tuple[str, tuple]:
+    """Name and arguments of the one operator call that `call` makes."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("elementwise", "rowwise"):
+            operator = getattr(torch.ops.lossforge, name)
+            patch.setattr(torch.ops.lossforge, name, lambda *a, n=name, f=operator: seen.append((n, a)) or f(*a))
+        call()
+    ((name, args),) = seen
+    return name, args
+
+
+@EACH
+def test_opcheck(loss, device):
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for sample in samples(loss, device):
+        if sample.x.numel() > 300 or not (sample.name in COMPILED or sample.name.startswith("options")):
+            continue
+        x = sample.x.detach().requires_grad_()
+        for mode in ("forward", "backward"):
+            name, args = operator_call(lambda: loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode))  # noqa: B023
+            result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests)
+            assert set(result.values()) == {"SUCCESS"}, (sample.name, result)
+
+
+def test_schemas_match_their_arguments():
+    from lossforge.losses.operators.elementwise import Elementwise
+    from lossforge.losses.operators.rowwise import Rowwise
+
+    for schema, arguments in ((ELEMENTWISE, Elementwise), (ROWWISE, Rowwise)):
+        assert [a.split()[-1] for a in schema.split(", ")] == list(arguments._fields)
+
+
+@EACH
+def test_compile_without_graph_breaks(loss, device):
+    """fullgraph, and no recompilation when the number of rows or a hyper-parameter changes."""
+    torch._dynamo.reset()
+    for sample in samples(loss, device):
+        if sample.name not in COMPILED:
+            continue
+
+        def call(x, target, upstream, **kwargs):
+            return (loss.function(x, target, **kwargs, reduction="mean") * upstream).sum()
+
+        compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+        for upstream in (2.0, 3.0):
+            x = sample.x.detach().requires_grad_()
+            compiled(x, sample.target, upstream, **sample.kwargs).backward()
+            exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")
+            assert error(x.grad, exact.gradient * upstream) < 3e-6, sample.name
+
+
+@EACH
+def test_compile_does_not_recompile(loss, device):
+    """Over the number of rows, and over λ where it is a tensor; as everywhere in torch, other numbers are constants of the graph."""
+    torch._dynamo.reset()
+    compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    kept = sample.target >= 0
+    x, target = sample.x[kept], sample.target[kept]
+    compiled = torch.compile(
+        lambda x, t, lam: loss.function(x, t, target_b=t.flip(0), lam=lam, reduction="mean"), fullgraph=True, dynamic=True, backend=compiles
+    )
+    frames = []
+    for rows in (3, 4, 5, 6):
+        compiled(x[:rows].detach().requires_grad_(), target[:rows], torch.tensor(rows / 10, device=device)).backward()
+        frames.append(compiles.frame_count)
+    assert len(set(frames)) == 1
+
+
+@pytest.mark.parametrize("name", ["focal", "ce"])
+def test_inductor(name, device):
+    """Around the operator, whichever template: compiled code before and after it."""
+    loss = LOSSES[name]
+    torch._dynamo.reset()
+    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    x = sample.x.detach().requires_grad_()
+    compiled = torch.compile(lambda x: loss.function(x.sin().abs(), sample.target, reduction="sum") * 2, fullgraph=True)
+    compiled(x).backward()
+    wide = sample.x.detach().double().requires_grad_()
+    (loss.reference(wide.sin().abs(), sample.target, reduction="sum") * 2).backward()
+    assert error(x.grad, wide.grad) < 1e-5
+
+
+@EACH
+def test_export(loss, device):
+    class Model(torch.nn.Module):
+        def forward(self, x, target):
+            return loss.function(x * 2, target, reduction="mean")
+
+    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    x = sample.x / 2
+    program = torch.export.export(Model(), (x, sample.target))
+    assert any("lossforge" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(x, sample.target), Model()(x, sample.target))
+
+
+@EACH
+def test_torch_func(loss, device):
+    sample = next(s for s in samples(loss, device) if s.name == "class index")
+
+    def call(x, target):
+        return loss.function(x, target, reduction="sum")
+
+    exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
+    assert error(torch.func.grad(call)(sample.x, sample.target), exact.gradient) < 3e-6
+    per_sample = torch.func.vmap(torch.func.grad(call))(sample.x.unsqueeze(1), sample.target.unsqueeze(1)).squeeze(1)
+    assert error(per_sample, exact.gradient) < 3e-6
+    direction = torch.rand_like(sample.x)
+    value, slope = torch.func.jvp(lambda x: call(x, sample.target), (sample.x,), (direction,))
+    assert error(value, exact.value) < 3e-6
+    assert error(slope, (direction * exact.gradient).sum()) < 1e-5
+    compiled = torch.compile(torch.func.grad(call), backend="aot_eager")(sample.x, sample.target)
+    assert error(compiled, exact.gradient) < 3e-6
+
+
+@EACH
+def test_forward_mode(loss, device):
+    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
+    direction = torch.rand_like(sample.x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(sample.x, direction)
+        value = loss.function(dual, sample.target, reduction="sum")
+        slope = torch.autograd.forward_ad.unpack_dual(value).tangent
+    assert slope is not None
+    assert error(slope, (direction * exact.gradient).sum()) < 1e-5
+
+
+@EACH
+def test_autocast_takes_half_precision_logits(loss, device):
+    sample = next(s for s in samples(loss, device, torch.bfloat16) if s.name == "class index")
+    with torch.autocast(device, torch.bfloat16):
+        ours = run(loss.function, sample, reduction="mean")
+    exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")
+    assert ours.value.dtype == torch.float32
+    assert ours.gradient.dtype == torch.bfloat16
+    assert error(ours.value, exact.value) < 3e-6
+
+
+def test_backward_operators_refuse_to_be_differentiated(device):
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    target = torch.tensor([0, 1, 2], device=device)
+    args = ["cross_entropy", x, target, None, None, None, None, [], -100, 0.0, 1.0, None, 0.0, 1.0, "mean", False, [False] * 4]
+    out = torch.ops.lossforge.rowwise(*args, False, True)
+    g = torch.ops.lossforge.rowwise_backward(*args, out[5], out[6], out[3], torch.ones((), device=device), None, None, None)
+    with pytest.raises(RuntimeError, match="rowwise_backward cannot be differentiated"):
+        g.sum().backward()
+
+
+def test_checkpointing_and_saved_tensor_hooks(device):
+    x = torch.randn(6, 5, device=device, requires_grad=True)
+    target = torch.tensor([0, 1, 2, 3, 4, 0], device=device)
+    (expected,) = torch.autograd.grad(cross_entropy(x * 2, target), x)
+    value = torch.utils.checkpoint.checkpoint(lambda x: cross_entropy(x * 2, target), x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(value, x)[0], expected)
+    with torch.autograd.graph.save_on_cpu():
+        value = cross_entropy(x * 2, target, gradient="backward")
+    torch.testing.assert_close(torch.autograd.grad(value, x)[0], expected)
+
+
+def test_graph_is_freed_without_the_garbage_collector(device):
+    """A gradient written in forward makes no cycle: memory goes when the loss goes."""
+    gc.disable()
+    try:
+        x = torch.randn(6, 5, device=device, requires_grad=True)
+        logits = x * 2
+        value = cross_entropy(logits, torch.zeros(6, dtype=torch.long, device=device))
+        once = weakref.ref(value.grad_fn.once)
+        del value, logits
+        assert once() is None
+    finally:
+        gc.enable()
+
+
+def test_distributed_data_parallel():
+    """Two real processes under torchrun: the averaged gradient is that of the whole batch."""
+    worker = pathlib.Path(__file__).with_name("data_parallel.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("gradients agree") == 2
