@@ -1,18 +1,18 @@
-"""Compile every kernel variant that the losses launch, for GPUs that need not be there. Run by test_ahead_of_time.py in a process of its own.
+"""Compile every kernel variant that the losses launch, for GPUs that need not be there. test_ahead_of_time.py runs this on its own.
 
 The interpreter accepts much that the compiler refuses. Here the kernels are real: the host code runs on CPU tensors as far as
 each launch, which is recorded with the specialisation that Triton's own launcher would choose, and compiled instead of started.
 """
 
+import inspect
+import itertools
 import json
 import multiprocessing
 import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +23,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from lossforge import kernels
-from lossforge.kernels import targets
-from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.operators import library
 from lossforge.losses.registry import LOSSES, Loss
-from lossforge.losses.testing import samples
+from lossforge.losses.testing import Sample, samples
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HOPPER, AMPERE = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 80, 32)
@@ -49,20 +46,129 @@ class Variant(NamedTuple):
 
 
 class Recorder:
-    """Takes the place of Triton's launcher: keeps each variant once, and who launched it first."""
+    """Takes the place of Triton's launcher: keeps each variant once, under the first call that launched it."""
 
     def __init__(self) -> None:
-        self.variants: dict[str, Variant] = {}
-        self.cases: dict[str, str] = {}
+        self.variants: dict[str, tuple[str, Variant]] = {}
         self.case = ""
         self.backend = make_backend(HOPPER)
+        self.binders: dict[JITFunction, Any] = {}
 
     def __call__(self, kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        options = {name: kwargs[name] for name in kwargs if name not in kernel.arg_names}
-        bind = create_function_from_signature(kernel.signature, kernel.params, self.backend)
-        bound, specialization, _ = bind(*args, **kwargs, debug=False)
-        _, signature, constants, attributes = kernel._pack_args(self.backend, {**kwargs, "debug": False}, bound, specialization, options)
+        if kernel not in self.binders:
+            self.binders[kernel] = create_function_from_signature(kernel.signature, kernel.params, self.backend)
+        bound, specialization, options = self.binders[kernel](*args, **kwargs)
+        _, signature, constants, attributes = kernel._pack_args(self.backend, kwargs, bound, specialization, options)
         variant = Variant(kernel, signature, constants, attributes, options)
-        key = f"{variant.source().hash()} {options}"
-        self.variants.setdefault(key, variant)
-        self.cases.setdefault(key, self.case)
+        self.variants.setdefault(f"{kernel.__name__} {variant.source().hash()} {options}", (self.case, variant))
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "value": {"reduction": "mean"},
+    "forward": {"reduction": "mean", "gradient": "forward"},
+    "backward": {"reduction": "mean", "gradient": "backward"},
+    "none": {"reduction": "none"},
+    "zero": {"reduction": "sum", "gradient": "forward", "empty": "zero", "normalizer": torch.tensor(2.0)},
+}
+
+
+def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
+    """Sizes at which tiles, warps, alignment and integer widths differ from the small samples'. No entry is computed."""
+    if loss.template == "elementwise":
+        yield Sample("aligned", torch.zeros(64, 64, dtype=dtype), torch.zeros(64, 64, dtype=dtype))
+        yield Sample("big tiles", torch.zeros(1).to(dtype).expand(2**11, 2**10), torch.zeros(2**11, dtype=torch.int64))
+        yield Sample("several tiles a program", torch.zeros(2**13, 2**11, dtype=dtype), torch.zeros(2**13, dtype=torch.int64))
+        yield Sample("64-bit", torch.zeros(1).to(dtype).expand(2**16, 2**15, 2), torch.zeros(1).to(dtype).expand(2**16, 2**15, 2))
+        yield Sample("pixels", torch.zeros(2, 32, 16, 16, dtype=dtype), torch.zeros(2, 16, 16, dtype=torch.int64), {"dim": 1})
+        return
+    for classes in (16, 1000, 4096, 8192, 32000, 65536):
+        yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64))
+    wide = torch.zeros(4, 32000, dtype=dtype)
+    index = torch.zeros(4, dtype=torch.int64)
+    outputs = {f"return_{name}": True for name in ("z_loss", "lse", "entropy", "correct")}
+    yield Sample("all outputs", torch.zeros(32, 128, dtype=dtype), torch.zeros(32, dtype=torch.int64), {**outputs, "z_loss": 1e-4})
+    yield Sample("all outputs, many classes", wide, index, {**outputs, "z_loss": 1e-4})
+    yield Sample("all options, many classes", wide, index, {"weight": wide[0], "label_smoothing": 0.1, "softcap": 30.0, "z_loss": 1e-4})
+    yield Sample("pair, many classes", wide, index, {"target_b": index, "lam": 0.5, "label_smoothing": 0.1})
+    yield Sample("probabilities, many classes, weights", wide, wide, {"weight": wide[0], "label_smoothing": 0.1})
+    for classes in (21, 150):
+        x, pixels = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 32, 32, dtype=torch.int64)
+        yield Sample(f"pixels, {classes} classes", x, pixels)
+        yield Sample(f"pixels, {classes} classes, smoothing", x, pixels, {"label_smoothing": 0.1, "weight": x[0, :, 0, 0].contiguous()})
+        yield Sample(f"pixels, {classes} classes, probabilities", x, x)
+
+
+def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
+    """Tensors that the function's signature offers beside the target, by name."""
+    names = inspect.signature(loss.function).parameters
+    for name in ("weight", "preference", "pos_weight"):
+        if name in names and loss.template == "elementwise":
+            yield {name: x[:1].detach()}
+    if "alpha" in names:
+        yield {"alpha": x[0].detach()}
+    if "group" in names:
+        yield {"group": torch.zeros(x.shape, dtype=torch.int64), "group_weight": torch.ones(3, dtype=x.dtype)}
+        yield {"group": torch.zeros(x.shape[0], 1, dtype=torch.int32), "group_weight": torch.ones(3), "preference": x.detach()}
+
+
+def record() -> Recorder:
+    """Walk the public functions with every kind of argument; the launches are only noted."""
+    recorder = Recorder()
+    JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
+    library.INTERPRETED = True  # CPU tensors go through the kernels
+    for (i, loss), dtype in itertools.product(enumerate(LOSSES.values()), DTYPES):
+        calls = [*samples(loss, "cpu", dtype), *large(loss, dtype)]
+        calls += [Sample(f"with {', '.join(e)}", s.x, s.target, e) for s in calls[:1] for e in extras(loss, s.x)]
+        indexed = [s for s in calls if s.name == "class index"]
+        calls += [Sample(f"class index with {', '.join(e)}", s.x, s.target, e) for s in indexed for e in extras(loss, s.x)]
+        for j, sample in enumerate(calls):
+            # every sample in float32 and one half dtype, each in one mode; the first of a loss in all: pairs, not the product
+            modes = list(MODES)
+            chosen = {modes[(i + j + DTYPES.index(dtype)) % 5]} if dtype == torch.float32 or (i + j + DTYPES.index(dtype)) % 2 else set()
+            if j == 0:
+                chosen = set(modes)
+            for mode in sorted(chosen):
+                options = {**MODES[mode], **sample.kwargs}
+                if mode == "none" and "normalizer" in sample.kwargs:
+                    continue
+                recorder.case = f"{loss.name} {dtype} {sample.name} {mode}"
+                x = sample.x.detach().requires_grad_(mode != "value" and sample.name != "64-bit")
+                out = loss.function(x, sample.target, **options)
+                if x.requires_grad:
+                    outs = [out] if isinstance(out, Tensor) else [t for t in out if t is not None and t.requires_grad]
+                    torch.autograd.grad(outs, x, [torch.ones_like(t) for t in outs])
+    return recorder
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """REG, STACK and SHARED of a kernel; STACK is memory that registers did not hold."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return {name: int(n) for name, n in re.findall(r"\b(REG|STACK|SHARED):(\d+)", text)}
+
+
+def compiled(number: int) -> dict[str, Any]:
+    """Compile one variant; the reason where the compiler refuses it."""
+    case, variant, target = WORK[number]
+    found: dict[str, Any] = {"kernel": variant.kernel.__name__, "case": case, "arch": target.arch, "options": variant.options}
+    try:
+        kernel = triton.compile(variant.source(), target=target, options=variant.options)
+    except Exception as error:
+        reasons = [str(error)]
+        while error.__cause__ is not None:
+            error = error.__cause__
+            reasons.append(str(error))
+        return {**found, "error": "\n".join(reasons)}
+    return {**found, **resources(kernel.asm["cubin"])}
+
+
+WORK: list[tuple[str, Variant, GPUTarget]] = []
+
+if __name__ == "__main__":
+    recorded = record().variants.values()
+    WORK += [(case, variant, HOPPER) for case, variant in recorded]
+    WORK += [(case, variant, AMPERE) for case, variant in list(recorded)[::20]]
+    with multiprocessing.get_context("fork").Pool(int(sys.argv[1])) as pool:
+        json.dump(pool.map(compiled, range(len(WORK)), chunksize=4), sys.stdout)

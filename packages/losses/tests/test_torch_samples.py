@@ -1,5 +1,6 @@
 """PyTorch's own samples of each loss, through ours and through torch's in float64. None is filtered: what differs has a name."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -134,18 +135,40 @@ def exactly(call: Call, judge: Callable[..., Any]) -> tuple[Tensor, Tensor]:
 
     That is Σ |a ∂L/∂a| over the entries of every floating argument; torch samples class weights and probabilities of either sign.
     """
-    leaves: list[Tensor] = []
+    others: list[Tensor] = []
+    inputs = changed(lambda t: t.detach().double().requires_grad_(), call.inputs)
 
-    def leaf(t: Tensor) -> Tensor:
-        leaves.append(t.detach().double().requires_grad_())
-        return leaves[-1]
+    def value_of(change: Callable[[Tensor], Tensor]) -> Tensor:
+        return call.build(judge, change)(*inputs, **changed(change, call.kwargs))
 
-    value = call.build(judge, leaf)(*changed(leaf, call.inputs), **changed(leaf, call.kwargs))
+    def noted(t: Tensor) -> Tensor:
+        others.append(t)
+        return t.detach().double()
+
+    value = value_of(noted)
     size = value.detach().abs().amax()
     if value.ndim == 0:
-        gradients = torch.autograd.grad(value, leaves, allow_unused=True)
-        size = size + sum((t.detach() * g).abs().sum() for t, g in zip(leaves, gradients, strict=True) if g is not None)
+        leaves = [t for t in inputs if t.requires_grad]
+        gradients = torch.autograd.grad(value, leaves)
+        size = size + sum((t.detach() * g).abs().sum() for t, g in zip(leaves, gradients, strict=True))
+        step = 1e-6
+        for k, i in ((k, i) for k, t in enumerate(others) for i in range(t.numel())):  # torch does not differentiate weights
+            above, below = (value_of(nudge(k, i, 1 + change)) for change in (step, -step))
+            size = size + (above - below).detach().abs() / (2 * step)
     return value.detach(), size
+
+
+def nudge(which: int, entry: int, factor: float) -> Callable[[Tensor], Tensor]:
+    """Multiply one entry of the `which`-th tensor that it is called with."""
+    counter = itertools.count()
+
+    def change(t: Tensor) -> Tensor:
+        t = t.detach().double().clone()
+        if next(counter) == which:
+            t.view(-1)[entry] *= factor
+        return t
+
+    return change
 
 
 def check(got: Tensor, exact: Tensor, torchs: Tensor, where: tuple, size: Tensor, roundings: int = 1) -> None:

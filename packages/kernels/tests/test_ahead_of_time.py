@@ -1,0 +1,38 @@
+"""Every kernel variant that the registered losses launch compiles for Hopper and Ampere, with its values in registers. No GPU is needed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from lossforge.losses.registry import LOSSES
+
+# Bytes of local memory a thread: a few variants keep a flag or two there; a tile that does not fit shows as hundreds.
+SPILL = 16
+
+
+def test_every_variant_compiles(subtests):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_ahead.py")
+    workers = min(8, os.cpu_count() or 1)
+    done = subprocess.run([sys.executable, script, str(workers)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    variants = json.loads(done.stdout)
+    compiled = [v for v in variants if "error" not in v]
+    print(f"{len(compiled)} of {len(variants)} compiled:", dict(Counter(f"{v['kernel']} sm_{v['arch']}" for v in compiled)))
+
+    with subtests.test("compiled"):
+        refused = {v["error"][-500:]: f"{v['kernel']}: {v['case']}" for v in variants if "error" in v}
+        assert not refused, "\n\n".join(f"{case}\n{reason}" for reason, case in refused.items())
+    with subtests.test("local memory"):
+        spilled = [f"{v['STACK']} bytes, {v['REG']} registers: {v['kernel']} sm_{v['arch']} {v['case']}" for v in compiled]
+        assert not [line for line, v in zip(spilled, compiled, strict=True) if v["STACK"] > SPILL]
+    with subtests.test("coverage"):
+        words = [v["case"].split() for v in variants]
+        cases = {(loss, dtype, mode) for loss, dtype, *_, mode in words}
+        dtypes = ("torch.float32", "torch.bfloat16", "torch.float16")
+        modes = ("value", "forward", "backward", "none")
+        assert cases >= {(loss, dtype, mode) for loss in LOSSES for dtype in dtypes for mode in modes}
+        assert {v["arch"] for v in variants} == {80, 90}
