@@ -57,7 +57,8 @@ class Trainer:
         self.ema = self._make_ema()
         self.mix = Mix(config.data.mixup, config.data.cutmix, config.data.mix_probability, device, settings.seed)
         self.guard = Guard(self.model, settings.max_nonfinite, device)
-        self.clock = Clock(device, settings.timing_warmup)
+        # a compiled model is compiled again for the first epoch's smaller last batch
+        self.clock = Clock(device, max(settings.timing_warmup, self.per_epoch if settings.compile else 0))
         self.best = Best()
         self.epoch = self.done = 0
         self.values: dict[str, float] = {}
