@@ -20,56 +20,51 @@ from lossforge.kernels.reduce import Sum, divided, finish, new_sum
 PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
 
 
-class Groups(NamedTuple):
-    """A group id per element and one weight per group."""
-
-    at: Strided
-    weight_ptr: Tensor
-    count: int
-
-
 @triton.jit
 def coordinates(start, lane, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, BIG: tl.constexpr):
     """(flat index, i0, i1, i2) of the elements start + lane of an (n0, n1, n2) tensor; (n0, COLUMNS) where that is given."""
-    if FLAT:
-        return start + lane, 0, lane, 0
-    if COLUMNS is not None:
-        row = start // COLUMNS
-        local = (start - row * COLUMNS).to(tl.int32) + lane
-        down = local // COLUMNS
-        return start + lane, row + down, local - down * COLUMNS, 0
-    i = start + lane
-    if not BIG:
-        i = i.to(tl.int32)
-    outer = i // n2
-    return i, outer // n1, outer % n1, i - outer * n2
+    flat, i0, i1, i2 = start + lane, 0, lane, 0
+    if not FLAT:
+        if COLUMNS is not None:
+            row = start // COLUMNS
+            local = (start - row * COLUMNS).to(tl.int32) + lane
+            down = local // COLUMNS
+            i0, i1 = row + down, local - down * COLUMNS
+        else:
+            i = flat if BIG else flat.to(tl.int32)
+            outer = i // n2
+            i0, i1, i2 = outer // n1, outer % n1, i - outer * n2
+    return flat, i0, i1, i2
 
 
 @triton.jit
-def weight_tile(weight, groups, at, mask):
+def weight_tile(weight, group, group_weight_ptr, groups, at, mask):
     """Weight of each element: its own, its group's, or their product; nan where the group does not exist."""
     w = 1.0
-    if weight is not None:
+    if weight.ptr is not None:
         w = tl.load(weight.ptr + offset(weight, at), mask=mask, other=0.0).to(tl.float32)
-    if groups is not None:
-        group = tl.load(groups.at.ptr + offset(groups.at, at), mask=mask, other=0)
-        exists = (group >= 0) & (group < groups.count)
-        share = tl.load(groups.weight_ptr + group, mask=mask & exists, other=0.0).to(tl.float32)
+    if group.ptr is not None:
+        member = tl.load(group.ptr + offset(group, at), mask=mask, other=0)
+        exists = (member >= 0) & (member < groups)
+        share = tl.load(group_weight_ptr + member, mask=mask & exists, other=0.0).to(tl.float32)
         w = w * tl.where(exists, share, float("nan"))
     return w
 
 
 @triton.jit
 def elementwise_kernel(
-    x,
+    x,  # this and all without _ptr down to `gradient`: Strided
     target,
+    target_b,
+    lam,
     weight,
-    groups,
+    group,
     parameter,  # a tensor that is the formula's last hyper-parameter
     upstream,  # per element
-    factor_ptr,  # 0-d
     out,
     gradient,
+    factor_ptr,  # 0-d upstream
+    group_weight_ptr,
     sum,
     divisor_ptr,
     hyper,
@@ -77,6 +72,9 @@ def elementwise_kernel(
     n,
     n1,
     n2,
+    classes,
+    groups,
+    ignore,
     tiles,
     formula: tl.constexpr,
     load_target: tl.constexpr,
@@ -98,20 +96,20 @@ def elementwise_kernel(
         mask = start + lane < n
         at = coordinates(start, lane, n1, n2, COLUMNS, FLAT, BIG)
         x_tile = tl.load(x.ptr + offset(x, at), mask=mask, other=0.0).to(tl.float32)
-        y, counts, valid = load_target(target, at, at[2], mask)
-        if parameter is None:
+        y, counts, valid = load_target(target, target_b, lam, classes, ignore, at, at[2], mask)
+        if parameter.ptr is None:
             value, slope = formula(x_tile, y, *hyper)
         else:
             value, slope = formula(x_tile, y, *hyper, tl.load(parameter.ptr + offset(parameter, at), mask=mask, other=1.0).to(tl.float32))
-        w = weight_tile(weight, groups, at, mask)
-        if gradient is not None:
+        w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
+        if gradient.ptr is not None:
             slope = slope * w * factor
-            if upstream is not None:
+            if upstream.ptr is not None:
                 slope *= tl.load(upstream.ptr + offset(upstream, at), mask=mask, other=0.0).to(tl.float32)
             slope = tl.where(counts, tl.where(valid, slope, float("nan")), 0.0)
             tl.store(gradient.ptr + offset(gradient, at), slope, mask=mask)
         value = tl.where(counts, tl.where(valid, value * w, float("nan")), 0.0)
-        if out is not None:
+        if out.ptr is not None:
             tl.store(out.ptr + offset(out, at), value * scale, mask=mask)
         part += value
     if sum is not None:
@@ -124,11 +122,11 @@ class Geometry(NamedTuple):
     n1: int
     n2: int
     columns: int | None
-    strided: list[Strided | None]
+    strided: list[Strided]
 
     @property
     def flat(self) -> bool:
-        return all(t is None or t.s0 is None for t in self.strided)
+        return all(t.s0 is None for t in self.strided)
 
 
 def geometry(tensors: Sequence[Tensor | None], class_dim: int | None) -> Geometry | None:
@@ -159,7 +157,7 @@ def geometry(tensors: Sequence[Tensor | None], class_dim: int | None) -> Geometr
         for t, step in zip(given, steps, strict=True)
     ]
     found = iter(strided)
-    return Geometry(n1, n2, n1 if n2 == 1 and n1 <= 65536 else None, [None if t is None else next(found) for t in tensors])
+    return Geometry(n1, n2, n1 if n2 == 1 and n1 <= 65536 else None, [Strided() if t is None else next(found) for t in tensors])
 
 
 def elementwise(
@@ -201,12 +199,7 @@ def elementwise(
     else:
         copies = tensors
     x_, gradient_, out_, target_, b_, lam_, weight_, group_, parameter_, upstream_ = g.strided
-    load_target, loaded = targets.dense, target_
-    if indices:
-        classes = x.shape[class_dim]
-        load_target, loaded = targets.class_index, targets.Indices(target_, classes, ignore_index)
-        if b_ is not None:
-            load_target, loaded = targets.mixup, targets.Pair(loaded, targets.Indices(b_, classes, ignore_index), lam_)
+    load_target = targets.dense if not indices else targets.class_index if target_b is None else targets.mixup
     n = x.numel()
     block = 1024 if n < 2**20 else 2048
     tiles = triton.cdiv(n, block * PROGRAMS)
@@ -217,14 +210,17 @@ def elementwise(
         (programs,),
         x.device,
         x_,
-        loaded,
+        target_,
+        b_,
+        lam_,
         weight_,
-        None if group_ is None else Groups(group_, group_weight, len(group_weight)),
+        group_,
         parameter_,
         upstream_,
-        factor,
         out_,
         gradient_,
+        factor,
+        group_weight,
         sum,
         divisor,
         tuple(hyper),
@@ -232,6 +228,9 @@ def elementwise(
         n,
         g.n1,
         g.n2,
+        x.shape[class_dim] if indices else 0,
+        0 if group_weight is None else len(group_weight),
+        ignore_index,
         tiles,
         formula=formula,
         load_target=load_target,

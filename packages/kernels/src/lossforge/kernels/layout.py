@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Strided(NamedTuple):
-    """A tensor as a kernel sees it. `s0 is None`: addressed by the flat index, in the order of the logits."""
+    """A tensor as a kernel sees it. Without `ptr`: absent. Without strides: addressed by the flat index, in the order of the logits."""
 
-    ptr: Tensor
+    ptr: Tensor | None = None
     s0: int | None = None
     s1: int | None = None
     s2: int | None = None
@@ -20,9 +20,10 @@ class Strided(NamedTuple):
 @triton.jit
 def offset(t, at) -> tl.tensor:
     """Offset into `t` of the elements `at` = (flat index, i0, i1, i2)."""
-    if t.s0 is None:
-        return at[0]
-    return at[1] * t.s0 + at[2] * t.s1 + at[3] * t.s2
+    where, i0, i1, i2 = at
+    if t.s0 is not None:
+        where = i0 * t.s0 + i1 * t.s1 + i2 * t.s2
+    return where
 
 
 def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]], reorder: bool = True) -> tuple[list[int], list[list[int]]]:

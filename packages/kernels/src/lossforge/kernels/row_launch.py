@@ -10,7 +10,7 @@ from torch import Tensor
 from lossforge.kernels.launch import launch
 from lossforge.kernels.layout import Strided, collapse
 from lossforge.kernels.reduce import new_sum
-from lossforge.kernels.rows import Logits, RowTarget
+from lossforge.kernels.rows import Labels, Logits
 from lossforge.kernels.rowwise import Outputs, Upstream, rowwise_backward_kernel, rowwise_kernel
 
 
@@ -23,12 +23,15 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def forward_tiles(rows: int, classes: int, rows_adjacent: bool) -> Tiles:
-    """rows_adjacent: neighbouring rows, not classes, lie next to each other in memory, as in (N, C, H, W)."""
+def forward_tiles(rows: int, classes: int, rows_adjacent: bool, dense: bool) -> Tiles:
+    """rows_adjacent: neighbouring rows, not classes, lie next to each other in memory, as in (N, C, H, W).
+
+    dense: targets of all classes are summed too, which takes twice the registers.
+    """
     whole = triton.next_power_of_2(classes)
     if rows_adjacent:
-        tile = min(whole, 64)
-        return Tiles(min(triton.next_power_of_2(rows), max(32, 4096 // tile)), tile, whole == tile, 4)
+        tile = min(whole, 32 if dense else 64)
+        return Tiles(min(triton.next_power_of_2(rows), max(32, (2048 if dense else 4096) // tile)), tile, whole == tile, 4)
     if whole <= 8192:
         tile_rows = min(triton.next_power_of_2(rows), max(1, 2048 // whole))
         elements = whole * tile_rows
@@ -102,8 +105,8 @@ class Results(NamedTuple):
 
 class Prepared(NamedTuple):
     x: Logits
-    target: RowTarget
-    gradient: Strided | None
+    tensors: tuple[Strided, ...]  # class indices, those of a pair, λ, probabilities, gradient
+    labels: Labels
     outer: int
     rows_adjacent: bool
 
@@ -112,17 +115,16 @@ def _prepare(spec: Spec, x: Tensor, gradient: Tensor | None) -> Prepared | None:
     dense = spec.target if spec.target.is_floating_point() else None
     a = None if dense is not None else spec.target
     per_row = [None if t is None else t.unsqueeze(1).expand(x.shape) for t in (a, spec.target_b, spec.lam)]
-    tensors = [x, gradient, dense, *per_row]
-    rows = as_rows([t for t in tensors if t is not None])
+    tensors = [*per_row, dense, gradient]
+    rows = as_rows([x, *(t for t in tensors if t is not None)])
     if rows is None:
         return None
-    strides = iter(rows.strides)
-    s = [None if t is None else next(strides) for t in tensors]
-    strided = [None if t is None else Strided(t, *step) for t, step in zip(tensors, s, strict=True)]
-    logits = Logits(x, *rows.strides[0], rows.rows, rows.classes, spec.logit_scale, spec.softcap)
-    target = RowTarget(strided[3], strided[4], strided[5], strided[2], spec.weight, spec.ignore_index, spec.smoothing)
-    _, row, column = rows.strides[0]
-    return Prepared(logits, target, strided[1], rows.outer, row == 1 and column != 1 and rows.rows > 1)
+    own, *others = rows.strides
+    strides = iter(others)
+    strided = tuple(Strided() if t is None else Strided(t, *next(strides)) for t in tensors)
+    logits = Logits(x, *own, rows.rows, rows.classes, spec.logit_scale, spec.softcap)
+    labels = Labels(spec.weight, spec.ignore_index, spec.smoothing)
+    return Prepared(logits, strided, labels, rows.outer, own[1] == 1 and own[2] != 1 and rows.rows > 1)
 
 
 def _joined(spec: Spec, x: Tensor, gradient: Tensor | None) -> tuple[Spec, Prepared, Tensor | None]:
@@ -152,7 +154,7 @@ def rowwise(
 ) -> Results:
     """One launch over logits x (N, C, d…): the loss as a total or per row, the asked further outputs, and the gradient into `gradient`."""
     spec, p, written = _joined(spec, x, gradient)
-    tiles = forward_tiles(p.x.rows, p.x.classes, p.rows_adjacent)
+    tiles = forward_tiles(p.x.rows, p.x.classes, p.rows_adjacent, spec.target.is_floating_point() or spec.smoothing is not None)
     blocks = triton.cdiv(p.x.rows, tiles.rows)
     programs = p.outer * blocks
 
@@ -174,9 +176,9 @@ def rowwise(
         (programs,),
         x.device,
         p.x,
-        p.target,
+        *p.tensors,
+        p.labels,
         out,
-        p.gradient,
         sum,
         z_sum,
         spec.divisor,
@@ -233,11 +235,11 @@ def rowwise_backward(
         (p.outer * blocks, triton.cdiv(p.x.classes, tiles.classes)),
         x.device,
         p.x,
-        p.target,
+        *p.tensors,
+        p.labels,
         stats,
         row_entropy,
         upstream,
-        p.gradient,
         spec.divisor,
         spec.hyper,
         spec.z_loss,

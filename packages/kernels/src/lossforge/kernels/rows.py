@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.layout import Strided
 from lossforge.kernels.math import LOG2E, exp, tanh
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
@@ -31,13 +30,9 @@ class Logits(NamedTuple):
     softcap: float | None
 
 
-class RowTarget(NamedTuple):
-    """A class index per row; with `b`, a mixup pair and the share λ of the first; or, with `dense`, probabilities per class."""
+class Labels(NamedTuple):
+    """What the rows' targets share: class weights, the index that is ignored, and label smoothing."""
 
-    a: Strided | None
-    b: Strided | None
-    lam: Strided | None
-    dense: Strided | None
     weight_ptr: Tensor | None
     ignore: int
     smoothing: float | None
@@ -46,9 +41,10 @@ class RowTarget(NamedTuple):
 @triton.jit
 def transform(raw, x):
     """Logits as the loss sees them."""
+    seen = raw * x.scale
     if x.softcap is not None:
-        return x.softcap * tanh(raw * (x.scale / x.softcap))
-    return raw * x.scale
+        seen = x.softcap * tanh(raw * (x.scale / x.softcap))
+    return seen
 
 
 @triton.jit
@@ -56,10 +52,10 @@ def logit_tile(x, outer, row, column, keep):
     """Logits (BR, BC) in float32, -inf outside the tensor and in rows not kept."""
     mask = keep[:, None] & (row < x.rows)[:, None] & (column < x.classes)[None, :]
     at = outer * x.outer + row.to(tl.int64)[:, None] * x.row + column.to(tl.int64)[None, :] * x.column
-    raw = tl.load(x.ptr + at, mask=mask, other=float("-inf")).to(tl.float32)
+    tile = transform(tl.load(x.ptr + at, mask=mask, other=float("-inf")).to(tl.float32), x)
     if x.softcap is not None:
-        return tl.where(mask, transform(raw, x), float("-inf"))
-    return transform(raw, x)
+        tile = tl.where(mask, tile, float("-inf"))
+    return tile
 
 
 @triton.jit
@@ -78,20 +74,19 @@ def hard_term(index, outer, row, inside, weight_ptr, ignore, x):
 
 
 @triton.jit
-def dense_tile(target, outer, row, column, x):
+def dense_tile(dense, labels, outer, row, column, x):
     """Dense part dⱼ (BR, BC) of the targets: probabilities and label smoothing, times the class weights."""
     mask = (row < x.rows)[:, None] & (column < x.classes)[None, :]
     d = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
-    if target.dense is not None:
-        t = target.dense
-        at = outer * t.s0 + row.to(tl.int64)[:, None] * t.s1 + column.to(tl.int64)[None, :] * t.s2
-        d = tl.load(t.ptr + at, mask=mask, other=0.0).to(tl.float32)
-        if target.smoothing is not None:
-            d = d * (1.0 - target.smoothing)
-    if target.smoothing is not None:
-        d = d + tl.where(mask, target.smoothing / x.classes, 0.0)
-    if target.weight_ptr is not None:
-        d = d * tl.load(target.weight_ptr + column, mask=column < x.classes, other=0.0).to(tl.float32)[None, :]
+    if dense.ptr is not None:
+        at = outer * dense.s0 + row.to(tl.int64)[:, None] * dense.s1 + column.to(tl.int64)[None, :] * dense.s2
+        d = tl.load(dense.ptr + at, mask=mask, other=0.0).to(tl.float32)
+        if labels.smoothing is not None:
+            d = d * (1.0 - labels.smoothing)
+    if labels.smoothing is not None:
+        d = d + tl.where(mask, labels.smoothing / x.classes, 0.0)
+    if labels.weight_ptr is not None:
+        d = d * tl.load(labels.weight_ptr + column, mask=column < x.classes, other=0.0).to(tl.float32)[None, :]
     return d
 
 
@@ -127,7 +122,25 @@ def merge(m, s, u, d_sum, d_dot, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
 
 
 @triton.jit
-def gradient_tile(x, z, column, m, p_share, h_share, h_shift, a, q_a, b, q_b, q_share, d, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
+def gradient_tile(
+    x,
+    z,
+    column,
+    m,
+    p_share,
+    h_share,
+    h_shift,
+    a,
+    q_a,
+    b,
+    q_b,
+    q_share,
+    d,
+    ENTROPY: tl.constexpr,
+    DENSE: tl.constexpr,
+    HARD: tl.constexpr,
+    PAIR: tl.constexpr,
+):
     """Gradient at the logits as they lie in memory, from per-row shares; e = exp(x - m), which is p up to the row's sum.
 
     e p_share - e h_share (x - m + h_shift) - q_a [j = a] - q_b [j = b] - q_share d, times dx/draw.
@@ -137,9 +150,9 @@ def gradient_tile(x, z, column, m, p_share, h_share, h_shift, a, q_a, b, q_b, q_
     g = e * p_share[:, None]
     if ENTROPY:
         g -= tl.where(e > 0, e * h_share[:, None] * (step + h_shift[:, None]), 0.0)
-    if a is not None:
+    if HARD:
         g -= tl.where(column[None, :] == a[:, None], q_a[:, None], 0.0)
-    if b is not None:
+    if PAIR:
         g -= tl.where(column[None, :] == b[:, None], q_b[:, None], 0.0)
     if DENSE:
         g -= q_share[:, None] * d
@@ -150,20 +163,25 @@ def gradient_tile(x, z, column, m, p_share, h_share, h_shift, a, q_a, b, q_b, q_
 
 
 @triton.jit
-def row_terms(target, outer, row, x):
-    """What the targets of the rows say: (a, c_a, logit_a, b, c_b, logit_b, keep, valid)."""
-    inside = row < x.rows
-    if target.a is None:
-        return None, 0.0, 0.0, None, 0.0, 0.0, inside, inside
-    hard = 1.0
-    if target.smoothing is not None:
-        hard = 1.0 - target.smoothing
-    a, c_a, keep, valid, logit_a = hard_term(target.a, outer, row, inside, target.weight_ptr, target.ignore, x)
-    if target.b is None:
-        return a, hard * c_a, logit_a, None, 0.0, 0.0, keep, valid
-    b, c_b, keep_b, valid_b, logit_b = hard_term(target.b, outer, row, inside, target.weight_ptr, target.ignore, x)
-    lam = tl.load(target.lam.ptr + outer * target.lam.s0 + row * target.lam.s1, mask=inside, other=1.0).to(tl.float32)
-    return a, hard * lam * c_a, logit_a, b, hard * (1.0 - lam) * c_b, logit_b, keep | keep_b, valid & valid_b
+def row_terms(index_a, index_b, lam, labels, outer, row, x):
+    """What the targets of the rows say: (a, c_a, logit_a, b, c_b, logit_b, keep, valid); absent terms name class -1 with c = 0."""
+    keep = row < x.rows
+    valid = keep
+    a = tl.full(row.shape, -1, tl.int32)
+    b = a
+    c_a = tl.zeros(row.shape, tl.float32)
+    c_b, logit_a, logit_b = c_a, c_a, c_a
+    if index_a.ptr is not None:
+        inside = row < x.rows
+        a, c_a, keep, valid, logit_a = hard_term(index_a, outer, row, inside, labels.weight_ptr, labels.ignore, x)
+        if index_b.ptr is not None:
+            b, c_b, keep_b, valid_b, logit_b = hard_term(index_b, outer, row, inside, labels.weight_ptr, labels.ignore, x)
+            share = tl.load(lam.ptr + outer * lam.s0 + row * lam.s1, mask=inside, other=1.0).to(tl.float32)
+            c_a, c_b = share * c_a, (1.0 - share) * c_b
+            keep, valid = keep | keep_b, valid & valid_b
+        if labels.smoothing is not None:
+            c_a, c_b = (1.0 - labels.smoothing) * c_a, (1.0 - labels.smoothing) * c_b
+    return a, c_a, logit_a, b, c_b, logit_b, keep, valid
 
 
 @triton.jit

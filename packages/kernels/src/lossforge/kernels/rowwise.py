@@ -41,9 +41,13 @@ class Upstream(NamedTuple):
 @triton.jit
 def rowwise_kernel(
     x,  # Logits
-    target,  # RowTarget
+    index_a,  # this and the next four: Strided
+    index_b,
+    lam,
+    dense,
+    gradient,
+    labels,  # Labels
     out,  # Outputs
-    gradient,  # Strided
     sum,
     z_sum,
     divisor_ptr,
@@ -59,13 +63,15 @@ def rowwise_kernel(
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
-    DENSE: tl.constexpr = target.dense is not None or target.smoothing is not None
+    DENSE: tl.constexpr = dense.ptr is not None or labels.smoothing is not None
+    HARD: tl.constexpr = index_a.ptr is not None
+    PAIR: tl.constexpr = index_b.ptr is not None
     scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
     program = tl.program_id(0).to(tl.int64)
     outer = program // blocks
     row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
     inside = row < x.rows
-    a, c_a, logit_a, b, c_b, logit_b, keep, valid = row_terms(target, outer, row, x)
+    a, c_a, logit_a, b, c_b, logit_b, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, x)
     read = inside if ALL_ROWS else keep
 
     m = tl.full([BR, BC], LOWEST, tl.float32)
@@ -85,7 +91,7 @@ def rowwise_kernel(
         if ENTROPY:
             u_row = tl.sum(tl.where(e > 0, e * step, 0.0), 1)
         if DENSE:
-            d = dense_tile(target, outer, row, column, x)
+            d = dense_tile(dense, labels, outer, row, column, x)
             d_row = tl.sum(d, 1)
             dot_row = tl.sum(tl.where(d == 0, 0.0, d * step), 1)
         if out.correct is not None:
@@ -96,7 +102,7 @@ def rowwise_kernel(
             column = start + tl.arange(0, BC)
             tile = logit_tile(x, outer, row, column, read)
             if DENSE:
-                d = dense_tile(target, outer, row, column, x)
+                d = dense_tile(dense, labels, outer, row, column, x)
             m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, ENTROPY, DENSE)
             if out.correct is not None:
                 ahead = (tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column[None, :] < a[:, None]))
@@ -107,10 +113,10 @@ def rowwise_kernel(
     lse = top + ls
     z = tl.zeros([BR], tl.float32)
     q = tl.zeros([BR], tl.float32)
-    if a is not None:
+    if HARD:
         z += hard_part(c_a, top, ls, logit_a)
         q += c_a
-    if b is not None:
+    if PAIR:
         z += hard_part(c_b, top, ls, logit_b)
         q += c_b
     if DENSE:
@@ -142,13 +148,15 @@ def rowwise_kernel(
         tl.store(out.stats + 2 * rows + at, tl.where(read, q, 0.0), mask=inside)
         tl.store(out.stats + 3 * rows + at, tl.where(read, z, 0.0), mask=inside)
 
-    if gradient is not None:
+    if gradient.ptr is not None:
         shrink = tl.where(valid, scale, float("nan"))
         p_share = p_share * shrink / total
         q_share = slope * shrink
         base = outer * gradient.s0 + row.to(tl.int64)[:, None] * gradient.s1
         if ONE_TILE:
-            g = gradient_tile(tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE)
+            g = gradient_tile(
+                tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE, HARD, PAIR
+            )
             mask = inside[:, None] & (column < x.classes)[None, :]
             tl.store(gradient.ptr + base + column[None, :] * gradient.s2, tl.where(keep[:, None], g, 0.0), mask=mask)
         else:
@@ -156,8 +164,10 @@ def rowwise_kernel(
                 column = start + tl.arange(0, BC)
                 tile = logit_tile(x, outer, row, column, keep)
                 if DENSE:
-                    d = dense_tile(target, outer, row, column, x)
-                g = gradient_tile(tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE)
+                    d = dense_tile(dense, labels, outer, row, column, x)
+                g = gradient_tile(
+                    tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE, HARD, PAIR
+                )
                 mask = inside[:, None] & (column < x.classes)[None, :]
                 tl.store(gradient.ptr + base + column.to(tl.int64)[None, :] * gradient.s2, tl.where(keep[:, None], g, 0.0), mask=mask)
     if sum is not None:
@@ -169,11 +179,15 @@ def rowwise_kernel(
 @triton.jit
 def rowwise_backward_kernel(
     x,
-    target,
+    index_a,
+    index_b,
+    lam,
+    dense,
+    gradient,
+    labels,
     stats_ptr,
     entropy_ptr,
     upstream,
-    gradient,
     divisor_ptr,
     hyper,
     z_loss,
@@ -185,14 +199,16 @@ def rowwise_backward_kernel(
     BC: tl.constexpr,
 ):
     """One tile of the gradient from kept statistics; the second grid axis walks the classes."""
-    DENSE: tl.constexpr = target.dense is not None or target.smoothing is not None
+    DENSE: tl.constexpr = dense.ptr is not None or labels.smoothing is not None
+    HARD: tl.constexpr = index_a.ptr is not None
+    PAIR: tl.constexpr = index_b.ptr is not None
     ENTROPY: tl.constexpr = upstream.entropy is not None
     scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
     program = tl.program_id(0).to(tl.int64)
     outer = program // blocks
     row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
     inside = row < x.rows
-    a, c_a, _, b, c_b, _, keep, valid = row_terms(target, outer, row, x)
+    a, c_a, _, b, c_b, _, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, x)
     ALL_ROWS: tl.constexpr = upstream.lse is not None or upstream.entropy is not None
     read = inside if ALL_ROWS else keep
 
@@ -229,8 +245,10 @@ def rowwise_backward_kernel(
     tile = logit_tile(x, outer, row, column, read)
     d = tl.zeros([BR, BC], tl.float32)
     if DENSE:
-        d = dense_tile(target, outer, row, column, x)
-    g = gradient_tile(tile, x, column, top, p_share, h_share, h_shift, a, q_share * c_a, b, q_share * c_b, q_share, d, ENTROPY, DENSE)
+        d = dense_tile(dense, labels, outer, row, column, x)
+    g = gradient_tile(
+        tile, x, column, top, p_share, h_share, h_shift, a, q_share * c_a, b, q_share * c_b, q_share, d, ENTROPY, DENSE, HARD, PAIR
+    )
     base = outer * gradient.s0 + row.to(tl.int64)[:, None] * gradient.s1
     mask = inside[:, None] & (column < x.classes)[None, :]
     tl.store(gradient.ptr + base + column.to(tl.int64)[None, :] * gradient.s2, tl.where(read[:, None], g, 0.0), mask=mask)

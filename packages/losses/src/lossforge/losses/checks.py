@@ -61,6 +61,13 @@ def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
         raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
 
 
+def integer(name: str, t: object) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+        raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}")
+
+
 def indices(
     name: str, t: object, shape: Sequence[int] | None, x: Tensor, low: int, end: int, ignored: int | None, validate: bool | None
 ) -> Tensor:
@@ -68,10 +75,8 @@ def indices(
 
     The values are read on the host: always on CPU, on CUDA where asked.
     """
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
-    if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
-        raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}")
+    integer(name, t)
+    assert isinstance(t, Tensor)
     if shape is not None and t.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)}")
     beside(name, t, x)

@@ -106,7 +106,8 @@ def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int
 
 
 def _weighted(nll: Tensor, w: Tensor) -> Tensor:
-    return torch.where((w == 0) & ~nll.isnan(), 0.0, nll * w)
+    """nll · w, 0 where a class of weight 0 has a logit of -inf; each factor keeps its derivative where the other is 0."""
+    return torch.where((w == 0) & nll.isinf(), 0.0, nll) * w
 
 
 def rowwise(a: Rowwise) -> RowResult:
@@ -141,7 +142,7 @@ def rowwise(a: Rowwise) -> RowResult:
         q = q + a.label_smoothing / x.shape[1]
         if weight is not None:
             q = q * weight.view(per_class)
-        z = z + torch.where(q == 0, 0.0, -q * log_p).sum(1)
+        z = z - (q * torch.where((q == 0) & log_p.isinf(), 0.0, log_p)).sum(1)
     values = FORMULAS[a.loss].twin(z, *a.hyper)
     z_loss = None if lse is None else torch.where(keep, a.z_loss * lse.square(), 0.0)
     if a.z_loss and z_loss is not None:

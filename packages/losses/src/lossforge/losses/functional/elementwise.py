@@ -38,6 +38,7 @@ def _elementwise(
             raise ValueError(f"target must have the shape of input, {tuple(x.shape)}, got {tuple(target.shape)}")
         checks.beside("target", target, x)
     else:
+        checks.integer("target", target)
         if not -x.ndim <= dim < x.ndim:
             raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for an input of shape {tuple(x.shape)}, got {dim}")
         rows = [n for d, n in enumerate(x.shape) if d != dim % x.ndim]
