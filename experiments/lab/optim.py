@@ -119,7 +119,7 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
         raise UserError(
             f"optim.schedule.warmup_epochs={schedule.warmup_epochs:g}: the whole run is not longer; use fewer, or more trainer.epochs."
         )
-    decay = schedule.decay_epochs
+    decay = {} if schedule.decay_epochs is None else {"decay_epochs": max(1, round(schedule.decay_epochs * updates_per_epoch))}
     made, _ = create_scheduler_v2(
         optimizer,
         sched=schedule.name,
@@ -127,10 +127,10 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
         warmup_epochs=warmup,
         warmup_lr=min(schedule.warmup_lr, config.lr),
         min_lr=min(schedule.min_lr, config.lr),
-        decay_epochs=None if decay is None else max(1, round(decay * updates_per_epoch)),
         decay_milestones=[each * updates_per_epoch for each in schedule.decay_milestones],
         decay_rate=schedule.decay_rate,
         step_on_epochs=False,
         updates_per_epoch=1,
+        **decay,
     )
     return made
