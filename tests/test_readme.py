@@ -1,0 +1,132 @@
+"""README.md and CONTRIBUTING.md say what is so: the table, the commands, the examples, the tree."""
+
+import re
+import runpy
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lab.errors import UserError
+from lab.settings import combinations, load
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENTS[name], re.MULTILINE | re.DOTALL)
+
+
+SHELL = [line for name in DOCUMENTS for block in blocks(name, "sh") for line in block.splitlines() if line]
+PYTHON = [(name, block) for name in DOCUMENTS for block in blocks(name, "python")]
+QUOTED = [(name, block) for name, block in PYTHON if block.startswith("# ")]
+
+
+def tools() -> set[str]:
+    """Names of the packages that the locked environment is asked to have."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    return {re.match(r"[\w-]+", line)[0] for line in asked}
+
+
+def check_app(script: str, words: list[str]) -> None:
+    """The words compose to settings, as the app itself would compose them."""
+    settings = [word for word in words if "=" in word]
+    for run in combinations(settings) if {"-m", "--multirun"} & set(words) else [settings]:
+        load(run)
+    options = {word for word in words if word.startswith("-")}
+    assert options <= {"train.py": {"-m", "--multirun", "--cfg", "--help"}, "replay.py": set()}[Path(script).name]
+
+
+def check(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        words.pop(0)
+    if words[:2] == ["uv", "run"]:
+        words = words[2:]
+        if "--package" in words:
+            member = words[words.index("--package") + 1]
+            assert (ROOT / "packages" / member.removeprefix("lossforge-") / "pyproject.toml").is_file()
+            return
+        if words[0].endswith(".py"):
+            assert (ROOT / words[0]).is_file()
+            if words[0].startswith("experiments/"):
+                check_app(words[0], words[1:])
+                return
+            assert set(words[1:]) <= {"--write"}
+            return
+        assert words[0] in tools()
+    else:
+        assert words[0] in ("uv", "git", ".ci/run", "python3")
+    for word in words:
+        if "/" in word and not word.startswith("-"):
+            assert (ROOT / word.partition("::")[0]).exists(), word
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_command(line):
+    check(line)
+
+
+def test_the_two_commands_are_there():
+    commands = {line.partition("#")[0].strip() for line in SHELL}
+    assert {"uv run experiments/train.py loss=focal model=resnet50", "uv run pytest packages/", "uv run mlflow ui"} <= commands
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "uv run experiments/train.py loss=focl",
+        "uv run experiments/trane.py",
+        "uv run experiments/train.py --multrun loss=ce",
+        "uv run pytest pakages/",
+        "uv run rufff check .",
+        "uv run --package lossforge-lossses python -c 0",
+    ],
+)
+def test_a_command_that_does_not_exist_would_be_noticed(line):
+    with pytest.raises((AssertionError, UserError)):
+        check(line)
+
+
+def test_table_of_losses_is_the_registrys():
+    script = runpy.run_path(str(ROOT / "tests" / "readme_table.py"))
+    assert script["renewed"](DOCUMENTS["README.md"]) == DOCUMENTS["README.md"], "run: uv run tests/readme_table.py --write"
+
+
+def test_examples_run():
+    """In their order, in one namespace, as someone would paste them."""
+    names: dict[str, object] = {}
+    ran = [block for name, block in PYTHON if name == "README.md" and (name, block) not in QUOTED]
+    assert ran
+    for block in ran:
+        exec(compile(block, "README.md", "exec"), names)
+
+
+@pytest.mark.parametrize(("name", "block"), QUOTED, ids=[block.splitlines()[0] for _, block in QUOTED])
+def test_quoted_code_stands_in_its_file(name, block):
+    """A block whose first line names a file quotes it; a line of dots leaves something out."""
+    path, _, code = block.removeprefix("# ").partition("\n")
+    source = (ROOT / path).read_text(encoding="utf-8")
+    for part in re.split(r"^ *\.\.\.\n", code, flags=re.MULTILINE):
+        assert part.strip("\n") in source
+
+
+def test_every_path_of_the_tree_exists():
+    (tree,) = blocks("README.md", "text")
+    folders: list[str] = []
+    for line in tree.splitlines():
+        depth, names = (len(line) - len(line.lstrip())) // 2, line.split("  ")
+        name = next(part for part in names if part.strip()).strip()
+        del folders[depth:]
+        for each in name.split(", "):
+            assert (ROOT / "/".join([*folders, each])).exists(), "/".join([*folders, each])
+        folders.append(name.rstrip("/"))
+
+
+def test_documents_name_no_place_of_one_machine():
+    for text in DOCUMENTS.values():
+        assert not re.search(r"(?<![\w.:/])/(work|home|root|usr|opt|tmp)/", text)
+        assert not re.search(r"/simple\b|index-url|find-links", text)
