@@ -241,7 +241,7 @@ def test_probabilities_of_zero_and_one(dtype, mode, device):
     assert g.isfinite().all()
     assert g[0] == 1
     assert g[3] == -1
-    assert g[1] == -g[2] < -6e4
+    assert g[1] == -g[2] < -3e4
     value, g = gradient_of(preference_bce, p, y, reduction="sum", gradient=mode)
     assert value.isfinite()
     assert g.isfinite().all()

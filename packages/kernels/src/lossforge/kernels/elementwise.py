@@ -242,6 +242,6 @@ def elementwise(
         num_warps=4,
     )
     for kept, computed in zip(tensors[1:3], copies[1:3], strict=True):
-        if kept is not None and computed is not kept:
+        if kept is not None and computed is not None and computed is not kept:
             kept.copy_(computed)
     return out if sum is None else sum.total

@@ -62,15 +62,15 @@ def divided(scale, divisor_ptr, EMPTY_IS_ZERO: tl.constexpr):
 
 
 @triton.jit
-def scale_kernel(x_ptr, factor_ptr, n, BLOCK: tl.constexpr):
+def scale_kernel(x_ptr, factor_ptr, n, tiles, BLOCK: tl.constexpr):
     """x ← factor · x, in place; returns at once where the factor is 1."""
     factor = tl.load(factor_ptr).to(tl.float32)
     if factor != 1.0:
-        start = tl.program_id(0).to(tl.int64) * BLOCK
-        i = tl.arange(0, BLOCK)
-        mask = start + i < n
-        x = tl.load(x_ptr + start + i, mask=mask, other=0.0).to(tl.float32)
-        tl.store(x_ptr + start + i, x * factor, mask=mask)
+        first = tl.program_id(0).to(tl.int64) * tiles
+        for tile in range(tiles):
+            i = (first + tile) * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32)
+            tl.store(x_ptr + i, x * factor, mask=i < n)
 
 
 @triton.jit
@@ -125,4 +125,5 @@ def count(
 def scale_(x: Tensor, factor: Tensor) -> None:
     """x ← factor · x in place, for a dense x and a 0-d factor on its device; no pass over memory where the factor is 1."""
     n = x.numel()
-    launch(scale_kernel, (triton.cdiv(n, 4096),), x.device, x, factor, n, BLOCK=4096, num_warps=8)
+    tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that finding a factor of 1 costs nothing
+    launch(scale_kernel, (triton.cdiv(n, 4096 * tiles),), x.device, x, factor, n, tiles, BLOCK=4096, num_warps=8)

@@ -84,7 +84,7 @@ class Spec(NamedTuple):
     hyper: tuple[float, ...] = ()
     ignore_index: int = -100
     smoothing: float | None = None
-    logit_scale: float = 1.0
+    logit_scale: float | None = None
     softcap: float | None = None
     z_loss: float | None = None
     scale: float = 1.0
@@ -109,6 +109,7 @@ class Prepared(NamedTuple):
     labels: Labels
     outer: int
     rows_adjacent: bool
+    wide: bool
 
 
 def _prepare(spec: Spec, x: Tensor, gradient: Tensor | None) -> Prepared | None:
@@ -123,8 +124,9 @@ def _prepare(spec: Spec, x: Tensor, gradient: Tensor | None) -> Prepared | None:
     strides = iter(others)
     strided = tuple(Strided() if t is None else Strided(t, *next(strides)) for t in tensors)
     logits = Logits(x, *own, rows.rows, rows.classes, spec.logit_scale, spec.softcap)
+    wide = max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31  # a tile may reach beyond the row
     labels = Labels(spec.weight, spec.ignore_index, spec.smoothing)
-    return Prepared(logits, strided, labels, rows.outer, own[1] == 1 and own[2] != 1 and rows.rows > 1)
+    return Prepared(logits, strided, labels, rows.outer, own[1] == 1 and own[2] != 1 and rows.rows > 1, wide)
 
 
 def _joined(spec: Spec, x: Tensor, gradient: Tensor | None) -> tuple[Spec, Prepared, Tensor | None]:
@@ -191,6 +193,7 @@ def rowwise(
         ALL_ROWS=lse or entropy,
         EMPTY_IS_ZERO=spec.empty_is_zero,
         ONE_TILE=tiles.one,
+        WIDE=p.wide,
         BR=tiles.rows,
         BC=tiles.classes,
         num_warps=tiles.warps,
@@ -247,6 +250,7 @@ def rowwise_backward(
         blocks,
         phi=spec.phi,
         EMPTY_IS_ZERO=spec.empty_is_zero,
+        WIDE=p.wide,
         BR=tiles.rows,
         BC=tiles.classes,
         num_warps=tiles.warps,

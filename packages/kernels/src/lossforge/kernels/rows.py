@@ -26,7 +26,7 @@ class Logits(NamedTuple):
     column: int
     rows: int
     classes: int
-    scale: float
+    scale: float | None
     softcap: float | None
 
 
@@ -39,23 +39,40 @@ class Labels(NamedTuple):
 
 
 @triton.jit
-def transform(raw, x):
+def transform(seen, x):
     """Logits as the loss sees them."""
-    seen = raw * x.scale
+    if x.scale is not None:
+        seen = seen * x.scale
     if x.softcap is not None:
-        seen = x.softcap * tanh(raw * (x.scale / x.softcap))
+        seen = x.softcap * tanh(seen / x.softcap)
     return seen
 
 
 @triton.jit
-def logit_tile(x, outer, row, column, keep):
+def class_offset(column, stride, WIDE: tl.constexpr):
+    """Offset of classes within a row; WIDE where 32 bits do not hold it."""
+    return column.to(tl.int64) * stride if WIDE else column * stride
+
+
+@triton.jit
+def logit_tile(x, outer, row, column, keep, WIDE: tl.constexpr, EVICT: tl.constexpr):
     """Logits (BR, BC) in float32, -inf outside the tensor and in rows not kept."""
-    mask = keep[:, None] & (row < x.rows)[:, None] & (column < x.classes)[None, :]
-    at = outer * x.outer + row.to(tl.int64)[:, None] * x.row + column.to(tl.int64)[None, :] * x.column
-    tile = transform(tl.load(x.ptr + at, mask=mask, other=float("-inf")).to(tl.float32), x)
-    if x.softcap is not None:
+    mask = (keep & (row < x.rows))[:, None] & (column < x.classes)[None, :]
+    base = x.ptr + (outer * x.outer + row.to(tl.int64) * x.row)[:, None]
+    at = base + class_offset(column, x.column, WIDE)[None, :]
+    tile = transform(tl.load(at, mask=mask, other=float("-inf"), eviction_policy=EVICT).to(tl.float32), x)
+    if x.scale is not None or x.softcap is not None:
         tile = tl.where(mask, tile, float("-inf"))
     return tile
+
+
+@triton.jit
+def store_tile(g, gradient, x, outer, row, column, keep, WIDE: tl.constexpr):
+    """Store a tile of the gradient, 0 in rows not kept."""
+    base = gradient.ptr + (outer * gradient.s0 + row.to(tl.int64) * gradient.s1)[:, None]
+    at = base + class_offset(column, gradient.s2, WIDE)[None, :]
+    mask = (row < x.rows)[:, None] & (column < x.classes)[None, :]
+    tl.store(at, tl.where(keep[:, None], g, 0.0), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -74,13 +91,13 @@ def hard_term(index, outer, row, inside, weight_ptr, ignore, x):
 
 
 @triton.jit
-def dense_tile(dense, labels, outer, row, column, x):
+def dense_tile(dense, labels, outer, row, column, x, WIDE: tl.constexpr):
     """Dense part dⱼ (BR, BC) of the targets: probabilities and label smoothing, times the class weights."""
     mask = (row < x.rows)[:, None] & (column < x.classes)[None, :]
     d = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
     if dense.ptr is not None:
-        at = outer * dense.s0 + row.to(tl.int64)[:, None] * dense.s1 + column.to(tl.int64)[None, :] * dense.s2
-        d = tl.load(dense.ptr + at, mask=mask, other=0.0).to(tl.float32)
+        base = dense.ptr + (outer * dense.s0 + row.to(tl.int64) * dense.s1)[:, None]
+        d = tl.load(base + class_offset(column, dense.s2, WIDE)[None, :], mask=mask, other=0.0).to(tl.float32)
         if labels.smoothing is not None:
             d = d * (1.0 - labels.smoothing)
     if labels.smoothing is not None:
@@ -159,7 +176,9 @@ def gradient_tile(
     if z.softcap is not None:
         t = x / z.softcap
         g *= 1.0 - t * t
-    return g * z.scale
+    if z.scale is not None:
+        g *= z.scale
+    return g
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lossforge.kernels.math import exp, log
 from lossforge.kernels.reduce import divided, finish
-from lossforge.kernels.rows import LOWEST, accumulate, dense_tile, gradient_tile, hard_part, logit_tile, merge, row_terms
+from lossforge.kernels.rows import LOWEST, accumulate, dense_tile, gradient_tile, hard_part, logit_tile, merge, row_terms, store_tile
 
 
 class Outputs(NamedTuple):
@@ -60,6 +60,7 @@ def rowwise_kernel(
     ALL_ROWS: tl.constexpr,  # ignored rows are read too, for outputs that do not depend on the target
     EMPTY_IS_ZERO: tl.constexpr,
     ONE_TILE: tl.constexpr,
+    WIDE: tl.constexpr,  # offsets within a row need 64 bits
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -83,7 +84,7 @@ def rowwise_kernel(
     beaten = tl.zeros([BR, BC], tl.int32)
     if ONE_TILE:
         column = tl.arange(0, BC)
-        tile = logit_tile(x, outer, row, column, read)
+        tile = logit_tile(x, outer, row, column, read, WIDE, "evict_first")
         top = tl.max(tile, 1)
         step = tile - top[:, None]
         e = exp(step)
@@ -91,7 +92,7 @@ def rowwise_kernel(
         if ENTROPY:
             u_row = tl.sum(tl.where(e > 0, e * step, 0.0), 1)
         if DENSE:
-            d = dense_tile(dense, labels, outer, row, column, x)
+            d = dense_tile(dense, labels, outer, row, column, x, WIDE)
             d_row = tl.sum(d, 1)
             dot_row = tl.sum(tl.where(d == 0, 0.0, d * step), 1)
         if out.correct is not None:
@@ -100,9 +101,9 @@ def rowwise_kernel(
     else:
         for start in range(0, x.classes, BC):
             column = start + tl.arange(0, BC)
-            tile = logit_tile(x, outer, row, column, read)
+            tile = logit_tile(x, outer, row, column, read, WIDE, "evict_last" if gradient.ptr is not None else "evict_first")
             if DENSE:
-                d = dense_tile(dense, labels, outer, row, column, x)
+                d = dense_tile(dense, labels, outer, row, column, x, WIDE)
             m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, ENTROPY, DENSE)
             if out.correct is not None:
                 ahead = (tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column[None, :] < a[:, None]))
@@ -152,24 +153,21 @@ def rowwise_kernel(
         shrink = tl.where(valid, scale, float("nan"))
         p_share = p_share * shrink / total
         q_share = slope * shrink
-        base = outer * gradient.s0 + row.to(tl.int64)[:, None] * gradient.s1
         if ONE_TILE:
             g = gradient_tile(
                 tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE, HARD, PAIR
             )
-            mask = inside[:, None] & (column < x.classes)[None, :]
-            tl.store(gradient.ptr + base + column[None, :] * gradient.s2, tl.where(keep[:, None], g, 0.0), mask=mask)
+            store_tile(g, gradient, x, outer, row, column, keep, WIDE)
         else:
             for start in range(0, x.classes, BC):
                 column = start + tl.arange(0, BC)
-                tile = logit_tile(x, outer, row, column, keep)
+                tile = logit_tile(x, outer, row, column, keep, WIDE, "evict_first")
                 if DENSE:
-                    d = dense_tile(dense, labels, outer, row, column, x)
+                    d = dense_tile(dense, labels, outer, row, column, x, WIDE)
                 g = gradient_tile(
                     tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE, HARD, PAIR
                 )
-                mask = inside[:, None] & (column < x.classes)[None, :]
-                tl.store(gradient.ptr + base + column.to(tl.int64)[None, :] * gradient.s2, tl.where(keep[:, None], g, 0.0), mask=mask)
+                store_tile(g, gradient, x, outer, row, column, keep, WIDE)
     if sum is not None:
         finish(tl.sum(value, 0), sum, scale)
     if z_sum is not None:
@@ -195,6 +193,7 @@ def rowwise_backward_kernel(
     blocks,
     phi: tl.constexpr,
     EMPTY_IS_ZERO: tl.constexpr,
+    WIDE: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -242,13 +241,11 @@ def rowwise_backward_kernel(
         h_shift = tl.load(entropy_ptr + at, mask=inside, other=0.0) - ls
 
     column = tl.program_id(1) * BC + tl.arange(0, BC)
-    tile = logit_tile(x, outer, row, column, read)
+    tile = logit_tile(x, outer, row, column, read, WIDE, "evict_first")
     d = tl.zeros([BR, BC], tl.float32)
     if DENSE:
-        d = dense_tile(dense, labels, outer, row, column, x)
+        d = dense_tile(dense, labels, outer, row, column, x, WIDE)
     g = gradient_tile(
         tile, x, column, top, p_share, h_share, h_shift, a, q_share * c_a, b, q_share * c_b, q_share, d, ENTROPY, DENSE, HARD, PAIR
     )
-    base = outer * gradient.s0 + row.to(tl.int64)[:, None] * gradient.s1
-    mask = inside[:, None] & (column < x.classes)[None, :]
-    tl.store(gradient.ptr + base + column.to(tl.int64)[None, :] * gradient.s2, tl.where(read[:, None], g, 0.0), mask=mask)
+    store_tile(g, gradient, x, outer, row, column, read, WIDE)

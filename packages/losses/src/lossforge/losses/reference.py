@@ -119,6 +119,7 @@ def rowwise(a: Rowwise) -> RowResult:
     lse = x.logsumexp(1) if a.z_loss or want_z_loss or want_lse else None
     per_class = (1, -1) + (1,) * (x.ndim - 2)
     dense = None
+    divisor: Tensor | None
     if a.target.is_floating_point():
         log_p, dense = x.log_softmax(1), a.target.to(x.dtype) * (1 - a.label_smoothing)
         z = torch.zeros_like(x[:, 0])

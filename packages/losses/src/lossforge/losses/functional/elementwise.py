@@ -238,7 +238,7 @@ def sigmoid_focal_loss(
         "focal",
         inputs,
         targets,
-        [gamma] if per_class is not None else [gamma, alpha],
+        [gamma] if isinstance(alpha, Tensor) else [gamma, alpha],
         reduction,
         options,
         weight=weight,

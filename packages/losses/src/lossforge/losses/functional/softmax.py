@@ -107,4 +107,6 @@ def cross_entropy(
     results = rowwise(a, options.get("gradient"), options.get("inplace", False))
     if one:
         results = [t if t is None or t.ndim == 0 else t.squeeze(0) for t in results]
-    return CrossEntropyOutput(*results) if any(a.outputs) else results[0]
+    loss, *others = results
+    assert loss is not None
+    return CrossEntropyOutput(loss, *others) if any(a.outputs) else loss

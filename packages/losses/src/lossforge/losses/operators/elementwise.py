@@ -59,7 +59,7 @@ def _launch(a: Elementwise, divisor: Tensor | None, **outputs) -> Tensor | None:
     return kernels.elementwise(
         FORMULAS[a.loss].kernel,
         a.x,
-        per_row(a.target) if indices else a.target,
+        a.target.unsqueeze(dim).expand(shape) if indices else a.target,
         a.hyper,
         target_b=per_row(a.target_b),
         lam=per_row(a.lam),
@@ -103,8 +103,8 @@ def _forward(*args):
 
 
 def _backward(*args):
-    *args, divisor, upstream = args
-    a = Elementwise(*args)
+    *arguments, divisor, upstream = args
+    a = Elementwise(*arguments)
     written = torch.empty_like(a.x)
     backward(a, divisor, upstream, written)
     return written

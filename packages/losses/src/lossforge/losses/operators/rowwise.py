@@ -66,7 +66,7 @@ def _spec(a: Rowwise, divisor: Tensor | None) -> kernels.Spec:
         tuple(a.hyper),
         a.ignore_index,
         a.label_smoothing or None,
-        a.scale,
+        None if a.scale == 1.0 else a.scale,
         a.softcap,
         a.z_loss if a.z_loss or a.outputs[0] else None,
         a.factor / rows if a.reduction == "mean" and divisor is None else a.factor,

@@ -1,0 +1,89 @@
+"""Device functions against float64."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from lossforge.kernels.math import log1p_unit, logistic, powers, tanh
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = 2.0**-23
+
+
+@triton.jit
+def unary(x_ptr, out_ptr, function: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, function(tl.load(x_ptr + i)))
+
+
+@triton.jit
+def log1p_exp(x):
+    _, _, log1p = logistic(x)
+    return log1p + tl.zeros_like(x)
+
+
+@triton.jit
+def sigma(x):
+    p, _, _ = logistic(x)
+    return p + tl.zeros_like(x)
+
+
+@triton.jit
+def sigma_of_minus(x):
+    _, q, _ = logistic(x)
+    return q + tl.zeros_like(x)
+
+
+def apply(function, x: torch.Tensor) -> torch.Tensor:
+    out = torch.full_like(x, float("nan"))
+    unary[(1,)](x, out, function=function, N=len(x))
+    return out.double()
+
+
+def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((got - exact).abs() / exact.abs().clamp(min=1e-37)).max().item()
+
+
+def test_log1p_unit():
+    x = torch.cat([torch.logspace(-30, 0, 2048), torch.linspace(0, 1, 2048)]).to(DEVICE)
+    assert relative(apply(log1p_unit, x), x.double().log1p()) < 2 * EPS
+
+
+def test_logistic():
+    x = torch.cat([torch.linspace(-80, 80, 2047), torch.tensor([0.0])]).to(DEVICE)
+    wide = x.double()
+    assert relative(apply(sigma, x), wide.sigmoid()) < 60 * EPS  # e^x itself loses |x| rounding units
+    assert relative(apply(sigma_of_minus, x), (-wide).sigmoid()) < 60 * EPS
+    assert relative(apply(log1p_exp, x), torch.log1p(torch.exp(-wide.abs()))) < 60 * EPS
+    extremes = torch.tensor([1e4, -1e4, float("inf"), float("-inf")] * 4, device=DEVICE)
+    assert torch.equal(apply(sigma, extremes), (extremes > 0).double())
+
+
+def test_tanh():
+    x = torch.cat([torch.logspace(-30, 2, 1024), -torch.logspace(-30, 2, 1024)]).to(DEVICE)
+    assert relative(apply(tanh, x), x.double().tanh()) < 8 * EPS
+    extremes = torch.tensor([float("inf"), float("-inf")] * 8, device=DEVICE)
+    assert torch.equal(apply(tanh, extremes), extremes.sign().double())
+
+
+@triton.jit
+def powers_kernel(q_ptr, power_ptr, lower_ptr, gamma, N: tl.constexpr):
+    i = tl.arange(0, N)
+    power, lower = powers(tl.load(q_ptr + i), gamma)
+    tl.store(power_ptr + i, power)
+    tl.store(lower_ptr + i, lower)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0, 1.5, 2.0, 3.0, 7.25])
+def test_powers(gamma):
+    q = torch.cat([torch.logspace(-10, 0, 127), torch.zeros(1)]).to(DEVICE)
+    power, lower = torch.full_like(q, float("nan")), torch.full_like(q, float("nan"))
+    powers_kernel[(1,)](q, power, lower, gamma, N=128)
+    assert power.isfinite().all()
+    assert lower.isfinite().all()
+    wide = q.double()[:-1]
+    assert relative(power[:-1].double(), wide**gamma) < 200 * EPS
+    if gamma:
+        assert relative(lower[:-1].double(), wide ** (gamma - 1)) < 200 * EPS
+        assert power[-1] < 1e-11

@@ -1,0 +1,48 @@
+"""Sums in a fixed order, divisors, and scaling in place."""
+
+import pytest
+import torch
+
+from lossforge.kernels import count, launch_counts, scale_
+from lossforge.kernels.elementwise import elementwise
+from lossforge.kernels.formulas.l1 import l1
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def test_sum_over_many_programs_is_exact_and_repeatable():
+    """Whole numbers up to 2²⁴ add without rounding, so every part must be there once; the ticket is back at zero each time."""
+    x = torch.randint(0, 8, (50_001,), generator=torch.Generator().manual_seed(0)).float().to(DEVICE)
+    for _ in range(3):
+        assert elementwise(l1, x, torch.zeros_like(x), ()) == x.sum()
+
+
+def test_count():
+    target = torch.tensor([0, 2, -100, 1, 5, -7] * 1000, device=DEVICE)
+    weight = torch.tensor([1.0, 2.0, 4.0], device=DEVICE)
+    assert count(target, 3, -100) == 5000
+    assert count(target, 3, -100, scale=3.0) == 15000
+    assert count(target, 3, -100, weight=weight) == 7000  # an index out of range has no weight, and reads none
+    other = torch.full_like(target, -100)
+    other[2] = 1
+    assert count(target, 3, -100, target_b=other) == 5001
+    lam = torch.full((), 0.25, device=DEVICE)
+    torch.testing.assert_close(count(target, 3, -100, target_b=other, lam=lam).item(), 5000 * 0.25 + 0.75)
+    assert count(target[::2], 3, -100) == (target[::2] != -100).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 4096, 20_001])
+def test_scale(n, dtype):
+    x = torch.randn(n, device=DEVICE).to(dtype)
+    before = x.clone()
+    scale_(x, torch.ones((), device=DEVICE))
+    assert torch.equal(x, before)
+    scale_(x, torch.full((), -4.0, device=DEVICE))
+    assert torch.equal(x, before * -4)
+
+
+def test_launches_are_counted():
+    before = launch_counts().get("count_kernel", 0)
+    count(torch.zeros(3, dtype=torch.long, device=DEVICE), 2, -1)
+    assert launch_counts()["count_kernel"] == before + 1
