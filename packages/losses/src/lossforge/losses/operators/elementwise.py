@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward
+from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd
 from lossforge.losses.reference import elementwise as reference
 
 
@@ -154,5 +154,5 @@ for device in DEVICES:
     LIBRARY.impl("elementwise_backward", _backward, device)
 torch.library.register_fake("lossforge::elementwise", _fake_forward, lib=LIBRARY)
 torch.library.register_fake("lossforge::elementwise_backward", lambda *args: torch.empty_like(args[1]), lib=LIBRARY)
-torch.library.register_autograd("lossforge::elementwise", _differentiate, setup_context=_setup, lib=LIBRARY)
+register_autograd("elementwise", _setup, _differentiate)
 no_double_backward("elementwise_backward")

@@ -1,7 +1,8 @@
 """What the operators share: their library, and when the kernels compute a loss."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,36 @@ def gradient_in_forward(mode: str | None, x: Tensor, reduction: str) -> bool:
 
 def define(name: str, schema: str) -> None:
     LIBRARY.define(f"{name}{schema}", tags=[torch.Tag.pt2_compliant_tag])
+
+
+def register_autograd(name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:
+    """What torch.library.register_autograd does, without reading the schema at every call, which takes longer than a small loss.
+
+    That reading puts back arguments that the dispatcher drops because they equal their defaults; our schemas have none.
+    """
+    operator = getattr(torch.ops.lossforge, name).default
+
+    def below(keyset: Any, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+            result = below(keyset, *args)
+            setup(ctx, args, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return None, *differentiate(ctx, *gradients)
+
+    def implementation(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return Differentiable.apply(keyset, *args)
+        return below(keyset, *args)
+
+    LIBRARY.impl(name, implementation, "Autograd", with_keyset=True)
 
 
 def no_double_backward(name: str) -> None:

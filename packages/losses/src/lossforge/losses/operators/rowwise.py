@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward
+from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd
 from lossforge.losses.reference import rowwise as reference
 
 
@@ -195,5 +195,5 @@ for device in DEVICES:
     LIBRARY.impl("rowwise_backward", _backward, device)
 torch.library.register_fake("lossforge::rowwise", _fake_forward, lib=LIBRARY)
 torch.library.register_fake("lossforge::rowwise_backward", lambda *args: torch.empty_like(args[1]), lib=LIBRARY)
-torch.library.register_autograd("lossforge::rowwise", _differentiate, setup_context=_setup, lib=LIBRARY)
+register_autograd("rowwise", _setup, _differentiate)
 no_double_backward("rowwise_backward")
