@@ -4,9 +4,11 @@ Every word is a Hydra override of conf/: a group's option (loss=ce) or one setti
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 
 from lab.errors import UserError
 from lab.settings import ROOT, Settings, absolute, combinations, help_text, load
@@ -46,80 +48,77 @@ def train(settings: Settings) -> int:
     """One run, from checked settings to the final table."""
     began = time.monotonic()
     config = settings.config
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
 
-    from lab.models import check_model_name, model_norm
-    from lab.optim import check_optimizer_name
+    from lab.models import check_model_name
 
     check_model_name(config.model.name)
-    check_optimizer_name(config.optim.name)
 
-    from lab.console import Console, clock
-    from lab.data import load_data
-    from lab.guard import NonFiniteError
+    from lab.assemble import assemble
+    from lab.console import Console
     from lab.kernels_used import KernelsUsed
-    from lab.machine import SystemSampler, describe, pick_device, seed_all
+    from lab.machine import SystemSampler, describe
     from lab.run_folder import RunFolder
-    from lab.tasks import Classification
+    from lab.summary import rows
     from lab.tracking import Feeder, tracking_uri
-    from lab.trainer import Trainer
 
-    device = pick_device(config.trainer.device)
-    seed_all(config.trainer)
-    data = load_data(config.data, model_norm(config.model), device, config.trainer.seed)
-    task = Classification(config, data, device)
-    trainer = Trainer(config, task, data, task.model(), device, settings.tree())
-    kernels = KernelsUsed(config.loss, device)
+    trainer = assemble(settings)
+    kernels = KernelsUsed(config.loss, trainer.device)
 
     name = config.name or f"{config.loss.name}-{config.model.name}-{config.data.name}"
     folder = RunFolder(absolute(config.trainer.runs, ROOT / "runs"), name, settings.tree())
-    folder.record("start", name=name, params=settings.flat(), tags=describe(device) | kernels.tags() | config.tracking.tags)
+    folder.record("start", name=name, params=settings.flat(), tags=describe(trainer.device) | kernels.tags() | config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
     feeder = None
     if config.tracking.enabled:
         uri = tracking_uri(config.tracking)
         feeder = Feeder(folder.path, uri, config.tracking.experiment, config.tracking.patience_seconds)
         feeder.start()
-    sampler = SystemSampler(folder, config.tracking.system_seconds, device)
+    sampler = SystemSampler(folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
     console = Console(trainer.updates)
-    console.say(f"{name}: {data.train.samples} training and {data.val.samples} held-out samples on {device}, loss by {kernels.backend}")
+    samples = f"{trainer.data.train.samples} training and {trainer.data.val.samples} held-out samples"
+    console.say(f"{name}: {samples} on {trainer.device}, loss by {kernels.backend}")
 
-    status, failure = "FAILED", None
+    status, figures = "FAILED", {}
+    failure: BaseException | None = None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         trainer.fit(folder, console)
         status = "FINISHED"
-    except NonFiniteError as error:
-        failure = error
     except KeyboardInterrupt:
         status = "KILLED"
-    finally:
-        console.stop_bar()
-        sampler.stop()
-        values = trainer.finish() | kernels.counts()
-        values["run/seconds"] = time.monotonic() - began
-        folder.metrics(trainer.done, kernels.counts() | {"run/seconds": values["run/seconds"]})
-        folder.close(status)
-        untracked = feeder.close() if feeder else None
-
-    best = f"{values.get('best/top1', float('nan')):.2%} (best, epoch {values['best/epoch']:.0f} of {config.trainer.epochs})"
-    rows = {
-        "held-out top-1": best,
-        "held-out top-5": f"{values.get('best/top5', float('nan')):.2%}",
-        "calibration error": f"{values.get('best/ece', float('nan')):.4f}",
-        "loss": f"train {values.get('train/loss', float('nan')):.4f}, held-out {values.get('val/loss', float('nan')):.4f}",
-        "images/s": f"{values['run/images_per_second']:,.0f}" if "run/images_per_second" in values else "too short a run to tell",
-        "loss forward + backward": f"{values.get('train/loss_ms', float('nan')):.3f} ms by {kernels.summary()}",
-        "skipped updates": f"{values.get('train/nonfinite_updates', 0):.0f} without a finite loss",
-        "time": clock(values["run/seconds"]),
-        "run folder": os.path.relpath(folder.path),
-    }
-    if feeder:
-        rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{feeder.uri}, run {feeder.run_id}"
-    console.table(f"{name}: {status.lower()}", rows)
+    except Exception as error:
+        failure = error
+    console.stop_bar()
+    sampler.stop()
+    try:
+        figures = trainer.finish() | kernels.counts() | {"run/seconds": time.monotonic() - began}
+        folder.metrics(trainer.done, figures)
+    except (Exception, KeyboardInterrupt) as error:
+        status, failure = "FAILED", failure or error
     if failure:
-        print(f"error: {failure}", file=sys.stderr)
+        folder.record("tags", values={"error": f"{type(failure).__name__}: {failure}"})
+    folder.close(status)
+    untracked = feeder.close() if feeder else None
+
+    table = rows(trainer, kernels, trainer.values | figures) | {"run folder": os.path.relpath(folder.path)}
+    if feeder:
+        table["MLflow"] = f"incomplete: {untracked}" if untracked else f"{feeder.uri}, run {feeder.run_id}"
+    console.table(f"{name}: {status.lower()}", table)
+    if failure:
+        report(failure)
     return {"FINISHED": 0, "KILLED": 130}.get(status, 1)
+
+
+def report(failure: BaseException) -> None:
+    """A stop that the trainer chose needs its message alone; a fault needs its place as well."""
+    from lab.guard import NonFiniteError
+
+    if isinstance(failure, NonFiniteError):
+        print(f"error: {failure}", file=sys.stderr)
+    else:
+        traceback.print_exception(failure)
 
 
 if __name__ == "__main__":

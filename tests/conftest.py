@@ -78,23 +78,10 @@ def make_trainer() -> Callable[..., Any]:
     """Assemble a trainer from the words of a command line."""
 
     def make(*words: str, model: Any = None) -> Any:
-        from lab.data import load_data
-        from lab.machine import pick_device, seed_all
-        from lab.models import check_model_name, model_norm
-        from lab.optim import check_optimizer_name
+        from lab.assemble import assemble
         from lab.settings import load
-        from lab.tasks import Classification
-        from lab.trainer import Trainer
 
-        settings = load(["model=tiny_resnet", "trainer.device=cpu", *words])
-        config = settings.config
-        check_model_name(config.model.name)
-        check_optimizer_name(config.optim.name)
-        device = pick_device(config.trainer.device)
-        seed_all(config.trainer)
-        data = load_data(config.data, model_norm(config.model), device, config.trainer.seed)
-        task = Classification(config, data, device)
-        return Trainer(config, task, data, model or task.model(), device, settings.tree())
+        return assemble(load(["model=tiny_resnet", "trainer.device=cpu", *words]), model)
 
     return make
 

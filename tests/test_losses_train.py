@@ -168,3 +168,14 @@ def test_prior_bias_starts_every_class_at_one_in_c(make_trainer):
     torch.testing.assert_close(bias.sigmoid(), torch.full_like(bias, 0.1))
     unset = make_trainer("loss=focal", "loss.prior_bias=false", "data.image_size=16").model.get_classifier().bias
     assert not torch.equal(unset, bias)
+
+
+def test_the_table_says_whether_groups_count_in_the_loss(make_trainer):
+    groups = "data.class_group={0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1, 6: 0, 7: 1, 8: 0, 9: 1}"
+    said = {}
+    for words in (["loss=ce"], ["loss=preference_bce"], ["loss=preference_bce", "loss.group_weight=[1,2]"]):
+        trainer = make_trainer(groups, "data.image_size=16", *words)
+        said[words[-1]] = trainer.task.rows(trainer.evaluate(trainer.model, trainer.data.val).values)["top-1 by group"]
+    assert "measured only" in said["loss=ce"]
+    assert "measured only" in said["loss=preference_bce"]
+    assert "loss weights [1.0, 2.0]" in said["loss.group_weight=[1,2]"]

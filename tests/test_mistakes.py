@@ -71,7 +71,7 @@ def test_misspelt_model_is_refused_right_after_timms_import(clone):
         (["loss.class_weight=[1, 2]"], ["loss.class_weight", "has 2", "10 classes"]),
         (["loss=preference_bce", "loss.group_weight=[1, 2]"], ["loss.group_weight", "no groups", "data.class_group"]),
         (["loss.implementation=torch", "loss.z_loss=0.1"], ["loss.z_loss", "lossforge"]),
-        (["optim.schedule.warmup_epochs=12"], ["warmup_epochs", "trainer.epochs"]),
+        (["optim.schedule.warmup_epochs=8"], ["warmup_epochs", "trainer.epochs"]),
         (["optim.args={betta: 3}"], ["optim.name=adamw", "betta"]),
     ],
     ids=lambda value: " ".join(value),

@@ -53,10 +53,10 @@ def the_run(clone):
 
 
 METRICS = {
-    "train/loss", "train/lr", "train/images_per_second", "train/step_ms", "train/data_wait_ms", "train/loss_ms", "train/gradient_norm",
-    "train/nonfinite_updates", "val/top1", "val/top5", "val/loss", "val/ece", "val/samples", "memory/peak_process_mib",
-    "system/cpu_utilization_percentage", "system/process_memory_megabytes", "loss/launches", "run/images_per_second", "run/seconds",
-    "best/top1", "best/epoch",
+    "train/loss", "train/top1", "train/top5", "train/lr", "train/images_per_second", "train/step_ms", "train/data_wait_ms",
+    "train/loss_ms", "train/gradient_norm", "train/skipped_updates", "train/nonfinite_updates", "val/top1", "val/top5", "val/loss",
+    "val/ece", "val/samples", "memory/peak_process_mib", "system/cpu_utilization_percentage", "system/process_memory_megabytes",
+    "loss/launches", "run/images_per_second", "run/seconds", "best/top1", "best/epoch",
 }  # fmt: skip
 
 

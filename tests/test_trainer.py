@@ -51,7 +51,11 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first step", "a later step"])
-@pytest.mark.parametrize("words", [["optim=adamw"], ["optim=sgd"], ["optim=lamb"], ["trainer.amp=fp16"], ["optim.clip=1.0"]], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [["optim=adamw"], ["optim=sgd"], ["optim=lamb"], ["trainer.amp=fp16"], ["optim.clip=1.0"], ["optim.clip=1.0", "optim.clip_mode=agc"]],
+    ids=str,
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_non_finite_loss_changes_nothing(make_trainer, device, words, first):
     trainer = make_trainer(*SMALL, *words, f"trainer.device={device}")
@@ -66,6 +70,7 @@ def test_a_non_finite_loss_changes_nothing(make_trainer, device, words, first):
     for name, value in before.items():
         torch.testing.assert_close(after[name], value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
     assert (trainer.guard.total.item(), trainer.guard.streak.item()) == (1, 1)
+    assert trainer.window[:4].tolist() == [0, 0, 0, 0] if first else trainer.window[1].item() == 2
     trainer.update([batches[4]])
     assert (trainer.guard.total.item(), trainer.guard.streak.item()) == (1, 0)
     changed = snapshot(trainer)
@@ -170,6 +175,24 @@ def test_a_setting_trains_and_is_evaluated(make_trainer, run_folder, quiet, word
     assert seen[-1]["val/samples"] == 360
     if "trainer.ema=0.9" in words:
         assert seen[-1]["val_without_ema/top1"] > 0
+
+
+@pytest.mark.parametrize("lam", [None, 0.7, 0.3])
+def test_scores_of_training_batches_are_the_models_own(make_trainer, lam):
+    trainer = make_trainer(*SMALL, "trainer.accumulate=2")
+    batches = list(trainer.data.train)[:2]
+    top1 = top5 = 0
+    for batch in batches:
+        wanted = batch.target
+        if lam is not None:
+            batch.target_b, batch.lam = batch.target.roll(1), lam
+            wanted = batch.target if lam > 0.5 else batch.target_b
+        order = trainer.model(batch.images).argsort(-1, descending=True)
+        top1 += (order[:, 0] == wanted).sum().item()
+        top5 += (order[:, :5] == wanted[:, None]).sum().item()
+    trainer.update(batches)
+    assert trainer.window[4:].tolist() == [top1, top5]
+    assert 0 < top1 < top5 < 128
 
 
 def test_schedule_is_stepped_per_update_after_warmup(make_trainer):

@@ -1,9 +1,7 @@
 """What travels from the data to the task."""
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
 
-import torch
 from torch import Tensor
 
 
@@ -25,9 +23,3 @@ class Batch:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are there, by name."""
         return {item.name: value for item in fields(self) if isinstance(value := getattr(self, item.name), Tensor)}
-
-    def to(self, device: torch.device, *, channels_last: bool = False) -> "Batch":
-        layout = torch.channels_last if channels_last else torch.preserve_format
-        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in self.tensors().items()}
-        moved["images"] = moved["images"].contiguous(memory_format=layout) if channels_last else moved["images"]
-        return replace(self, **moved)

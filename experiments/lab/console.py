@@ -1,6 +1,5 @@
 """What the person at the keyboard sees: a bar on a terminal, plain lines elsewhere, a table at the end."""
 
-import sys
 import time
 from typing import Any
 
@@ -43,12 +42,6 @@ class Console:
             left = (self.last_line - self.began) / done * (self.updates - done)
             self.say(f"epoch {epoch} · update {done}/{self.updates} · {text} · {clock(left)} left")
 
-    def evaluated(self, epoch: int, epochs: int, values: dict[str, float]) -> None:
-        self.say(
-            f"epoch {epoch}/{epochs} · held-out top-1 {values['val/top1']:.2%} · top-5 {values['val/top5']:.2%}"
-            f" · loss {values['val/loss']:.4f} · ECE {values['val/ece']:.4f}"
-        )
-
     def stop_bar(self) -> None:
         if self.bar is not None:
             self.bar.stop()
@@ -69,7 +62,3 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def complain(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -29,17 +29,19 @@ class Guard:
     def __init__(self, model: nn.Module, limit: int, device: torch.device) -> None:
         self.limit = limit
         self.total, self.streak, self.longest = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
-        self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        self.buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
         self.kept: dict[tuple[object, ...], Kept] = {}
 
     @contextmanager
     def buffers_undone(self) -> Iterator[list[Tensor]]:
         """Yield a list for the update's verdict; a bad update leaves running statistics as they were."""
-        before = [buffer.clone() for buffer in self.buffers]
+        before = [_joined(buffers) for buffers in self.buffers]
         verdict: list[Tensor] = []
         yield verdict
-        for buffer, old in zip(self.buffers, before, strict=True):
-            buffer.copy_(torch.where(verdict[0], old, buffer))
+        for buffers, old in zip(self.buffers, before, strict=True):
+            kept = torch.where(verdict[0], old, _joined(buffers)).split([b.numel() for b in buffers])
+            torch._foreach_copy_(buffers, [value.view_as(b) for value, b in zip(kept, buffers, strict=True)])
 
     def see(self, batch: Batch, bad: Tensor, update: int) -> None:
         """Keep this micro-batch if its loss is bad."""
@@ -65,3 +67,8 @@ class Guard:
         slots = [(int(slot.update), slot) for slot in self.kept.values()]
         update, slot = max(slots, key=lambda pair: pair[0])
         return {"update": update} | {name: value.cpu() for name, value in slot.tensors.items()}
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """All values in one tensor: a model has hundreds of buffers, and a launch for each would be felt."""
+    return torch.cat([tensor.flatten() for tensor in tensors])

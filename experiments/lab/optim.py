@@ -79,7 +79,9 @@ class Updater:
             self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm(gradients)
         bad_gradient = ~norm.isfinite()
-        if self.config.clip is not None:
+        if self.config.clip is not None and self.config.clip_mode == "norm":
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
+        elif self.config.clip is not None:
             from timm.utils.clip_grad import dispatch_clip_grad
 
             dispatch_clip_grad(self.parameters, self.config.clip, mode=self.config.clip_mode)
@@ -119,7 +121,9 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
         raise UserError(
             f"optim.schedule.warmup_epochs={schedule.warmup_epochs:g}: the whole run is not longer; use fewer, or more trainer.epochs."
         )
-    decay = {} if schedule.decay_epochs is None else {"decay_epochs": max(1, round(schedule.decay_epochs * updates_per_epoch))}
+    decay: dict[str, Any] = (
+        {} if schedule.decay_epochs is None else {"decay_epochs": max(1, round(schedule.decay_epochs * updates_per_epoch))}
+    )
     made, _ = create_scheduler_v2(
         optimizer,
         sched=schedule.name,

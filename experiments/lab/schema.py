@@ -151,7 +151,7 @@ class OptimConfig:
 
 @dataclass
 class TrainerConfig:
-    epochs: int = number(12, least=1)
+    epochs: int = number(8, least=1)
     max_updates: int | None = number(None, least=1)
     device: str = "auto"
     seed: int = number(0, least=0)

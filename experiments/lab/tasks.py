@@ -8,21 +8,18 @@ from torch import Tensor, nn
 
 from lab.batch import Batch
 from lab.data import Data
-from lab.losses import SOFTMAX, Criterion
+from lab.losses import Criterion
 from lab.metrics import ClassificationCounts, ClassificationResult
 from lab.models import build_model, set_prior
 from lab.plots import calibration_picture, confusion_picture
 from lab.schema import SigmoidConfig, TrainConfig
 
 
-class Counts(Protocol):
-    def result(self) -> Any: ...
-
-
 class Task(Protocol):
     """What the trainer asks of a task."""
 
     monitor: str  # the metric whose highest value marks the best checkpoint
+    score_names: tuple[str, ...]  # what is counted of the training batches themselves
 
     def model(self) -> nn.Module: ...
 
@@ -32,15 +29,28 @@ class Task(Protocol):
 
     def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor: ...
 
+    def scores(self, output: Tensor, batch: Batch) -> Tensor:
+        """(len(score_names),) sums over the batch's samples."""
+        ...
+
     def counts(self) -> Any: ...
 
     def count(self, counts: Any, output: Tensor, batch: Batch) -> None: ...
 
     def pictures(self, result: Any, folder: Path) -> list[Path]: ...
 
+    def headline(self, result: Any) -> str:
+        """An evaluation in one line."""
+        ...
+
+    def rows(self, best: dict[str, float]) -> dict[str, str]:
+        """The best evaluation's rows of the final table."""
+        ...
+
 
 class Classification:
     monitor = "top1"
+    score_names: tuple[str, ...] = ("top1", "top5")
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
@@ -49,7 +59,7 @@ class Classification:
     def model(self) -> nn.Module:
         classes = len(self.data.classes)
         model = build_model(self.config.model, channels=self.data.channels, classes=classes, image_size=self.config.data.image_size)
-        if isinstance(self.config.loss, SigmoidConfig) and self.config.loss.prior_bias and self.config.loss.name not in SOFTMAX:
+        if isinstance(self.config.loss, SigmoidConfig) and self.config.loss.prior_bias:
             set_prior(model, classes)
         return model
 
@@ -58,6 +68,12 @@ class Classification:
 
     def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         return self.criterion(output, batch, normalizer)
+
+    def scores(self, output: Tensor, batch: Batch) -> Tensor:
+        """Hits among the first and the first five; of mixed samples the class with the larger share counts."""
+        other = batch.target_b is not None and batch.lam is not None and batch.lam < 0.5
+        hits = output.topk(min(5, output.shape[1])).indices == (batch.target_b if other else batch.target)[:, None]  # type: ignore[index]
+        return torch.stack([hits[:, 0].sum(), hits.sum()])
 
     def counts(self) -> ClassificationCounts:
         return ClassificationCounts(len(self.data.classes), self.config.task.calibration_bins, self.data.groups, self.device)
@@ -72,3 +88,16 @@ class Classification:
         confusion_picture(result, self.data.classes, confusion)
         calibration_picture(result, calibration)
         return [confusion, calibration]
+
+    def headline(self, result: ClassificationResult) -> str:
+        values = result.values
+        return f"held-out top-1 {values['top1']:.2%} · top-5 {values['top5']:.2%} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
+
+    def rows(self, best: dict[str, float]) -> dict[str, str]:
+        rows = {"held-out top-1": f"{best['top1']:.2%}", "held-out top-5": f"{best['top5']:.2%}", "calibration error": f"{best['ece']:.4f}"}
+        if self.data.groups:
+            weights = self.criterion.group_weight
+            use = f"loss weights {weights.tolist()}" if weights is not None else "measured only: the loss has no group weights"
+            shown = ", ".join(f"{best[f'top1_group_{number}']:.2%}" for number in range(self.data.groups))
+            rows["top-1 by group"] = f"{shown} ({use})"
+        return rows

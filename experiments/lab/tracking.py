@@ -74,12 +74,10 @@ class Feeder(threading.Thread):
         """Send what the file has gained; return whether there was anything."""
         with (self.folder / "metrics.jsonl").open("rb") as file:
             file.seek(self.offset)
-            lines = file.read().splitlines(keepends=True)
+            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
         pending: list[dict[str, Any]] = []
         passed = 0
         for line in lines:
-            if not line.endswith(b"\n"):
-                break
             record = json.loads(line)
             if record["kind"] != "metrics":
                 self._flush(pending, passed)

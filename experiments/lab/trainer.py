@@ -63,6 +63,7 @@ class Trainer:
         self.epoch = self.done = 0
         self.values: dict[str, float] = {}
         self.pictured: Any = None
+        self.skipped = 0
         self._clear_window()
 
     def fit(self, folder: RunFolder, console: Console) -> None:
@@ -114,7 +115,8 @@ class Trainer:
         """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
         normalizer = torch.stack([self.task.share(batch) for batch in group]).sum()
         with self.guard.buffers_undone() as verdict:
-            losses = [self.backward(batch, normalizer) for batch in group]
+            parts = [self.backward(batch, normalizer) for batch in group]
+            losses = [loss for loss, _ in parts]
             loss = torch.stack(losses).sum()
             bad_loss = ~loss.isfinite()
             verdict.append(bad_loss)
@@ -127,13 +129,13 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(self.model, step=self.done)
         skipped = bad_loss | bad_gradient
-        seen = [torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped]
-        self.window += torch.stack(seen).double()
+        seen = torch.stack([torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped])
+        self.window += torch.cat([seen, torch.stack([scores for _, scores in parts]).sum(0)]).double()
         self.done += 1
         self.clock.updated(sum(len(batch) for batch in group))
 
-    def backward(self, batch: Batch, normalizer: Tensor) -> Tensor:
-        """Add this batch's gradients and return its part of the loss.
+    def backward(self, batch: Batch, normalizer: Tensor) -> tuple[Tensor, Tensor]:
+        """Add this batch's gradients; return its part of the loss and its scores.
 
         The graph is cut at the model's output, so that the loss's own forward and backward can be timed.
         """
@@ -144,7 +146,7 @@ class Trainer:
             loss = self.task.loss(leaf, batch, normalizer)
             self.updater.scaler.scale(loss).backward()
         output.backward(leaf.grad)
-        return loss.detach().float()
+        return loss.detach().float(), self.task.scores(leaf.detach(), batch).float()
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, AMP.get(self.settings.amp, torch.bfloat16), enabled=self.settings.amp in AMP)
@@ -156,13 +158,15 @@ class Trainer:
         """Read the device's counters, the only wait of a window, and write the window's figures."""
         guard = self.guard
         counters = torch.stack([guard.total, guard.streak, guard.longest]).double()
-        loss, finite, norm, applied, bad, streak, longest = torch.cat([self.window, counters]).tolist()
+        bad, streak, longest, loss, finite, norm, applied, *scores = torch.cat([counters, self.window]).tolist()
         self._clear_window()
+        self.skipped += self.clock.window_updates - int(applied)
         values = {
             "train/loss": loss / finite if finite else float("nan"),
+            **{f"train/{name}": score / self.clock.window_images for name, score in zip(self.task.score_names, scores, strict=True)},
             "train/gradient_norm": norm / applied if applied else float("nan"),
             "train/lr": self.updater.lr,
-            "train/skipped_updates": self.clock.window_updates - applied,
+            "train/skipped_updates": self.skipped,
             "train/nonfinite_updates": bad,
             **self.clock.read(),
             **memory(self.device),
@@ -185,7 +189,7 @@ class Trainer:
         self.values |= values
         self.folder.metrics(self.done, values)
         self.folder.record("evaluation", step=self.done, **result.tree())
-        self.console.evaluated(self.epoch, self.settings.epochs, values)
+        self.console.say(f"epoch {self.epoch}/{self.settings.epochs} · {self.task.headline(result)}")
         score = result.values[self.task.monitor]
         if score <= self.best.score:
             return False
@@ -226,7 +230,7 @@ class Trainer:
         checkpoint.save(state, self.folder.path / "checkpoints" / name)
 
     def finish(self) -> dict[str, float]:
-        """Draw the best evaluation, hand over the artifacts, and return the run's figures."""
+        """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
         path: Path = self.folder.path
         if self.pictured is not None:
             for picture in self.task.pictures(self.pictured, path):
@@ -235,8 +239,7 @@ class Trainer:
         values = {**self.clock.overall(), **memory(self.device)}
         values |= {f"best/{name}": value for name, value in (self.best.values or {}).items()}
         values["best/epoch"] = float(self.best.epoch)
-        self.folder.metrics(self.done, values)
-        return {**self.values, **values}
+        return values
 
     def _make_ema(self) -> Any:
         if self.settings.ema is None:
@@ -246,7 +249,7 @@ class Trainer:
         return ModelEmaV3(self.model, decay=self.settings.ema, use_warmup=self.settings.ema_warmup)
 
     def _clear_window(self) -> None:
-        self.window = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.window = torch.zeros(4 + len(self.task.score_names), dtype=torch.float64, device=self.device)
 
     def _stop_nonfinite(self) -> None:
         path = self.folder.path / "nonfinite_batch.pt"

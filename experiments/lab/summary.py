@@ -1,0 +1,32 @@
+"""The final table of a run."""
+
+from typing import Any
+
+from lab.console import clock
+from lab.kernels_used import KernelsUsed
+from lab.trainer import Trainer
+
+
+def rows(trainer: Trainer, kernels: KernelsUsed, values: dict[str, Any]) -> dict[str, str]:
+    """What the run reached and what it cost; a figure that the run did not live to see has no row.
+
+    Args:
+        trainer: after its run.
+        kernels: as counted since the run's start.
+        values: the run's metrics, the last value of each.
+    """
+    best = trainer.best
+    table = {}
+    if best.values is not None:
+        table = trainer.task.rows(best.values) | {"best epoch": f"{best.epoch} of {trainer.settings.epochs}"}
+    losses = {"train": "train/loss", "held-out": "val/loss"}
+    table["loss"] = ", ".join(f"{part} {values[name]:.4f}" for part, name in losses.items() if name in values) or "none yet"
+    speed = "run/images_per_second"
+    table["images/s"] = f"{values[speed]:,.0f}" if speed in values else "too short a run to tell"
+    if "train/loss_ms" in values:
+        table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {kernels.summary()}"
+    skipped, nonfinite = (values.get(f"train/{name}", 0) for name in ("skipped_updates", "nonfinite_updates"))
+    table["skipped updates"] = f"{skipped:.0f}, of them {nonfinite:.0f} without a finite loss or gradient"
+    if "run/seconds" in values:
+        table["time"] = clock(values["run/seconds"])
+    return table

@@ -1,0 +1,73 @@
+"""However a run ends, its folder and the store say how, and the exit status as well."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.log_every=1", "loss.implementation=torch"]
+
+BROKEN = """
+import sys
+sys.path.insert(0, "experiments")
+from lab.trainer import Trainer
+import train
+update = Trainer.update
+def broken(self, group):
+    if self.done == {at}:
+        raise ValueError("the disk is on fire")
+    update(self, group)
+Trainer.{method} = broken
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def the_run(clone):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{clone.path / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("lossforge").experiment_id])
+    (folder,) = clone.run_folders()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return run, records
+
+
+@pytest.mark.parametrize(
+    ("method", "at"), [("update", 5), ("update", 0), ("finish", None)], ids=["in a step", "in the first step", "in closing"]
+)
+def test_a_fault_ends_the_run_as_failed(clone, method, at):
+    script = (
+        BROKEN.format(method=method, at=at) if method == "update" else BROKEN.format(method=method, at="self.done").replace(", group", "")
+    )
+    words = [*WORDS, "trainer.max_updates=8"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ValueError: the disk is on fire" in done.stderr
+    assert "in broken" in done.stderr
+    assert "failed" in done.stdout
+    run, records = the_run(clone)
+    assert run.info.status == records[-1]["status"] == "FAILED"
+    assert run.data.tags["error"] == "ValueError: the disk is on fire"
+    assert len([each for each in records if "train/loss" in each.get("values", {})]) == (8 if method == "finish" else at)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+def test_an_interrupted_run_is_killed(clone, sent):
+    process = clone.start(*WORDS, "trainer.epochs=500")
+    deadline = time.monotonic() + 120
+    while not any("train/loss" in path.read_text() for path in clone.path.glob("runs/*/metrics.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(sent)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    run, records = the_run(clone)
+    assert run.info.status == records[-1]["status"] == "KILLED"
+    assert run.data.metrics["train/loss"] > 0
