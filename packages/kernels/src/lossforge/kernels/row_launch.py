@@ -66,7 +66,8 @@ def as_rows(tensors: Sequence[Tensor]) -> Rows | None:
         return None
     missing = 2 - len(sizes)
     outer, rows = [1] * missing + sizes
-    return Rows(outer, rows, classes, [(*([0] * missing + step), s[1]) for step, s in zip(steps, strides, strict=True)])
+    steps = [[0] * missing + step for step in steps]
+    return Rows(outer, rows, classes, [(o, r, s[1]) for (o, r), s in zip(steps, strides, strict=True)])
 
 
 class Spec(NamedTuple):
@@ -198,7 +199,7 @@ def rowwise(
         BC=tiles.classes,
         num_warps=tiles.warps,
     )
-    if gradient is not None and written is not gradient:
+    if gradient is not None and written is not None and written is not gradient:
         gradient.copy_(written)
     return Results(
         out.loss if sum is None else sum.total, out.z_loss if z_sum is None else z_sum.total, out.lse, out.entropy, out.correct, out.stats

@@ -117,23 +117,23 @@ def backward(a: Rowwise, stats: Tensor, divisor: Tensor, row_entropy: Tensor, ar
 
 
 def _forward(*args):
-    *args, gradient, keep = args
-    a = Rowwise(*args)
+    *arguments, gradient, keep = args
+    a = Rowwise(*arguments)
     written = torch.empty_like(a.x) if gradient else None
     return (*forward(a, written, keep), a.x.new_empty(0) if written is None else written)
 
 
 def _backward(*args):
-    *args, stats, divisor, row_entropy, loss, z_loss, lse, entropy = args
-    a = Rowwise(*args)
+    *arguments, stats, divisor, row_entropy, loss, z_loss, lse, entropy = args
+    a = Rowwise(*arguments)
     written = torch.empty_like(a.x)
     backward(a, stats, divisor, row_entropy, (loss, z_loss, lse, entropy), written)
     return written
 
 
 def _fake_forward(*args):
-    *args, gradient, keep = args
-    a = Rowwise(*args)
+    *arguments, gradient, keep = args
+    a = Rowwise(*arguments)
     z_loss, lse, entropy, correct = a.outputs
     per_row = (a.x.shape[0], *a.x.shape[2:])
     rows = a.x.numel() // a.x.shape[1]
@@ -183,7 +183,7 @@ def _differentiate(ctx, loss, z_loss, lse, entropy, *_):
             arguments[i] = t
         a = Rowwise(*arguments)
         if torch.is_grad_enabled():
-            wanted = [(o, u) for o, u in zip(reference(a), arriving, strict=False) if u is not None]
+            wanted = [(o, u) for o, u in zip(reference(a), arriving, strict=False) if o is not None and u is not None]
             (gradient,) = torch.autograd.grad([o for o, _ in wanted], a.x, [u for _, u in wanted], create_graph=True)
         else:
             gradient = torch.ops.lossforge.rowwise_backward(*a, stats, divisor, row_entropy, *arriving)
