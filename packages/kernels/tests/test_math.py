@@ -83,7 +83,8 @@ def test_powers(gamma):
     assert power.isfinite().all()
     assert lower.isfinite().all()
     wide = q.double()[:-1]
-    assert relative(power[:-1].double(), wide**gamma) < 200 * EPS
+    bound = 60 * (1 + gamma) * EPS  # the exponent γ log2 q reaches 33 γ, and each unit of it rounds
+    assert relative(power[:-1].double(), wide**gamma) < bound
     if gamma:
-        assert relative(lower[:-1].double(), wide ** (gamma - 1)) < 200 * EPS
+        assert relative(lower[:-1].double(), wide ** (gamma - 1)) < bound
         assert power[-1] < 1e-11

@@ -128,7 +128,7 @@ def test_no_recompilation(loss):
         for rows in (64 + 16 * step, 33 + 2 * step):
             x = torch.rand(rows, 48, device="cuda", requires_grad=True)
             target = torch.randint(0, 48, (rows,), device="cuda")
-            hyper = {k: v * (1 + step / 50) for k, v in loss.hyper.items() if v}
+            hyper = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v}
             for mode in ("forward", "backward"):
                 loss.function(x, target, reduction="mean", gradient=mode, **hyper).backward()
         counts.append(compiled_variants())
