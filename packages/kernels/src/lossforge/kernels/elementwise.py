@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lossforge.kernels import targets
 from lossforge.kernels.launch import launch
-from lossforge.kernels.layout import Strided, collapse, offset
+from lossforge.kernels.layout import Strided, address, collapse
 from lossforge.kernels.reduce import Sum, divided, finish, new_sum
 
 PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
@@ -22,19 +22,19 @@ PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one pr
 
 @triton.jit
 def coordinates(start, lane, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, BIG: tl.constexpr):
-    """(flat index, i0, i1, i2) of the elements start + lane of an (n0, n1, n2) tensor; (n0, COLUMNS) where that is given."""
-    flat, i0, i1, i2 = start + lane, 0, lane, 0
+    """`at` of layout.address for elements start + lane of an (n0, n1, n2) tensor, or (n0, COLUMNS) where that is given."""
+    row, i0, i1, i2 = start, lane, lane, lane * 0
     if not FLAT:
         if COLUMNS is not None:
             row = start // COLUMNS
             local = (start - row * COLUMNS).to(tl.int32) + lane
-            down = local // COLUMNS
-            i0, i1 = row + down, local - down * COLUMNS
+            i0 = local // COLUMNS
+            i1 = local - i0 * COLUMNS
         else:
-            i = flat if BIG else flat.to(tl.int32)
+            i = start + lane if BIG else start.to(tl.int32) + lane
             outer = i // n2
-            i0, i1, i2 = outer // n1, outer % n1, i - outer * n2
-    return flat, i0, i1, i2
+            row, i0, i1, i2 = start * 0, outer // n1, outer % n1, i - outer * n2
+    return start, lane, row, i0, i1, i2
 
 
 @triton.jit
@@ -42,9 +42,9 @@ def weight_tile(weight, group, group_weight_ptr, groups, at, mask):
     """Weight of each element: its own, its group's, or their product; nan where the group does not exist."""
     w = 1.0
     if weight.ptr is not None:
-        w = tl.load(weight.ptr + offset(weight, at), mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(address(weight, at), mask=mask, other=0.0).to(tl.float32)
     if group.ptr is not None:
-        member = tl.load(group.ptr + offset(group, at), mask=mask, other=0)
+        member = tl.load(address(group, at), mask=mask, other=0)
         exists = (member >= 0) & (member < groups)
         share = tl.load(group_weight_ptr + member, mask=mask & exists, other=0.0).to(tl.float32)
         w = w * tl.where(exists, share, float("nan"))
@@ -93,24 +93,24 @@ def elementwise_kernel(
     first = tl.program_id(0).to(tl.int64) * tiles
     for tile in range(tiles):
         start = (first + tile) * BLOCK
-        mask = start + lane < n
+        mask = lane < tl.minimum(n - start, BLOCK).to(tl.int32)
         at = coordinates(start, lane, n1, n2, COLUMNS, FLAT, BIG)
-        x_tile = tl.load(x.ptr + offset(x, at), mask=mask, other=0.0).to(tl.float32)
-        y, counts, valid = load_target(target, target_b, lam, classes, ignore, at, at[2], mask)
+        x_tile = tl.load(address(x, at), mask=mask, other=0.0).to(tl.float32)
+        y, counts, valid = load_target(target, target_b, lam, classes, ignore, at, at[4], mask)
         if parameter.ptr is None:
             value, slope = formula(x_tile, y, *hyper)
         else:
-            value, slope = formula(x_tile, y, *hyper, tl.load(parameter.ptr + offset(parameter, at), mask=mask, other=1.0).to(tl.float32))
+            value, slope = formula(x_tile, y, *hyper, tl.load(address(parameter, at), mask=mask, other=1.0).to(tl.float32))
         w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
         if gradient.ptr is not None:
             slope = slope * w * factor
             if upstream.ptr is not None:
-                slope *= tl.load(upstream.ptr + offset(upstream, at), mask=mask, other=0.0).to(tl.float32)
+                slope *= tl.load(address(upstream, at), mask=mask, other=0.0).to(tl.float32)
             slope = tl.where(counts, tl.where(valid, slope, float("nan")), 0.0)
-            tl.store(gradient.ptr + offset(gradient, at), slope, mask=mask)
+            tl.store(address(gradient, at), slope, mask=mask)
         value = tl.where(counts, tl.where(valid, value * w, float("nan")), 0.0)
         if out.ptr is not None:
-            tl.store(out.ptr + offset(out, at), value * scale, mask=mask)
+            tl.store(address(out, at), value * scale, mask=mask)
         part += value
     if sum is not None:
         finish(tl.sum(part, 0), sum, scale)

@@ -18,11 +18,17 @@ class Strided(NamedTuple):
 
 
 @triton.jit
-def offset(t, at) -> tl.tensor:
-    """Offset into `t` of the elements `at` = (flat index, i0, i1, i2)."""
-    where, i0, i1, i2 = at
-    if t.s0 is not None:
-        where = i0 * t.s0 + i1 * t.s1 + i2 * t.s2
+def address(t, at) -> tl.tensor:
+    """Where the elements `at` = (start, lane, row, i0, i1, i2) of `t` lie: flat index start + lane, or coordinates (row + i0, i1, i2).
+
+    start and row are 64-bit scalars, so that lanes count in 32 bits.
+    """
+    start, lane, row, i0, i1, i2 = at
+    where = t.ptr
+    if t.s0 is None:
+        where = where + start + lane
+    else:
+        where = where + row * t.s0 + (i0 * t.s0 + i1 * t.s1 + i2 * t.s2)
     return where
 
 

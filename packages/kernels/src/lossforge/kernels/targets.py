@@ -7,19 +7,19 @@ classes), and returns for a tile of elements the target y, whether the element c
 import triton
 import triton.language as tl
 
-from lossforge.kernels.layout import offset
+from lossforge.kernels.layout import address
 
 
 @triton.jit
 def dense(target, target_b, lam, classes, ignore, at, column, mask):
     """y as given."""
-    return tl.load(target.ptr + offset(target, at), mask=mask, other=0.0).to(tl.float32), mask, mask
+    return tl.load(address(target, at), mask=mask, other=0.0).to(tl.float32), mask, mask
 
 
 @triton.jit
 def class_index(target, target_b, lam, classes, ignore, at, column, mask):
     """y = 1 in the row's class. An index of -1 is background, all 0; one out of range is invalid."""
-    index = tl.load(target.ptr + offset(target, at), mask=mask, other=-1)
+    index = tl.load(address(target, at), mask=mask, other=-1)
     counts = mask & (index != ignore)
     valid = (index >= -1) & (index < classes)
     return tl.where(index.to(column.dtype) == column, 1.0, 0.0), counts, valid
@@ -30,6 +30,6 @@ def mixup(target, target_b, lam, classes, ignore, at, column, mask):
     """y = λ in the first class plus 1 - λ in the second; the row counts unless both are ignored."""
     a, counts_a, valid_a = class_index(target, target_b, lam, classes, ignore, at, column, mask)
     b, counts_b, valid_b = class_index(target_b, target_b, lam, classes, ignore, at, column, mask)
-    share = tl.load(lam.ptr + offset(lam, at), mask=mask, other=1.0).to(tl.float32)
+    share = tl.load(address(lam, at), mask=mask, other=1.0).to(tl.float32)
     y = share * tl.where(counts_a, a, 0.0) + (1.0 - share) * tl.where(counts_b, b, 0.0)
     return y, counts_a | counts_b, (valid_a | (counts_a != mask)) & (valid_b | (counts_b != mask))
