@@ -55,6 +55,13 @@ def test_inplace_refuses_a_leaf(loss):
         loss.function(X.clone().requires_grad_(), INDEX, inplace=True)
 
 
+@EACH
+def test_inplace_refuses_holes_and_overlaps(loss):
+    for x in ((torch.rand(3, 8, requires_grad=True) * 1)[:, :4], torch.rand(3, 1, requires_grad=True).expand(3, 4)):
+        with pytest.raises(ValueError, match=r"inplace=True needs logits without holes or overlaps in memory, got \(3, 4\) with strides"):
+            loss.function(x, INDEX, inplace=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "options"),
     [
@@ -79,6 +86,7 @@ def test_focal(kind, message, options):
         (ValueError, "z_loss must be finite and at least 0, got -0.1", {"z_loss": -0.1}),
         (ValueError, "scale must be finite, got nan", {"scale": float("nan")}),
         (ValueError, r"weight must hold one weight a class, shape \(4,\), got \(3,\)", {"weight": torch.rand(3)}),
+        (TypeError, "ignore_index must be a whole number, got NoneType", {"ignore_index": None}),
         (TypeError, "weight must be of a floating dtype, got torch.int64", {"weight": torch.ones(4, dtype=torch.long)}),
     ],
 )

@@ -304,6 +304,50 @@ def test_weighted_mean_of_l1_divides_by_the_weights(device):
     torch.testing.assert_close(l1_loss(x, y, weight=w), F.l1_loss(x, y, weight=w))
 
 
+def test_weighted_mean_counts_a_row_of_a_pair(device):
+    """A row that only the second index of a mixup pair keeps counts in the divisor."""
+    x, w = torch.rand(3, 4, device=device), torch.full((3, 4), 0.5, device=device)
+    a, b = torch.tensor([0, -2, -2], device=device), torch.tensor([1, 2, -2], device=device)
+    options = {"target_b": b, "lam": 0.25}
+    torch.testing.assert_close(l1_loss(x, a, weight=w, **options), l1_loss(x, a, **options))
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_a_divisor_of_zero(loss, device):
+    """As a number or a tensor: inf, or with empty="zero" a loss and a gradient of 0, on the kernels and in the reference."""
+    x, target = torch.rand(3, 4, device=device), torch.tensor([0, 1, 2], device=device)
+    for function in (loss.function, loss.reference):
+        for normalizer in (0, torch.tensor(0.0, device=device)):
+            value, _ = gradient_of(function, x, target, reduction="mean", normalizer=normalizer)
+            assert value == INF
+            value, g = gradient_of(function, x, target, reduction="mean", normalizer=normalizer, empty="zero")
+            assert value == 0
+            assert torch.equal(g, torch.zeros_like(g))
+
+
+def test_strides_beyond_32_bits(device):
+    """A small view of a large tensor: the offsets, not the count of elements, need 64 bits."""
+    torch.utils.deterministic.fill_uninitialized_memory = False  # untouched pages take no memory
+    memory = torch.empty(2**31 + 2**11, dtype=torch.float16, device=device)
+    x = memory.as_strided((3, 4, 5), (2**30, 9, 2))
+    x.copy_(torch.rand(3, 4, 5))
+    exact = F.l1_loss(x.float(), torch.zeros(3, 4, 5, device=device), reduction="sum")
+    torch.testing.assert_close(l1_loss(x, torch.zeros(3, 4, 5, device=device), reduction="sum"), exact)
+    x = memory.as_strided((3, 4), (2**30, 2))
+    x.copy_(torch.rand(3, 4))
+    target = torch.tensor([0, 1, 2], device=device)
+    exact = F.cross_entropy(x.float(), target)
+    torch.testing.assert_close(cross_entropy(x, target), exact)
+    torch.testing.assert_close(sigmoid_focal_loss(x, target), sigmoid_focal_loss(x.double(), target).to(x.dtype))
+
+
+def test_correct_needs_a_counted_target(device):
+    x = -torch.rand(2, 4, device=device) - 1
+    ignored, kept = torch.tensor([-100, 1], device=device), torch.tensor([2, 1], device=device)
+    out = cross_entropy(x, ignored, target_b=kept, lam=0.5, return_correct=True)
+    assert not out.correct[0]
+
+
 def test_further_outputs(device):
     """lse, z-loss, entropy and correctness from the same pass, differentiable together; ties go to the first class."""
     for classes in (7, 9_001):

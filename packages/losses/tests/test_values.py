@@ -169,11 +169,9 @@ def test_other_arguments_get_gradients(loss, device):
 def test_inplace(loss, mode, device):
     """The same value and gradient, in the memory of the logits; using those afterwards raises."""
     for sample in samples(loss, device):
-        if sample.name == "expanded":
-            continue
-        exact = run(loss.reference, sample, torch.tensor(3.0), torch.float64, reduction="mean")
         leaf = sample.x.detach().requires_grad_()
-        logits = leaf * 1
+        logits = leaf * 1  # as x lies in memory, where x fills it
+        exact = run(loss.reference, sample, torch.tensor(3.0), torch.float64, reduction="mean")
         squares = logits.square()  # keeps the logits for its own backward
         value = loss.function(logits, sample.target, **sample.kwargs, reduction="mean", inplace=True, gradient=mode)
         (g,) = torch.autograd.grad(value, logits, torch.tensor(3.0, device=device), retain_graph=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,12 +10,12 @@ from torch import Tensor
 
 from lossforge.losses import binary_cross_entropy_with_logits, cross_entropy, l1_loss, sigmoid_focal_loss
 
-Call = Callable[[Tensor, Tensor], Tensor]
+Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """contenders: (x, target) → scalar loss. tensors: how often x's bytes must cross memory in one launch, reads and writes."""
+    """contenders: (x, target) → scalar loss, by name. tensors: how often x's bytes must cross memory in one launch, reads and writes."""
 
     name: str
     shape: tuple[int, ...]

@@ -30,6 +30,8 @@ def coordinates(start, lane, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, 
             local = (start - row * COLUMNS).to(tl.int32) + lane
             i0 = local // COLUMNS
             i1 = local - i0 * COLUMNS
+            if BIG:
+                i0, i1 = i0.to(tl.int64), i1.to(tl.int64)
         else:
             i = start + lane if BIG else start.to(tl.int32) + lane
             outer = i // n2
@@ -127,6 +129,13 @@ class Geometry(NamedTuple):
     @property
     def flat(self) -> bool:
         return all(t.s0 is None for t in self.strided)
+
+    def big(self, n: int, block: int) -> bool:
+        """Whether 32 bits do not hold the coordinates of a tile, or an offset that follows from them."""
+        n0 = block // self.columns + 2 if self.columns is not None else n // (self.n1 * self.n2)
+        strides = [(t.s0, t.s1 or 0, t.s2 or 0) for t in self.strided if t.s0 is not None]
+        reach = max((n0 * s0 + self.n1 * s1 + self.n2 * s2 for s0, s1, s2 in strides), default=0)
+        return max(reach, 0 if self.columns is not None else n) >= 2**31
 
 
 def geometry(tensors: Sequence[Tensor | None], class_dim: int | None) -> Geometry | None:
@@ -236,7 +245,7 @@ def elementwise(
         load_target=load_target,
         COLUMNS=None if g.flat and not indices else g.columns,
         FLAT=g.flat and not indices,
-        BIG=n >= 2**31,
+        BIG=g.big(n, block),
         EMPTY_IS_ZERO=empty_is_zero,
         BLOCK=block,
         num_warps=4,

@@ -141,7 +141,7 @@ def rowwise_kernel(
     if ENTROPY:
         tl.store(out.entropy + at, ls - u_row / total, mask=inside)
     if out.correct is not None:
-        tl.store(out.correct + at, (tl.max(beaten, 1) == 0) & keep & valid & (lse == lse), mask=inside)
+        tl.store(out.correct + at, (tl.max(beaten, 1) == 0) & (a >= 0) & valid & (lse == lse), mask=inside)
     if out.stats is not None:
         rows = (tl.num_programs(0) // blocks).to(tl.int64) * x.rows
         tl.store(out.stats + at, tl.where(read, top, 0.0), mask=inside)

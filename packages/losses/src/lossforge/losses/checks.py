@@ -37,6 +37,11 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
         raise ValueError(f"{name} must be finite{' and ' if bounds else ''}{bounds}, got {value!r}")
 
 
+def whole_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+
+
 def floating(name: str, t: object) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")

@@ -5,29 +5,19 @@ class indices along a chosen dimension), and `forward` the per-call tensors (tar
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 
 from lossforge.losses import checks, functional
-
-
-class Options(TypedDict, total=False):
-    empty: str
-    gradient: str | None
-    inplace: bool
-    validate: bool | None
-
-
-class ElementwiseOptions(Options, total=False):
-    dim: int
+from lossforge.losses.functional.common import ElementwiseSettings, Settings
 
 
 class _Loss(nn.Module):
     """A function, its options, and its tensors as buffers."""
 
     function: ClassVar[Callable[..., Any]]
-    accepted: ClassVar[type] = ElementwiseOptions
+    accepted: ClassVar[type] = ElementwiseSettings
 
     def __init__(self, reduction: str, buffers: dict[str, Tensor | None], settings: dict[str, Any], options: Any) -> None:
         super().__init__()
@@ -55,7 +45,7 @@ class L1Loss(_Loss):
     function = staticmethod(functional.l1_loss)
 
     def __init__(
-        self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", **options: Unpack[ElementwiseOptions]
+        self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", **options: Unpack[ElementwiseSettings]
     ) -> None:
         super().__init__(checks.legacy_reduction(size_average, reduce, reduction), {}, {}, options)
 
@@ -72,7 +62,7 @@ class BCEWithLogitsLoss(_Loss):
         reduce: bool | None = None,
         reduction: str = "mean",
         pos_weight: Tensor | None = None,
-        **options: Unpack[ElementwiseOptions],
+        **options: Unpack[ElementwiseSettings],
     ) -> None:
         buffers = {"weight": weight, "pos_weight": pos_weight}
         super().__init__(checks.legacy_reduction(size_average, reduce, reduction), buffers, {}, options)
@@ -83,7 +73,7 @@ class PreferenceBCEWithLogitsLoss(_Loss):
 
     function = staticmethod(functional.preference_bce_with_logits)
 
-    def __init__(self, group_weight: Tensor | None = None, *, reduction: str = "mean", **options: Unpack[ElementwiseOptions]) -> None:
+    def __init__(self, group_weight: Tensor | None = None, *, reduction: str = "mean", **options: Unpack[ElementwiseSettings]) -> None:
         super().__init__(reduction, {"group_weight": group_weight}, {}, options)
 
 
@@ -99,7 +89,7 @@ class SigmoidFocalLoss(_Loss):
     function = staticmethod(functional.sigmoid_focal_loss)
 
     def __init__(
-        self, alpha: float | Tensor = 0.25, gamma: float = 2.0, reduction: str = "none", **options: Unpack[ElementwiseOptions]
+        self, alpha: float | Tensor = 0.25, gamma: float = 2.0, reduction: str = "none", **options: Unpack[ElementwiseSettings]
     ) -> None:
         per_class = alpha if isinstance(alpha, Tensor) else None
         settings = {"gamma": gamma} if per_class is not None else {"alpha": alpha, "gamma": gamma}
@@ -110,7 +100,7 @@ class CrossEntropyLoss(_Loss):
     """Cross entropy as torch.nn.CrossEntropyLoss, with more options: see functional.cross_entropy."""
 
     function = staticmethod(functional.cross_entropy)
-    accepted = Options
+    accepted = Settings
 
     def __init__(
         self,
@@ -128,7 +118,7 @@ class CrossEntropyLoss(_Loss):
         return_lse: bool = False,
         return_entropy: bool = False,
         return_correct: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[Settings],
     ) -> None:
         settings = {
             "ignore_index": ignore_index,

@@ -26,7 +26,10 @@ def _reduce(values: Tensor, scale: float, divisor: Tensor | None, reduction: str
     if divisor is None:
         return result
     divisor = divisor.to(values.dtype)
-    return torch.where(divisor == 0, 0.0, result / divisor) if empty_is_zero else result / divisor
+    if not empty_is_zero:
+        return result / divisor
+    nothing = divisor == 0
+    return torch.where(nothing, 0.0, result / torch.where(nothing, 1.0, divisor))
 
 
 def _one_hot(index: Tensor, classes: int, ignore_index: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

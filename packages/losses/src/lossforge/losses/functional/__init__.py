@@ -5,12 +5,12 @@ Options that every function has:
 
 target_b, lam: with class indices, a mixup pair: the target is λ times the class `target` plus 1 - λ times the class `target_b`; λ a
     number, one a sample, or one a row. No one-hot tensor is built.
-normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum".
 empty: what a mean over nothing (a divisor of 0) gives: "nan" as in torch, or "zero", with gradient 0.
 gradient: "forward" writes the gradient in the same launch as the loss, "backward" computes it when it is asked for. By default
     forward where the result is a scalar, except for float16 (whose small gradients a scaler must first lift) and under torch.compile.
-inplace: the gradient takes the memory of the logits, which must be an intermediate result; using them afterwards raises. The value is
-    the same; under torch.compile, on CPU and in float64 nothing is overwritten.
+inplace: the gradient takes the memory of the logits, which must be an intermediate result that fills its memory; using them afterwards
+    raises. Value and gradient are the same. Where the kernels do not run, and under torch.compile, nothing is overwritten.
 validate: check class indices on CUDA too, which synchronises with the host (default: the environment's LOSSFORGE_VALIDATE). On CPU they
     always are. Unchecked, a row with an index out of range has loss and gradient nan; other rows are unharmed.
 

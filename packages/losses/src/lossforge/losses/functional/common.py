@@ -1,5 +1,6 @@
 """Options that every loss has, their checks, and the tensors they stand for."""
 
+import math
 from typing import TypedDict
 
 import torch
@@ -8,20 +9,29 @@ from torch import Tensor
 from lossforge.losses import checks
 
 
-class Options(TypedDict, total=False):
-    """Keyword-only options of every loss; the module's docstring says what they do."""
+class Settings(TypedDict, total=False):
+    """Keyword-only options of every loss that a module keeps; lossforge.losses.functional says what they do."""
 
-    normalizer: float | Tensor | None
     empty: str
     gradient: str | None
     inplace: bool
     validate: bool | None
+
+
+class ElementwiseSettings(Settings, total=False):
+    dim: int
+
+
+class Options(Settings, total=False):
+    """Settings and what each call brings."""
+
+    normalizer: float | Tensor | None
     target_b: Tensor | None
     lam: float | Tensor | None
 
 
-class ElementwiseOptions(Options, total=False):
-    dim: int
+class ElementwiseOptions(Options, ElementwiseSettings, total=False):
+    pass
 
 
 def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -> Tensor | None:
@@ -38,8 +48,13 @@ def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -
             raise ValueError('gradient="forward" needs a scalar result: reduction "mean" or "sum", got "none"')
         if normalizer is not None:
             raise ValueError('normalizer needs a scalar result: reduction "mean" or "sum", got "none"')
-    if options.get("inplace") and x.is_leaf and x.requires_grad and torch.is_grad_enabled():
-        raise ValueError("inplace=True needs logits that are an intermediate result, got a leaf that requires grad")
+    if options.get("inplace") and x.requires_grad and torch.is_grad_enabled():
+        if x.is_leaf:
+            raise ValueError("inplace=True needs logits that are an intermediate result, got a leaf that requires grad")
+        if not is_dense(x):
+            raise ValueError(
+                f"inplace=True needs logits without holes or overlaps in memory, got {tuple(x.shape)} with strides {x.stride()}"
+            )
     if normalizer is None:
         return None
     if not isinstance(normalizer, Tensor):
@@ -51,9 +66,24 @@ def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -
     return normalizer
 
 
-def factor(normalizer: float | Tensor | None) -> float:
+def is_dense(x: Tensor) -> bool:
+    """Whether x fills its memory without holes or overlaps, in some order of its dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def factor(options: Options) -> float:
     """What a number as normalizer multiplies the sum by; a tensor divides on its device."""
-    return 1.0 if normalizer is None or isinstance(normalizer, Tensor) else 1.0 / normalizer
+    normalizer = options.get("normalizer")
+    if normalizer is None or isinstance(normalizer, Tensor):
+        return 1.0
+    if normalizer == 0:
+        return 0.0 if options.get("empty") == "zero" else math.inf
+    return 1.0 / normalizer
 
 
 def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x: Tensor) -> Tensor | None:

@@ -26,11 +26,16 @@ def _elementwise(
     parameter: Tensor | None = None,
     group: Tensor | None = None,
     group_weight: Tensor | None = None,
+    mean_of_weights: bool = False,
 ) -> Tensor:
-    """Check arguments and compute. parameter: a tensor in place of the last hyper-parameter."""
+    """Check arguments and compute. parameter: a tensor in place of the last hyper-parameter.
+
+    mean_of_weights: a mean divides by the sum of the weights that count, where weights are given.
+    """
     checks.floating("input", x)
     divisor = check_options(x, reduction, options, ElementwiseOptions)
     normalizer, dim, target_b = options.get("normalizer"), options.get("dim", -1), options.get("target_b")
+    checks.whole_number("dim", dim)
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
     if target.is_floating_point():
@@ -58,6 +63,12 @@ def _elementwise(
         group = checks.indices("group", group, None, x, 0, len(group_weight), None, options.get("validate"))
         checks.broadcasts("group", group, x)
         group_weight = group_weight.contiguous()
+    if mean_of_weights and weight is not None and reduction == "mean" and normalizer is None:
+        counted = weight.expand(x.shape)
+        if not target.is_floating_point():
+            counts = target != IGNORED if target_b is None else (target != IGNORED) | (target_b != IGNORED)
+            counted = torch.where(counts.unsqueeze(dim % x.ndim), counted, 0.0)
+        divisor = normalizer = counted.sum(dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     a = Elementwise(
         loss,
         x,
@@ -70,7 +81,7 @@ def _elementwise(
         parameter,
         divisor,
         [1.0 * h for h in hyper],
-        factor(normalizer),
+        factor(options),
         dim,
         IGNORED,
         reduction if normalizer is None else "sum",
@@ -98,13 +109,6 @@ def l1_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    if weight is not None and reduction == "mean" and options.get("normalizer") is None:
-        checks.floating_beside("weight", weight, input)
-        checks.broadcasts("weight", weight, input)
-        counted = weight.expand(input.shape)
-        if not target.is_floating_point():
-            counted = torch.where((target != IGNORED).unsqueeze(options.get("dim", -1)), counted, 0.0)
-        options["normalizer"] = counted.sum(dtype=torch.float64 if input.dtype == torch.float64 else torch.float32)
     return _elementwise(
         "l1",
         input,
@@ -113,6 +117,7 @@ def l1_loss(
         reduction,
         options,
         weight=weight,
+        mean_of_weights=True,
     )
 
 
@@ -159,7 +164,8 @@ def preference_bce_with_logits(
     """Preference-weighted binary cross entropy on logits.
 
     L = v g [y softplus(-x) + (1 - y) softplus(x)], v the element's preference weight, g = group_weight[group] the weight of its group,
-    so that outcomes of different groups can be weighted for fairness. The mean is over all N elements: gradient v g (σ(x) - y) / N.
+    so that outcomes of different groups can be weighted for fairness. The mean is over the N elements that are not ignored: gradient
+    v g (σ(x) - y) / N.
 
     Args: preference: one weight an element, or whatever broadcasts, such as (N, 1) for one a sample; group: a group id each, with
     group_weight (G,). Target and others: as in binary_cross_entropy_with_logits.

@@ -57,6 +57,7 @@ def cross_entropy(
         raise ValueError("input must have a dimension of classes, got a 0-d tensor")
     divisor = check_options(input, reduction, options, Options)
     normalizer, target_b = options.get("normalizer"), options.get("target_b")
+    checks.whole_number("ignore_index", ignore_index)
     checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
     checks.number("scale", scale)
     checks.number("z_loss", z_loss, 0.0)
@@ -99,7 +100,7 @@ def cross_entropy(
         1.0 * scale,
         softcap,
         1.0 * z_loss,
-        factor(normalizer),
+        factor(options),
         reduction if normalizer is None else "sum",
         options.get("empty") == "zero",
         [return_z_loss, return_lse, return_entropy, return_correct],

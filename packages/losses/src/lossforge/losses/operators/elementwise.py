@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd
+from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd, save, saved
 from lossforge.losses.reference import elementwise as reference
 
 
@@ -121,32 +121,27 @@ def _fake_forward(*args):
 
 
 def _setup(ctx, inputs, output):
-    a = Elementwise(*inputs[:-1])
-    _, divisor, gradient = output
-    ctx.once = Once(gradient) if inputs[-1] else None
-    ctx.tensors = [i for i, v in enumerate(a) if isinstance(v, Tensor)]
-    ctx.arguments = [None if isinstance(v, Tensor) else v for v in a]
-    ctx.save_for_backward(divisor, *(a[i] for i in ctx.tensors))
-    ctx.set_materialize_grads(False)
+    *arguments, gradient = inputs
+    _, divisor, written = output
+    ctx.once = Once(written) if gradient else None
+    save(ctx, arguments, divisor)
 
 
 def _differentiate(ctx, upstream, *_):
+    nothing = (None,) * len(Elementwise._fields)
     if upstream is None:
-        return (None,) * (len(Elementwise._fields) + 1)
+        return (*nothing, None)
     gradient = None
     if ctx.once is not None and not torch.is_grad_enabled():
         gradient = ctx.once.take(upstream)
     if gradient is None:
-        divisor, *saved = ctx.saved_tensors
-        arguments = list(ctx.arguments)
-        for i, t in zip(ctx.tensors, saved, strict=True):
-            arguments[i] = t
+        (divisor,), arguments = saved(ctx)
         a = Elementwise(*arguments)
         if torch.is_grad_enabled():
             (gradient,) = torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)
         else:
             gradient = torch.ops.lossforge.elementwise_backward(*a, divisor, upstream)
-    return (None, gradient, *(None,) * (len(Elementwise._fields) - 1))
+    return (None, gradient, *nothing[1:])
 
 
 for device in DEVICES:

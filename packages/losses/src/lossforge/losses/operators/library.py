@@ -1,7 +1,7 @@
 """What the operators share: their library, and when the kernels compute a loss."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -123,3 +123,20 @@ class Once:
             return (gradient * upstream).to(gradient.dtype)
         scale_(gradient, upstream)
         return gradient
+
+
+def save(ctx: Any, arguments: Sequence[Any], *results: Tensor) -> None:
+    """Keep an operator's arguments for backward, tensors as autograd saves them, and some of its results."""
+    ctx.places = [i for i, v in enumerate(arguments) if isinstance(v, Tensor)]
+    ctx.arguments = [None if isinstance(v, Tensor) else v for v in arguments]
+    ctx.save_for_backward(*results, *(arguments[i] for i in ctx.places))
+    ctx.set_materialize_grads(False)
+
+
+def saved(ctx: Any) -> tuple[list[Tensor], list[Any]]:
+    """(results, arguments) that `save` kept."""
+    arguments, tensors = list(ctx.arguments), list(ctx.saved_tensors)
+    results = tensors[: len(tensors) - len(ctx.places)]
+    for i, t in zip(ctx.places, tensors[len(results) :], strict=True):
+        arguments[i] = t
+    return results, arguments

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd
+from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd, save, saved
 from lossforge.losses.reference import rowwise as reference
 
 
@@ -157,13 +157,9 @@ def _fake_forward(*args):
 
 def _setup(ctx, inputs, output):
     *arguments, gradient, _ = inputs
-    a = Rowwise(*arguments)
     _, _, _, entropy, _, stats, divisor, written = output
     ctx.once = Once(written) if gradient else None
-    ctx.tensors = [i for i, v in enumerate(a) if isinstance(v, Tensor)]
-    ctx.arguments = [None if isinstance(v, Tensor) else v for v in a]
-    ctx.save_for_backward(stats, divisor, entropy, *(a[i] for i in ctx.tensors))
-    ctx.set_materialize_grads(False)
+    save(ctx, arguments, stats, divisor, entropy)
 
 
 def _differentiate(ctx, loss, z_loss, lse, entropy, *_):
@@ -177,10 +173,7 @@ def _differentiate(ctx, loss, z_loss, lse, entropy, *_):
     if ctx.once is not None and not torch.is_grad_enabled() and z_loss is None and lse is None and entropy is None:
         gradient = ctx.once.take(loss)
     if gradient is None:
-        stats, divisor, row_entropy, *saved = ctx.saved_tensors
-        arguments = list(ctx.arguments)
-        for i, t in zip(ctx.tensors, saved, strict=True):
-            arguments[i] = t
+        (stats, divisor, row_entropy), arguments = saved(ctx)
         a = Rowwise(*arguments)
         if torch.is_grad_enabled():
             wanted = [(o, u) for o, u in zip(reference(a), arriving, strict=False) if o is not None and u is not None]
