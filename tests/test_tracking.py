@@ -4,6 +4,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import time
 
 from mlflow.tracking import MlflowClient
 
@@ -38,14 +39,20 @@ def test_what_was_missed_is_sent_later(clone):
     assert not (clone.path / "mlflow.db").exists()
     (folder,) = clone.run_folders()
     uri = f"sqlite:///{clone.path / 'later.db'}"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "metr')  # a line that was being written when the machine went down
+    began = time.monotonic()
     for _ in range(2):  # the second one finds everything sent
         words = [str(folder), f"tracking.uri={uri}", "tracking.experiment=later"]
         sent = subprocess.run(
             [sys.executable, "experiments/replay.py", *words], cwd=clone.path, env=clone.env, capture_output=True, text=True
         )
         assert (sent.returncode, "is complete" in sent.stdout) == (0, True), sent.stdout + sent.stderr
+    assert time.monotonic() - began < 2 * 60  # tracking.patience_seconds: nothing is waited for that will not come
     client = MlflowClient(tracking_uri=uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("later").experiment_id])
+    experiment = client.get_experiment_by_name("later")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert "val/top1" in run.data.metrics
     with sqlite3.connect(clone.path / "later.db") as database:

@@ -139,8 +139,11 @@ class Feeder(threading.Thread):
                 return found.experiment_id
             database = _sqlite_file(self.uri)
             place = (database.parent / "mlartifacts" / self.experiment).as_uri() if database else None
+            kind = {
+                "mlflow.experimentKind": "custom_model_development"
+            }  # MLflow's UI opens an experiment without it as one of language models
             try:
-                return client.create_experiment(self.experiment, artifact_location=place)
+                return client.create_experiment(self.experiment, artifact_location=place, tags=kind)
             except Exception:
                 if (found := client.get_experiment_by_name(self.experiment)) is not None:
                     return found.experiment_id
