@@ -92,8 +92,8 @@ def test_a_command_that_does_not_exist_would_be_noticed(line):
 
 
 def test_table_of_losses_is_the_registrys():
-    script = runpy.run_path(str(ROOT / "tests" / "readme_table.py"))
-    assert script["renewed"](DOCUMENTS["README.md"]) == DOCUMENTS["README.md"], "run: uv run tests/readme_table.py --write"
+    script = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    assert script["renewed"](DOCUMENTS["README.md"]) == DOCUMENTS["README.md"], "run: uv run tests/readme_tables.py --write"
 
 
 def test_examples_run():

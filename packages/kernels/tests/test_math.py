@@ -41,8 +41,8 @@ def apply(function, x: torch.Tensor) -> torch.Tensor:
     return out.double()
 
 
-def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((got - exact).abs() / exact.abs().clamp(min=1e-37)).max().item()
+def relative(got: torch.Tensor, exact: torch.Tensor, floor: float = 1e-37) -> float:
+    return ((got - exact).abs() / exact.abs().clamp(min=floor)).max().item()
 
 
 def test_log1p_unit():
@@ -84,7 +84,7 @@ def test_powers(gamma):
     assert lower.isfinite().all()
     wide = q.double()[:-1]
     bound = 60 * (1 + gamma) * EPS  # the exponent γ log2 q reaches 33 γ, and each unit of it rounds
-    assert relative(power[:-1].double(), wide**gamma) < bound
+    assert relative(power[:-1].double(), wide**gamma, floor=1e-30) < bound  # a GPU takes what is below the smallest normal float32 as 0
     if gamma:
-        assert relative(lower[:-1].double(), wide ** (gamma - 1)) < bound
+        assert relative(lower[:-1].double(), wide ** (gamma - 1), floor=1e-30) < bound
         assert power[-1] < 1e-11
