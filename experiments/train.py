@@ -20,6 +20,8 @@ def main(words: list[str]) -> int:
         return 0
     try:
         if {"-m", "--multirun"} & set(words):
+            if "--cfg" in words:
+                raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
             return run_all(combinations([word for word in words if word not in ("-m", "--multirun")]))
         settings = load([word for word in words if word != "--cfg"])
         if "--cfg" in words:
