@@ -9,6 +9,11 @@ def device() -> str:
 
 
 @pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _poison():
     """Memory that torch.empty hands out is nan: an element that a kernel leaves unwritten shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)

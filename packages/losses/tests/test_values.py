@@ -38,7 +38,11 @@ def test_against_float64(loss, name, dtype, device):
             assert ours.value.dtype == plain.value.dtype
             bound = DTYPES[dtype if ours.value.dtype == dtype else torch.float32]
             assert error(ours.value, exact.value) <= error(plain.value, exact.value) + bound, (reduction, mode)
-            assert error(ours.gradient, exact.gradient) <= error(plain.gradient, exact.gradient) + DTYPES[dtype], (reduction, mode)
+            roundings = 2 if mode == "forward" else 1  # written for an upstream of 1, then multiplied
+            assert error(ours.gradient, exact.gradient) <= error(plain.gradient, exact.gradient) + roundings * DTYPES[dtype], (
+                reduction,
+                mode,
+            )
 
 
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.judge], ids=lambda loss: loss.name)
