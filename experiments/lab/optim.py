@@ -97,6 +97,7 @@ class Updater:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif self.on_device:
+            # torch's fused optimisers read this attribute where it is set; the Optimizer class does not declare it
             self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
             self.optimizer.step()
         elif not bool(bad):

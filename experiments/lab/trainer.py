@@ -42,6 +42,7 @@ class Trainer:
         settings = config.trainer
         self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
         layout = torch.channels_last if settings.channels_last else torch.preserve_format
+        # torch's stubs lack the overload with memory_format alone
         self.model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if settings.compile else self.model
         self.per_epoch = -(-len(data.train) // settings.accumulate)
