@@ -30,13 +30,14 @@ class Clone:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.script = "experiments/train.py"
         for name in ("experiments", "conf"):
             shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
         self.env |= {"PYTHONUNBUFFERED": "1"}
 
     def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "experiments/train.py", *words]
+        command = [sys.executable, self.script, *words]
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(command, cwd=self.path, env=self.env | env, **streams)
 

@@ -1,15 +1,22 @@
-"""The README's tables: losses from the registry, measurements from results/. `--write` renews them; else says whether they are current."""
+"""The README's tables and pictures: losses from the registry, measurements from results/. `--write` renews them."""
 
 import inspect
 import json
 import sys
 from pathlib import Path
 
+from lossforge.bench import pictures, tables
+from lossforge.bench.report import load
 from lossforge.losses.registry import LOSSES, Loss
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-BENCH, TRAINING = ROOT / "results" / "bench-h200.json", ROOT / "results" / "training-h200.json"
+BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
+PICTURES = {
+    "time": (BENCH, pictures.time_picture, pictures.main_rows),
+    "memory": (BENCH, pictures.memory_picture, pictures.main_rows),
+    "scaling": (SCALING, pictures.scaling_picture, pictures.scaling_rows),
+}
 TARGETS = {"elementwise": "dense, class index, mixup pair", "rowwise": "class index, probabilities, mixup pair"}
 HEADER = ("`loss=`", "function", "module", "formula", "targets", "template", "in place of")
 
@@ -40,13 +47,8 @@ def row(loss: Loss) -> list[str]:
     ]
 
 
-def markdown(header: tuple[str, ...], rows: list[list[str]]) -> str:
-    lines = [list(header), ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in lines)
-
-
 def losses() -> str:
-    return markdown(HEADER, [row(loss) for loss in LOSSES.values()])
+    return tables.markdown(HEADER, [row(loss) for loss in LOSSES.values()])
 
 
 def provenance(found: dict) -> str:
@@ -55,36 +57,47 @@ def provenance(found: dict) -> str:
 
 
 def bench() -> str:
-    """Ours beside torch's, one line a case; times of small work by the host's clock."""
-    found = json.loads(BENCH.read_text(encoding="utf-8"))
-    cases: dict[tuple, dict[str, dict]] = {}
-    for each in found["rows"]:
-        cases.setdefault((each["case"], tuple(each["shape"]), each["dtype"]), {})[each["contender"]] = each
-    large, small = [], []
-    for (case, shape, dtype), by in cases.items():
-        ours, theirs = by["lossforge"], by["torch"]
-        what = [case, "×".join(map(str, shape)), dtype]
-        if "host_us" in ours:
-            small.append([*what, f"{ours['host_us']:.0f}", f"{theirs['host_us']:.0f}"])
-            continue
-        ratio = f"{theirs['ms'] / ours['ms']:.1f}"
-        share = f"{100 * ours['floor_ms'] / ours['ms']:.0f} %"
-        memory = [f"{by[name]['peak_mib']:,.0f}" for name in ("lossforge", "torch")]
-        large.append([*what, f"{ours['ms']:.3f}", f"{theirs['ms']:.3f}", ratio, share, *memory])
-    work = ("forward + backward", "shape", "dtype")
-    header = (*work, "ours, ms", "torch, ms", "times faster", "of the byte floor", "ours, MiB", "torch, MiB")
+    report = load(BENCH)
+    copy, read = (f"{(rate or 0) / 1e12:.2f} TB/s" for rate in (report.copy_bytes_per_second, report.read_bytes_per_second))
     return "\n\n".join(
         [
-            f"{provenance(found)}; made by `python -m lossforge.bench results/bench-h200.json`, "
-            "each value and gradient checked against float64 in the same run. "
-            "The floor is the fewest bytes that one launch can move, over the copy rate of that run "
-            f"({found['copy_bytes_per_second'] / 1e12:.2f} TB/s); "
-            "memory is the peak beyond the logits and targets.",
-            markdown(header, large),
-            "Small work, where the host is the cost (µs a forward + backward, back to back); there torch's cross entropy is quicker:",
-            markdown((*work, "ours, µs", "torch, µs"), small),
+            f"{tables.provenance(report)}. Milliseconds on the device, forward + backward from a scalar, the shorter of called and "
+            "replayed from a CUDA graph. Value and every row of the gradient were checked against float64 in the same run; "
+            "who is wrong has no time. The floor is the fewest bytes that must cross memory over the rate of a copy in that run "
+            f"({copy}), for forward alone over that of a sum ({read}). MiB: the peak beyond the inputs.",
+            tables.bench(report),
+            picture("time", "time over the floor, by case and contender"),
+            picture("memory", "peak memory, by case and contender"),
         ]
     )
+
+
+def targets() -> str:
+    return tables.targets(load(BENCH))
+
+
+def scaling() -> str:
+    report = load(SCALING)
+    return f"{tables.provenance(report)}.\n\n{picture('scaling', 'time over rows, classes and anchors, with the floor')}"
+
+
+def end_to_end() -> str:
+    found = json.loads(END_TO_END.read_text(encoding="utf-8"))
+    rows = []
+    for each in found["rows"]:
+        costs = [f"{each['ms']:.1f}", f"{each['peak_mib']:,.0f}"] if each["status"] == "ok" else [each["status"], ""]
+        rows.append([each["work"], each["loss"], *costs])
+    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("torch", "triton") if name in found["versions"])
+    return "\n\n".join(
+        [
+            f"One {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}; made by `python results/measure_end_to_end.py`.",
+            tables.markdown(("a whole step", "loss", "ms", "peak MiB"), rows),
+        ]
+    )
+
+
+def picture(name: str, said: str) -> str:
+    return f"![{said}](results/{name}.svg)"
 
 
 def training() -> str:
@@ -94,14 +107,15 @@ def training() -> str:
     return "\n\n".join(
         [
             f"{provenance(found)}; made by `python results/measure_training.py`: digits, held-out top-1 and time of the whole command.",
-            markdown(("`uv run experiments/train.py`", "top-1, last epoch", "time", "loss computed by"), rows),
+            tables.markdown(("`uv run experiments/train.py`", "top-1, last epoch", "time", "loss computed by"), rows),
             "Training losses under ours and torch's, same trainer and seed, fp32 (`model=vit_tiny`): largest relative difference.",
-            markdown(("loss", "largest difference", "steps"), parity),
+            tables.markdown(("loss", "largest difference", "steps"), parity),
         ]
     )
 
 
-SECTIONS = {"losses": losses, "bench": bench, "training": training}
+SECTIONS = {"losses": losses, "bench": bench, "targets": targets, "scaling": scaling, "end to end": end_to_end, "training": training}
+FILES = {"bench": BENCH, "targets": BENCH, "scaling": SCALING, "end to end": END_TO_END}
 
 
 def renewed(text: str) -> str:
@@ -112,8 +126,26 @@ def renewed(text: str) -> str:
         _, closed, after = rest.partition(end)
         if not (found and closed):
             raise ValueError(f"README.md lacks the lines {begin} and {end}")
-        text = f"{before}{begin}\n\n{content()}\n\n{end}{after}"
+        said = content() if FILES.get(name, README).exists() else "Not measured yet."
+        text = f"{before}{begin}\n\n{said}\n\n{end}{after}"
     return text
+
+
+def stale_pictures() -> list[str]:
+    """Pictures that were drawn from other figures than results/ holds now."""
+    stale = []
+    for name, (source, _, rows) in PICTURES.items():
+        if source.exists():
+            report, path = load(source), ROOT / "results" / f"{name}.svg"
+            if not path.exists() or pictures.digest(report, rows(report)) not in path.read_text(encoding="utf-8"):
+                stale.append(f"results/{name}.svg")
+    return stale
+
+
+def draw(names: list[str]) -> None:
+    for name, (source, picture_of, _) in PICTURES.items():
+        if f"results/{name}.svg" in names:
+            picture_of(load(source), ROOT / "results" / f"{name}.svg")
 
 
 def main(words: list[str]) -> int:
@@ -121,10 +153,12 @@ def main(words: list[str]) -> int:
     wanted = renewed(text)
     if words == ["--write"]:
         README.write_text(wanted, encoding="utf-8")
+        draw(stale_pictures())
         return 0
-    if text != wanted:
-        print("README.md: a table is not what the registry and results/ say; run: uv run tests/readme_tables.py --write", file=sys.stderr)
-    return int(text != wanted)
+    stale = (["README.md"] if text != wanted else []) + stale_pictures()
+    if stale:
+        print(f"{', '.join(stale)}: not what the registry and results/ say; run: uv run tests/readme_tables.py --write", file=sys.stderr)
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from lab.settings import CONF, combinations, groups, load
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     from lossforge.losses.registry import LOSSES as REGISTRY
 
-    trainable = {"ce", "focal", "mae", "bce", "preference_bce", "preference_bce_probability"}
+    binary = {"bce", "focal", "asymmetric", "poly_bce", "preference_bce", "preference_bce_probability"}
+    trainable = {"ce", "mae", "mse", "huber", "smooth_l1", *binary}
     assert set(groups()["loss"]) == set(LOSSES) == trainable
     assert trainable <= set(REGISTRY)
     assert all(callable(getattr(Criterion, f"_{name}")) for name in LOSSES)

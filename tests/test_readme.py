@@ -1,5 +1,7 @@
 """README.md and CONTRIBUTING.md say what is so: the table, the commands, the examples, the tree."""
 
+import importlib.util
+import json
 import re
 import runpy
 import shlex
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import UserError
-from lab.settings import combinations, load
+from lab.settings import BENCH, combinations, load, load_for
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
@@ -33,6 +35,10 @@ def tools() -> set[str]:
 
 def check_app(script: str, words: list[str]) -> None:
     """The words compose to settings, as the app itself would compose them."""
+    if Path(script).name == "bench.py":
+        app = runpy.run_path(str(ROOT / script))
+        app["chosen"](load_for(BENCH, [app["as_list"](word) for word in words if not word.startswith("-")]).config)
+        return
     settings = [word for word in words if "=" in word]
     for run in combinations(settings) if {"-m", "--multirun"} & set(words) else [settings]:
         load(run)
@@ -56,6 +62,9 @@ def check(line: str) -> None:
                 check_app(words[0], words[1:])
                 return
             assert set(words[1:]) <= {"--write"}
+            return
+        if words[:2] == ["python", "-m"]:
+            assert importlib.util.find_spec(words[2])
             return
         assert words[0] in tools()
     else:
@@ -91,9 +100,24 @@ def test_a_command_that_does_not_exist_would_be_noticed(line):
         check(line)
 
 
-def test_table_of_losses_is_the_registrys():
+def test_tables_and_pictures_are_the_registrys_and_the_results():
     script = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
     assert script["renewed"](DOCUMENTS["README.md"]) == DOCUMENTS["README.md"], "run: uv run tests/readme_tables.py --write"
+    assert not script["stale_pictures"](), "run: uv run tests/readme_tables.py --write"
+
+
+def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
+    script = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    report = json.loads((ROOT / "results" / "bench-h200.json").read_text(encoding="utf-8"))
+    row = next(r for r in report["rows"] if r["contender"] == "lossforge")
+    row["ms"] = row["graph_ms"] = 12.345
+    other = tmp_path / "bench.json"
+    other.write_text(json.dumps(report), encoding="utf-8")
+    monkeypatch.setitem(script["renewed"].__globals__, "BENCH", other)
+    assert "12.345" in script["renewed"](DOCUMENTS["README.md"])
+    _, draw, rows = script["PICTURES"]["time"]
+    monkeypatch.setitem(script["PICTURES"], "time", (other, draw, rows))
+    assert script["stale_pictures"]() == ["results/time.svg"]
 
 
 def test_examples_run():

@@ -9,6 +9,7 @@ import torch
 
 def save(state: dict[str, Any], path: Path) -> None:
     """Write tensors and plain values so that `torch.load(path, weights_only=True)` reads them."""
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f"{path.name}.new")
     with temporary.open("wb") as file:
         torch.save(state, file)

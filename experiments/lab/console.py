@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Console:
-    def __init__(self, updates: int) -> None:
+    def __init__(self, updates: int, work: str = "training") -> None:
         from rich.console import Console as Rich
 
         self.rich = Rich(highlight=False, soft_wrap=True)
@@ -21,7 +21,7 @@ class Console:
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
             self.bar = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self.rich)
-            self.entry = self.bar.add_task("training", total=updates, figures="")
+            self.entry = self.bar.add_task(work, total=updates, figures="")
             self.bar.start()
 
     def say(self, text: str) -> None:
@@ -42,10 +42,21 @@ class Console:
             left = (self.last_line - self.began) / done * (self.updates - done)
             self.say(f"epoch {epoch} · update {done}/{self.updates} · {text} · {clock(left)} left")
 
+    def finished(self, done: int, text: str) -> None:
+        """Show that a piece of work is done: above the bar, or as a line with its number."""
+        if self.bar is not None:
+            self.bar.update(self.entry, completed=done)
+            self.say(text)
+        else:
+            self.say(f"{done}/{self.updates} · {text}")
+
     def stop_bar(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+    def show(self, renderable: Any) -> None:
+        self.rich.print(renderable)
 
     def table(self, title: str, rows: dict[str, str]) -> None:
         from rich.table import Table

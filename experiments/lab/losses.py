@@ -10,9 +10,20 @@ from torch import Tensor
 
 from lab.batch import Batch
 from lab.errors import UserError
-from lab.schema import BceConfig, CrossEntropyConfig, DataConfig, FocalConfig, LossConfig, PreferenceConfig
+from lab.schema import (
+    AsymmetricConfig,
+    BceConfig,
+    CrossEntropyConfig,
+    DataConfig,
+    FocalConfig,
+    HuberConfig,
+    LossConfig,
+    PolyBceConfig,
+    PreferenceConfig,
+    SmoothL1Config,
+)
 
-SOFTMAX = {"ce", "mae"}
+SOFTMAX = {"ce", "mae", "mse", "huber", "smooth_l1"}
 
 
 class Criterion:
@@ -69,12 +80,26 @@ class Criterion:
         return (rows if batch.weight is None else rows * batch.weight).sum() / normalizer
 
     def _mae(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        return self._difference("l1_loss", logits, batch, normalizer)
+
+    def _mse(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        return self._difference("mse_loss", logits, batch, normalizer)
+
+    def _huber(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        return self._difference("huber_loss", logits, batch, normalizer, delta=cast(HuberConfig, self.config).delta)
+
+    def _smooth_l1(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        return self._difference("smooth_l1_loss", logits, batch, normalizer, beta=cast(SmoothL1Config, self.config).beta)
+
+    def _difference(self, function: str, logits: Tensor, batch: Batch, normalizer: Tensor, **shape: float) -> Tensor:
+        """A loss of the softmax probabilities' difference from the target's."""
         probability = logits.float().softmax(-1)
         if self.lossforge:
-            from lossforge.losses import l1_loss
+            import lossforge.losses
 
-            return l1_loss(probability, batch.target, weight=_column(batch.weight), **_pair_options(batch), normalizer=normalizer)
-        return self._reduce(F.l1_loss(probability, self._dense(batch), reduction="none"), batch, normalizer)
+            options: dict[str, Any] = {"weight": _column(batch.weight), "normalizer": normalizer}
+            return cast(Tensor, getattr(lossforge.losses, function)(probability, batch.target, **shape, **_pair_options(batch), **options))
+        return self._reduce(getattr(F, function)(probability, self._dense(batch), reduction="none", **shape), batch, normalizer)
 
     def _focal(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         config = cast(FocalConfig, self.config)
@@ -87,6 +112,30 @@ class Criterion:
         from torchvision.ops import sigmoid_focal_loss as reference
 
         return self._reduce(reference(logits.float(), self._dense(batch), **shape, reduction="none"), batch, normalizer)
+
+    def _asymmetric(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        config = cast(AsymmetricConfig, self.config)
+        shape: dict[str, Any] = {"gamma_neg": config.gamma_neg, "gamma_pos": config.gamma_pos, "clip": config.clip}
+        if self.lossforge:
+            from lossforge.losses import asymmetric_loss_multi_label
+
+            options: dict[str, Any] = {"weight": _column(batch.weight), "normalizer": normalizer}
+            return asymmetric_loss_multi_label(logits, batch.target, **shape, **_pair_options(batch), **options)
+        from timm.loss import AsymmetricLossMultiLabel
+
+        return self._reduce(AsymmetricLossMultiLabel(**shape, reduction="none")(logits, self._dense(batch)), batch, normalizer)
+
+    def _poly_bce(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        config = cast(PolyBceConfig, self.config)
+        shape: dict[str, Any] = {"epsilon": config.epsilon, "gamma": config.gamma, "alpha": config.alpha}
+        if self.lossforge:
+            from lossforge.losses import poly_binary_cross_entropy
+
+            options: dict[str, Any] = {"weight": _column(batch.weight), "normalizer": normalizer}
+            return poly_binary_cross_entropy(logits, batch.target, **shape, **_pair_options(batch), **options)
+        from timm.loss import PolyBinaryCrossEntropy
+
+        return self._reduce(PolyBinaryCrossEntropy(**shape, reduction="none")(logits, self._dense(batch)), batch, normalizer)
 
     def _bce(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         if self.lossforge:

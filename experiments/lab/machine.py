@@ -17,14 +17,14 @@ from lab.schema import TrainerConfig
 from lab.settings import ROOT
 
 
-def pick_device(wanted: str) -> torch.device:
+def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
     """The device of a setting; 'auto' takes a GPU where there is one."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
         return torch.device("cuda", 0) if gpus else torch.device("cpu")
     choices = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
     if wanted not in choices:
-        raise unknown(f"trainer.device={wanted}", wanted, choices)
+        raise unknown(f"{setting}={wanted}", wanted, choices)
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device(wanted)
 
 

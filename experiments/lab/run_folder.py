@@ -19,10 +19,9 @@ class RunFolder:
     artifact (path), end (status).
     """
 
-    def __init__(self, runs: Path, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, runs: Path, name: str, config: dict[str, Any], setting: str = "trainer.runs") -> None:
         self.name = name
-        self.path = _new_folder(runs, name)
-        (self.path / "checkpoints").mkdir()
+        self.path = _new_folder(runs, name, setting)
         (self.path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self.lock = threading.Lock()
         self.file = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
@@ -47,7 +46,7 @@ class RunFolder:
             self.file.close()
 
 
-def _new_folder(runs: Path, name: str) -> Path:
+def _new_folder(runs: Path, name: str, setting: str) -> Path:
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name.replace('/', '_')}"
     for number in range(1, 1000):
         path = runs / (stem if number == 1 else f"{stem}-{number}")
@@ -56,9 +55,9 @@ def _new_folder(runs: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"trainer.runs={runs}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{setting}={runs}: cannot be written: {error.strerror}") from None
         return path
-    raise UserError(f"trainer.runs={runs}: no free folder name for {stem}")
+    raise UserError(f"{setting}={runs}: no free folder name for {stem}")
 
 
 def _finite(value: Any) -> Any:

@@ -59,6 +59,23 @@ class MaeConfig(LossConfig):
 
 
 @dataclass
+class MseConfig(LossConfig):
+    name: str = "mse"
+
+
+@dataclass
+class HuberConfig(LossConfig):
+    name: str = "huber"
+    delta: float = number(1.0, above=0)
+
+
+@dataclass
+class SmoothL1Config(LossConfig):
+    name: str = "smooth_l1"
+    beta: float = number(1.0, least=0)
+
+
+@dataclass
 class SigmoidConfig(LossConfig):
     prior_bias: bool = True
 
@@ -74,6 +91,22 @@ class FocalConfig(SigmoidConfig):
     name: str = "focal"
     alpha: float = number(0.25, least=-1, most=1)
     gamma: float = number(2.0, least=0)
+
+
+@dataclass
+class AsymmetricConfig(SigmoidConfig):
+    name: str = "asymmetric"
+    gamma_neg: float = number(4.0, least=0)
+    gamma_pos: float = number(1.0, least=0)
+    clip: float | None = number(0.05, least=0, most=1)
+
+
+@dataclass
+class PolyBceConfig(SigmoidConfig):
+    name: str = "poly_bce"
+    epsilon: float = number(2.0)
+    gamma: float = number(0.0, least=0)
+    alpha: float | None = number(None, least=-1, most=1)
 
 
 @dataclass
@@ -193,11 +226,38 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
+@dataclass
+class BenchConfig:
+    """What is measured: names or globs, all where none is given; `--help` lists them."""
+
+    name: str | None = None
+    mode: str = choice("measure", "measure", "profile")
+    suite: list[str] = field(default_factory=list)
+    loss: list[str] = field(default_factory=list)
+    shape: list[str] = field(default_factory=list)
+    dtype: list[str] = field(default_factory=list)
+    contenders: list[str] = field(default_factory=list)
+    device: str = "auto"
+    milliseconds: float = number(80.0, above=0)
+    seed: int = number(0, least=0)
+    forward: bool = True
+    graphs: bool = True
+    out: str | None = None
+    commit: str | None = None
+    runs: str | None = None
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
 LOSSES: dict[str, type[LossConfig]] = {
     "ce": CrossEntropyConfig,
     "mae": MaeConfig,
+    "mse": MseConfig,
+    "huber": HuberConfig,
+    "smooth_l1": SmoothL1Config,
     "bce": BceConfig,
     "focal": FocalConfig,
+    "asymmetric": AsymmetricConfig,
+    "poly_bce": PolyBceConfig,
     "preference_bce": PreferenceConfig,
     "preference_bce_probability": PreferenceConfig,
 }

@@ -1,24 +1,37 @@
 """From the words of a command line to checked settings: Hydra composes the YAML files, the schemas judge them."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from lab.errors import UserError, nearest, unknown
-from lab.schema import DATA, LOSSES, TrainConfig, check, range_text
+from lab.schema import DATA, LOSSES, BenchConfig, TrainConfig, check, range_text
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
-SCHEMAS: dict[str, dict[str, Any]] = {"loss": dict(LOSSES), "data": dict(DATA)}
-NAMED_BY_GROUP = {"task.name", "loss.name", "data.name"}
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class App(Generic[Config]):
+    """An app's settings: conf/<name>.yaml and the groups it lists, judged by `schema`; in some groups the option decides the schema."""
+
+    name: str
+    schema: type[Config]
+    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    named_by_group: frozenset[str] = frozenset()
+
+
+TRAIN = App("train", TrainConfig, {"loss": LOSSES, "data": DATA}, frozenset({"task.name", "loss.name", "data.name"}))
+BENCH = App("bench", BenchConfig)
 
 
 @dataclass
-class Settings:
-    config: TrainConfig
+class Settings(Generic[Config]):
+    config: Config
 
     def tree(self) -> dict[str, Any]:
         """The resolved settings as plain containers."""
@@ -29,9 +42,13 @@ class Settings:
         return {key: str(value) for key, value in _flatten(self.tree()).items()}
 
 
-def groups() -> dict[str, list[str]]:
-    """Each group of conf/ with its options."""
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in sorted(CONF.iterdir()) if folder.is_dir()}
+def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
+    """Each group of conf/ that the app has, with its options."""
+    import yaml
+
+    defaults = yaml.safe_load((CONF / f"{app.name}.yaml").read_text(encoding="utf-8"))["defaults"]
+    names = sorted(name for each in defaults if isinstance(each, dict) for name in each)
+    return {name: sorted(file.stem for file in (CONF / name).glob("*.yaml")) for name in names}
 
 
 def help_text(script: str) -> str:
@@ -54,8 +71,13 @@ def help_text(script: str) -> str:
     return "\n".join(lines)
 
 
-def load(words: Sequence[str]) -> Settings:
-    """Compose and check the settings that `words` ask for.
+def load(words: Sequence[str]) -> Settings[TrainConfig]:
+    """The settings of a training run, as `load_for` says."""
+    return load_for(TRAIN, words)
+
+
+def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
+    """Compose and check the settings of `app` that `words` ask for.
 
     Raises:
         UserError: a name, type or range is wrong; the message holds the valid choices and the nearest spelling.
@@ -66,7 +88,7 @@ def load(words: Sequence[str]) -> Settings:
     from omegaconf.errors import OmegaConfBaseException
 
     overrides = _parse(words)
-    known = groups()
+    known = groups(app)
     chosen, values = [], []
     for override in overrides:
         key = override.key_or_group
@@ -81,16 +103,16 @@ def load(words: Sequence[str]) -> Settings:
             values.append(override)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = compose("train", overrides=chosen)
+            composed = compose(app.name, overrides=chosen)
     except HydraException as error:
         raise UserError(f"conf/: {error}") from None
-    tree = _typed(composed)
+    tree = _typed(app, composed)
     for override in values:
-        _apply(tree, override, known)
+        _apply(app, tree, override, known)
     if missing := sorted(OmegaConf.missing_keys(tree)):
         raise UserError(f"{', '.join(missing)}: must be given, for example {missing[0]}=...")
     try:
-        config = cast(TrainConfig, OmegaConf.to_object(tree))
+        config = cast(Config, OmegaConf.to_object(tree))
     except OmegaConfBaseException as error:
         raise UserError(str(error)) from None
     check(config)
@@ -132,14 +154,14 @@ def _check_option(group: str, override: Any, options: list[str]) -> None:
         raise unknown(f"{group}={value}", value, options)
 
 
-def _typed(composed: Any) -> Any:
+def _typed(app: App[Any], composed: Any) -> Any:
     """The composed YAML in its schema: a name or type that the schema does not have is an error."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    schema = OmegaConf.structured(TrainConfig)
-    schema.loss = OmegaConf.structured(LOSSES[composed.loss.name])
-    schema.data = OmegaConf.structured(DATA[composed.data.name])
+    schema = OmegaConf.structured(app.schema)
+    for group, schemas in app.by_option.items():
+        schema[group] = OmegaConf.structured(schemas[composed[group].name])
     try:
         return OmegaConf.merge(schema, composed)
     except OmegaConfBaseException as error:
@@ -149,12 +171,12 @@ def _typed(composed: Any) -> Any:
         raise UserError(f"conf/ sets {key}: {str(error).splitlines()[0]}{hint}") from None
 
 
-def _apply(tree: Any, override: Any, known: dict[str, list[str]]) -> None:
+def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]]) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     key = override.key_or_group.replace("/", ".")
-    if key in NAMED_BY_GROUP:
+    if key in app.named_by_group:
         group = key.removesuffix(".name")
         _check_option(group, override, known[group])
         raise UserError(
@@ -162,7 +184,7 @@ def _apply(tree: Any, override: Any, known: dict[str, list[str]]) -> None:
         )
     owner, item = _locate(tree, key)
     if item is None and not _is_map_entry(owner):
-        _refuse_name(tree, key, known)
+        _refuse_name(app, tree, key, known)
     try:
         OmegaConf.update(tree, key, override.value(), force_add=True)
     except OmegaConfBaseException as error:
@@ -194,19 +216,19 @@ def _is_map_entry(owner: Any) -> bool:
     return owner is not None and not is_dataclass(OmegaConf.get_type(owner))
 
 
-def _refuse_name(tree: Any, key: str, known: dict[str, list[str]]) -> None:
+def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     head, _, last = key.rpartition(".")
     while head and not isinstance(OmegaConf.select(tree, head), DictConfig):
         head, _, last = head.rpartition(".")
     if not head:
-        raise unknown(key, last or key, {*known, "name"})
+        raise unknown(key, last or key, {*known, *(str(name) for name in tree)})
     siblings = [str(name) for name in OmegaConf.select(tree, head)]
     error = unknown(key, last, siblings)
     elsewhere = [
         f"{head}.{match} of {head}={option}"
-        for option, schema in SCHEMAS.get(head, {}).items()
+        for option, schema in app.by_option.get(head, {}).items()
         for match in nearest(last, {item.name for item in fields(schema)} - set(siblings), 1)
     ]
     raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error

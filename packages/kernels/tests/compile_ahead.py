@@ -21,8 +21,10 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from lossforge.kernels import row_launch
 from lossforge.losses.operators import library
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, samples
@@ -42,7 +44,8 @@ class Variant(NamedTuple):
     options: dict[str, Any]
 
     def source(self) -> ASTSource:
-        return ASTSource(self.kernel, self.signature, self.constants, self.attributes)
+        made = GluonASTSource if self.kernel.is_gluon() else ASTSource
+        return made(self.kernel, self.signature, self.constants, self.attributes)
 
 
 class Recorder:
@@ -81,7 +84,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample("64-bit", torch.zeros(1).to(dtype).expand(2**16, 2**15, 2), torch.zeros(1).to(dtype).expand(2**16, 2**15, 2))
         yield Sample("pixels", torch.zeros(2, 32, 16, 16, dtype=dtype), torch.zeros(2, 16, 16, dtype=torch.int64), {"dim": 1})
         return
-    for classes in (16, 1000, 4096, 8192, 32000, 65536):
+    for classes in (16, 1000, 4096, 8192, 9000, 32000, 50257, 65536, 128256):
         yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64))
     wide = torch.zeros(4, 32000, dtype=dtype)
     index = torch.zeros(4, dtype=torch.int64)
@@ -89,7 +92,8 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("all outputs", torch.zeros(32, 128, dtype=dtype), torch.zeros(32, dtype=torch.int64), {**outputs, "z_loss": 1e-4})
     yield Sample("all outputs, many classes", wide, index, {**outputs, "z_loss": 1e-4})
     yield Sample("all options, many classes", wide, index, {"weight": wide[0], "label_smoothing": 0.1, "softcap": 30.0, "z_loss": 1e-4})
-    yield Sample("pair, many classes", wide, index, {"target_b": index, "lam": 0.5, "label_smoothing": 0.1})
+    yield Sample("pair, many classes", wide, index, {"target_b": index, "lam": 0.5, "label_smoothing": 0.1, "z_loss": 1e-4})
+    yield Sample("pair, classes that do not fit", torch.zeros(4, 150_001, dtype=dtype), index, {"target_b": index, "lam": 0.5})
     yield Sample("probabilities, many classes, weights", wide, wide, {"weight": wide[0], "label_smoothing": 0.1})
     for classes in (21, 150):
         x, pixels = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 32, 32, dtype=torch.int64)
@@ -116,6 +120,7 @@ def record() -> Recorder:
     recorder = Recorder()
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
     library.INTERPRETED = True  # CPU tensors go through the kernels
+    row_launch._chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
     for (i, loss), dtype in itertools.product(enumerate(LOSSES.values()), DTYPES):
         calls = [*samples(loss, "cpu", dtype), *large(loss, dtype)]
         calls += [Sample(f"with {', '.join(e)}", s.x, s.target, e) for s in calls[:1] for e in extras(loss, s.x)]

@@ -1,10 +1,11 @@
 """Joining dimensions, and the addresses that follow."""
 
+import pytest
 import torch
 
-from lossforge.kernels.elementwise import geometry
-from lossforge.kernels.layout import collapse
-from lossforge.kernels.row_launch import as_rows
+from lossforge.kernels.element_launch import geometry
+from lossforge.kernels.layout import broadcast, collapse, per_row
+from lossforge.kernels.row_layout import as_rows
 
 
 def test_collapse():
@@ -17,15 +18,15 @@ def test_collapse():
     assert collapse((), [()]) == ([], [[]])
 
 
-def addressed(t, at, n1, n2):
-    """What a kernel would read: elements of `t` at flat indices of the launch."""
-    flat = torch.arange(at) if isinstance(at, int) else at
-    memory = torch.as_strided(t.ptr, (t.ptr.untyped_storage().nbytes() // t.ptr.element_size(),), (1,), 0)
-    start = t.ptr.storage_offset()
-    if t.s0 is None:
+def addressed(t, strides, n1, n2):
+    """What a kernel would read: all elements of `t` in the order of the launch."""
+    flat = torch.arange(t.numel())
+    memory = torch.as_strided(t, (t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
+    start = t.storage_offset()
+    if not strides:
         return memory[start + flat]
     i0, i1, i2 = flat // (n1 * n2), flat // n2 % n1, flat % n2
-    return memory[start + i0 * t.s0 + i1 * t.s1 + i2 * t.s2]
+    return memory[start + i0 * strides[0] + i1 * strides[1] + i2 * strides[2]]
 
 
 def test_geometry_reads_matching_elements():
@@ -40,26 +41,44 @@ def test_geometry_reads_matching_elements():
         (base.transpose(0, 3), base.transpose(0, 3).contiguous()),
     ]
     for x, y in cases:
-        g = geometry([x, y], None)
+        g = geometry(x.shape, [x.stride(), y.stride()], None)
         assert g is not None
-        pairs = torch.stack([addressed(t, x.numel(), g.n1, g.n2) for t in g.strided], 1)
+        pairs = torch.stack([addressed(t, strides, g.n1, g.n2) for t, strides in zip((x, y), g.strides, strict=True)], 1)
         expected = torch.stack([x.reshape(-1), y.reshape(-1)], 1)
         assert sorted(map(tuple, pairs.tolist())) == sorted(map(tuple, expected.tolist()))
-        classes = geometry([x, y], 1)
+        classes = geometry(x.shape, [x.stride(), y.stride()], 1)
         if classes is not None:
             assert classes.n1 == x.shape[1]
 
 
 def test_geometry_gives_up_beyond_three_dimensions():
     x = torch.zeros(4, 4, 4, 4, 4)[::2, ::2, ::2, ::2, ::2]
-    assert geometry([x], None) is None
-    assert geometry([torch.zeros(2, 6, 5, 6)[:, :3, :, ::2], None], 2) is None
+    assert geometry(x.shape, [x.stride()], None) is None
+    x = torch.zeros(2, 6, 5, 6)[:, :3, :, ::2]
+    assert geometry(x.shape, [x.stride()], 2) is None
+
+
+def test_expanded_strides_are_those_of_expand():
+    for sizes, shape in (((3, 1, 5), (3, 4, 5)), ((5,), (3, 4, 5)), ((), (2, 3)), ((1, 1), (1, 7)), ((4, 5), (4, 5))):
+        t = torch.zeros(sizes)
+        x = t.expand(shape)
+        strides = broadcast(t.shape, t.stride(), shape)
+        assert all(n == 1 or a == b for n, a, b in zip(shape, strides, x.stride(), strict=True))
+    assert per_row((2, 4), (4, 1), (2, 3, 4), 1) == torch.zeros(2, 4).unsqueeze(1).expand(2, 3, 4).stride()
+    with pytest.raises(ValueError, match=r"shape \(2,\) does not broadcast to \(3, 4\)"):
+        broadcast((2,), (1,), (3, 4))
+    with pytest.raises(ValueError, match="does not broadcast"):
+        per_row((2, 3), (3, 1), (2, 3, 4), 1)
 
 
 def test_as_rows():
     x = torch.zeros(2, 5, 3, 4)
-    assert as_rows([x]) == (2, 12, 5, [(60, 1, 12)])
-    assert as_rows([x.to(memory_format=torch.channels_last)]) == (1, 24, 5, [(0, 5, 1)])
-    assert as_rows([torch.zeros(7, 5)]) == (1, 7, 5, [(0, 5, 1)])
-    assert as_rows([torch.zeros(1, 5)]) == (1, 1, 5, [(0, 0, 1)])
-    assert as_rows([torch.zeros(2, 5, 4, 6)[:, :, ::2, ::2]]) is None
+
+    def rows(t):
+        return as_rows(t.shape, [t.stride()])
+
+    assert rows(x) == (2, 12, 5, [(60, 1, 12)])
+    assert rows(x.to(memory_format=torch.channels_last)) == (1, 24, 5, [(0, 5, 1)])
+    assert rows(torch.zeros(7, 5)) == (1, 7, 5, [(0, 5, 1)])
+    assert rows(torch.zeros(1, 5)) == (1, 1, 5, [(0, 0, 1)])
+    assert rows(torch.zeros(2, 5, 4, 6)[:, :, ::2, ::2]) is None

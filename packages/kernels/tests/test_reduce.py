@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lossforge.kernels import count, launch_counts, scale_
-from lossforge.kernels.elementwise import elementwise
+from lossforge.kernels import Formulas, count, elementwise, launch_counts, scale_
 from lossforge.kernels.formulas.l1 import l1
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -14,7 +13,7 @@ def test_sum_over_many_programs_is_exact_and_repeatable():
     """Whole numbers up to 2²⁴ add without rounding, so every part must be there once; the ticket is back at zero each time."""
     x = torch.randint(0, 8, (50_001,), generator=torch.Generator().manual_seed(0)).float().to(DEVICE)
     for _ in range(3):
-        assert elementwise(l1, x, torch.zeros_like(x), ()) == x.sum()
+        assert elementwise(Formulas(l1), x, torch.zeros_like(x), ()) == x.sum()
 
 
 def test_count():

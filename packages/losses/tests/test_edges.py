@@ -75,6 +75,21 @@ def test_ignored_row_of_nan(loss, mode, device):
 
 
 @MODES
+@pytest.mark.parametrize("classes", [3, 70])
+def test_ignored_pixels_of_nan(classes, mode, device):
+    """Where neighbouring rows are read at once, the ignored ones among them too."""
+    x = torch.randn(2, classes, 4, 8, device=device)
+    target = torch.randint(0, classes, (2, 4, 8), device=device)
+    target[:, 1, ::3] = -100
+    ignored = (target == -100).unsqueeze(1).expand_as(x)
+    expected, g_kept = gradient_of(cross_entropy, x, target, gradient=mode)
+    value, g = gradient_of(cross_entropy, torch.where(ignored, NAN, x), target, gradient=mode)
+    assert torch.equal(value, expected)
+    assert torch.equal(g, g_kept)
+    assert (g[ignored] == 0).all()
+
+
+@MODES
 def test_all_class_weights_zero(mode, device):
     x = logits(4, 5, device)
     value, g = gradient_of(cross_entropy, x, torch.tensor([0, 1, 2, 3], device=device), torch.zeros(5, device=device), gradient=mode)

@@ -9,7 +9,10 @@ import torch
 
 from lossforge.kernels import launch_counts
 from lossforge.kernels.elementwise import elementwise_kernel
-from lossforge.kernels.rowwise import rowwise_backward_kernel, rowwise_kernel
+from lossforge.kernels.reduce import count_kernel
+from lossforge.kernels.resident import resident_kernel
+from lossforge.kernels.rowwise import rowwise_kernel
+from lossforge.kernels.rowwise_backward import rowwise_backward_kernel
 from lossforge.losses import backend, cross_entropy, l1_loss, sigmoid_focal_loss
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
@@ -116,13 +119,13 @@ def test_reduce_overhead_mode():
 
 
 def compiled_variants() -> int:
-    kernels = (elementwise_kernel, rowwise_kernel, rowwise_backward_kernel)
+    kernels = (elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 
 @EACH
 def test_no_recompilation(loss):
-    """Over the number of rows and over hyper-parameters, once rows divide by 16 and once not."""
+    """Over the number of rows, be it a multiple of 16 or odd, and over hyper-parameters."""
     counts = []
     for step in range(4):
         for rows in (64 + 16 * step, 33 + 2 * step):
@@ -131,7 +134,17 @@ def test_no_recompilation(loss):
             hyper = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v}
             for mode in ("forward", "backward"):
                 loss.function(x, target, reduction="mean", gradient=mode, **hyper).backward()
-        counts.append(compiled_variants())
+            counts.append(compiled_variants())
+    assert len(set(counts)) == 1
+
+
+def test_no_recompilation_of_long_rows():
+    counts = []
+    for rows in (64, 33, 200):
+        for smoothing in (0.1, 0.2):
+            x = torch.randn(rows, 33000, device="cuda", requires_grad=True)
+            cross_entropy(x, torch.randint(0, 33000, (rows,), device="cuda"), label_smoothing=smoothing).backward()
+            counts.append(compiled_variants())
     assert len(set(counts)) == 1
 
 

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from lossforge.losses import BCEWithLogitsLoss, CrossEntropyLoss, PreferenceBCEWithLogitsLoss, SigmoidFocalLoss
+from lossforge.losses import (
+    AsymmetricLossMultiLabel,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    PolyBinaryCrossEntropy,
+    PreferenceBCEWithLogitsLoss,
+    SigmoidFocalLoss,
+)
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import samples
@@ -14,7 +21,7 @@ def test_module_computes_its_function(loss, device):
     for sample in samples(loss, device):
         if sample.x.numel() > 300:
             continue
-        build = {k: v for k, v in sample.kwargs.items() if k in ("label_smoothing", "z_loss", "softcap", "scale", "alpha", "gamma", "dim")}
+        build = {k: v for k, v in sample.kwargs.items() if k in (*loss.hyper, "dim")}
         call = {k: v for k, v in sample.kwargs.items() if k not in build}
         module = loss.module(reduction="sum", **build).to(device)
         assert torch.equal(
@@ -28,6 +35,8 @@ def test_class_wise_tensors_are_buffers():
         (BCEWithLogitsLoss(torch.rand(4), pos_weight=torch.rand(4)), ["weight", "pos_weight"]),
         (SigmoidFocalLoss(alpha=torch.rand(4)), ["alpha"]),
         (PreferenceBCEWithLogitsLoss(torch.rand(2)), ["group_weight"]),
+        (AsymmetricLossMultiLabel(weight=torch.rand(4), pos_weight=torch.rand(4)), ["weight", "pos_weight"]),
+        (PolyBinaryCrossEntropy(alpha=torch.rand(4)), ["alpha"]),
     ):
         assert list(module.state_dict()) == names
         assert all(b.dtype == torch.float64 for b in module.double().buffers())

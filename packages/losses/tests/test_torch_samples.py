@@ -37,12 +37,18 @@ class PreferenceBCELoss(nn.Module):
 FUNCTIONS = {
     "nn.functional.cross_entropy": (losses.cross_entropy, F.cross_entropy),
     "nn.functional.l1_loss": (losses.l1_loss, F.l1_loss),
+    "nn.functional.mse_loss": (losses.mse_loss, F.mse_loss),
+    "nn.functional.huber_loss": (losses.huber_loss, F.huber_loss),
+    "nn.functional.smooth_l1_loss": (losses.smooth_l1_loss, F.smooth_l1_loss),
     "nn.functional.binary_cross_entropy_with_logits": (losses.binary_cross_entropy_with_logits, F.binary_cross_entropy_with_logits),
     "nn.functional.binary_cross_entropy": (preference_bce, F.binary_cross_entropy),
 }
 MODULES = {
     "nn.CrossEntropyLoss": (losses.CrossEntropyLoss, nn.CrossEntropyLoss),
     "nn.L1Loss": (losses.L1Loss, nn.L1Loss),
+    "nn.MSELoss": (losses.MSELoss, nn.MSELoss),
+    "nn.HuberLoss": (losses.HuberLoss, nn.HuberLoss),
+    "nn.SmoothL1Loss": (losses.SmoothL1Loss, nn.SmoothL1Loss),
     "nn.BCEWithLogitsLoss": (losses.BCEWithLogitsLoss, nn.BCEWithLogitsLoss),
     "nn.BCELoss": (PreferenceBCELoss, nn.BCELoss),
 }
@@ -264,19 +270,31 @@ def test_complex_samples_are_refused(dtype, device, database):
     report(name, dtype, len(samples), tally)
 
 
-def test_error_samples(device, database):
-    """What torch refuses, ours refuses too; shapes that do not match with a ValueError, where torch's is a RuntimeError."""
-    ours, judge = FUNCTIONS["nn.functional.l1_loss"]
-    deviations = Counter()
-    errors = list(database["nn.functional.l1_loss"].error_inputs(device))
-    for error in errors:
+ERRORS = {
+    "nn.functional.l1_loss": {None: 1, "ValueError for shapes": 1},
+    "nn.functional.huber_loss": {None: 1, "ValueError for delta": 2},
+}
+"""Per function: samples whose error ours raises too, and those where ours is a ValueError and torch's a RuntimeError."""
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_error_samples(name, device, database):
+    """What torch refuses, ours refuses too."""
+    ours, judge = FUNCTIONS[name]
+    deviations: Counter[str | None] = Counter()
+    said = {"reduction must be one of": "reduction", "target must have the shape of input": "shapes", "delta must be": "delta"}
+    for error in database[name].error_inputs(device):
         sample = error.sample_input
         with pytest.raises(error.error_type, match=error.error_regex):
             judge(sample.input, *sample.args, **sample.kwargs)
-        with pytest.raises(ValueError, match=r"reduction must be one of|target must have the shape of input") as raised:
+        with pytest.raises(ValueError, match="|".join(said)) as raised:
             ours(sample.input, *sample.args, **sample.kwargs)
-        deviations[None if isinstance(raised.value, error.error_type) else "ValueError for shapes"] += 1
-    assert deviations == {None: 1, "ValueError for shapes": 1}
+        (about,) = (subject for text, subject in said.items() if text in str(raised.value))
+        deviations[None if isinstance(raised.value, error.error_type) else f"ValueError for {about}"] += 1
+    assert deviations == ERRORS[name]
+
+
+def test_every_error_sample_is_known(database):
     for name, info in database.items():
         listed = info.error_inputs_func if name in FUNCTIONS else info.module_error_inputs_func
-        assert (listed is not None) == (name == "nn.functional.l1_loss"), name
+        assert (listed is not None) == (name in ERRORS), name

@@ -59,8 +59,9 @@ def test_reference_against_judge(loss, device):
         for reduction in ("mean", "sum", "none"):
             ours = run(loss.reference, sample, dtype=torch.float64, reduction=reduction)
             theirs = run(loss.judged(), sample, dtype=torch.float64, reduction=reduction)
-            assert error(ours.value, theirs.value) < 1e-12
-            assert error(ours.gradient, theirs.gradient) < 1e-9
+            exact = theirs.value.dtype == torch.float64  # timm's losses compute in float32
+            assert error(ours.value, theirs.value) < (1e-12 if exact else 1e-6)
+            assert error(ours.gradient, theirs.gradient) < (1e-9 if exact else 3e-6)
             judged += 1
     assert judged >= 3
 

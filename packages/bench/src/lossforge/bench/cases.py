@@ -1,84 +1,169 @@
-"""What is measured: a loss on realistic shapes, by ours and by those that people use today, on the same tensors."""
+"""What is measured: losses on realistic shapes. Plain data, read without torch, so that a wrong name is answered at once."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import fnmatch
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from lossforge.losses import binary_cross_entropy_with_logits, cross_entropy, l1_loss, sigmoid_focal_loss
-
-Call = Callable[..., Any]
+FP32, BF16 = "fp32", "bf16"
+DTYPES = (FP32, BF16)
+SUITES = ("table", "variants", "small", "scaling")
+CONTENDERS = {
+    "lossforge": "ours as it is called",
+    "lossforge-backward": 'gradient="backward": the gradient is computed when backward asks for it',
+    "lossforge-inplace": "inplace=True: the gradient takes the memory of the logits",
+    "torch": "torch's function, eager",
+    "torch.compile": "the same under torch.compile",
+    "torchvision": "torchvision.ops",
+    "timm": "timm.loss",
+    "liger": "Liger-Kernel; destroys the logits",
+    "quack": "QuACK (CuTe DSL)",
+}
+CPU_ELEMENTS = 2**18
+"""Of a case on a machine without a GPU."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """contenders: (x, target) → scalar loss, by name. tensors: how often x's bytes must cross memory in one launch, reads and writes."""
+    """A loss on one shape and dtype.
 
-    name: str
+    loss: its name in lossforge.losses.registry. use: what has that shape. inputs: how lossforge.bench.inputs makes targets and weights.
+    variant: what differs from the plain loss. options: keyword arguments of the loss. other: other values of some of them, with which a
+    second call should compile nothing anew.
+    """
+
+    suite: str
+    loss: str
+    use: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
-    target: Callable[[Tensor], Tensor]
-    contenders: dict[str, Call]
-    tensors: int
+    dtype: str
+    inputs: str
+    variant: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    other: dict[str, Any] = field(default_factory=dict)
 
-    def floor_bytes(self) -> int:
-        return self.tensors * torch.Size(self.shape).numel() * self.dtype.itemsize
+    @property
+    def size(self) -> str:
+        return "x".join(map(str, self.shape))
 
+    @property
+    def key(self) -> str:
+        """A name that no other case of the suite has."""
+        return " ".join(filter(None, (self.loss, self.variant, self.size, self.dtype)))
 
-def focal_eager(x: Tensor, y: Tensor) -> Tensor:
-    """torchvision.ops.sigmoid_focal_loss's arithmetic (γ = 2, α = 0.25, sum), so that measuring needs no torchvision."""
-    p = torch.sigmoid(x)
-    entropy = F.binary_cross_entropy_with_logits(x, y, reduction="none")
-    p_t = p * y + (1 - p) * (1 - y)
-    return ((0.25 * y + 0.75 * (1 - y)) * entropy * (1 - p_t) ** 2).sum()
-
-
-def focal_eager_from_classes(x: Tensor, target: Tensor) -> Tensor:
-    return focal_eager(x, (target.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)).to(x.dtype))
-
-
-def _classes(x: Tensor) -> Tensor:
-    rows = (x.shape[0], *x.shape[2:])
-    return torch.randint(0, x.shape[1], rows, device=x.device)
+    def cut(self, elements: int) -> "Case":
+        """The case with leading dimensions shortened to at most `elements`, for a machine without a GPU."""
+        shape = list(self.shape)
+        for d in range(len(shape) if len(shape) == 1 else len(shape) - 1):
+            if d != 1 or self.loss != "ce":
+                shape[d] = max(1, min(shape[d], shape[d] * elements // math.prod(shape)))
+        return replace(self, shape=tuple(shape))
 
 
-def _anchors(x: Tensor) -> Tensor:
-    """One row in a hundred is an object, the others background."""
-    index = torch.randint(0, x.shape[-1], x.shape[:-1], device=x.device)
-    return torch.where(torch.rand(x.shape[:-1], device=x.device) < 0.01, index, -1)
+SMOOTHING: dict[str, Any] = {"label_smoothing": 0.1}
+FOCAL: dict[str, Any] = {"alpha": 0.25, "gamma": 2.0, "reduction": "sum"}
+VOCABULARY, HEAD = "llm-vocabulary", "timm-head"
 
 
-SOFTMAX: dict[str, Call] = {
-    "lossforge": cross_entropy,
-    "lossforge, backward": lambda x, t: cross_entropy(x, t, gradient="backward"),
-    "torch": F.cross_entropy,
-}
-FOCAL: dict[str, Call] = {"lossforge": lambda x, t: sigmoid_focal_loss(x, t, reduction="sum"), "torch": focal_eager}
-FOCAL_INDEX: dict[str, Call] = {"lossforge": FOCAL["lossforge"], "torch": focal_eager_from_classes}
-MAE: dict[str, Call] = {"lossforge": l1_loss, "torch": F.l1_loss}
-BCE: dict[str, Call] = {"lossforge": binary_cross_entropy_with_logits, "torch": F.binary_cross_entropy_with_logits}
-LARGE = (2**28,)
+def _table() -> Iterable[Case]:
+    for shape, dtype, use in (
+        ((16384, 1000), FP32, HEAD),
+        ((16384, 1000), BF16, HEAD),
+        ((16384, 1001), FP32, "timm-head-odd"),
+        ((8192, 32000), BF16, VOCABULARY),
+        ((8192, 50304), FP32, VOCABULARY),
+        ((8192, 50304), BF16, VOCABULARY),
+        ((8192, 50257), BF16, "llm-vocabulary-odd"),
+        ((8192, 128256), BF16, VOCABULARY),
+        ((4096, 262144), BF16, VOCABULARY),
+        ((8, 21, 512, 512), FP32, "segmentation-512"),
+        ((8, 21, 512, 512), BF16, "segmentation-512"),
+    ):
+        yield Case("table", "ce", use, shape, dtype, "classes")
+    anchors, large = (16, 120087, 80), (2**28,)
+    others: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]], ...] = (
+        ("focal", "retinanet-800x1344", anchors, "anchors", "class index", FOCAL),
+        ("focal", "retinanet-800x1344", anchors, "dense", "dense", FOCAL),
+        ("mae", "large", large, "dense", "", {}),
+        ("bce", "large", large, "dense", "", {}),
+        ("preference_bce", "large", large, "preference", "", {}),
+    )
+    for loss, use, size, inputs, variant, options in others:
+        for dtype in DTYPES:
+            yield Case("table", loss, use, size, dtype, inputs, variant, options)
 
 
-def cases() -> Iterator[Case]:
-    half = torch.bfloat16
-    yield Case("cross entropy, timm head", (16384, 1000), torch.float32, _classes, SOFTMAX, 2)
-    yield Case("cross entropy, vocabulary", (8192, 32000), half, _classes, SOFTMAX, 2)
-    yield Case("cross entropy, vocabulary", (8192, 50304), torch.float32, _classes, SOFTMAX, 2)
-    yield Case("cross entropy, vocabulary", (8192, 128256), half, _classes, SOFTMAX, 2)
-    yield Case("cross entropy, segmentation", (8, 21, 512, 512), torch.float32, _classes, SOFTMAX, 2)
-    for dtype in (torch.float32, half):
-        yield Case("focal, class indices, RetinaNet 800×1344", (16, 120087, 80), dtype, _anchors, FOCAL_INDEX, 2)
-        yield Case("focal, dense targets, RetinaNet 800×1344", (16, 120087, 80), dtype, torch.rand_like, FOCAL, 3)
-        yield Case("mean absolute error", LARGE, dtype, torch.rand_like, MAE, 3)
-        yield Case("binary cross entropy on logits", LARGE, dtype, torch.rand_like, BCE, 3)
+def _variants() -> Iterable[Case]:
+    shape = (8192, 32000)
+    for variant, inputs, options, other in (
+        ("label smoothing", "classes", SMOOTHING, {"label_smoothing": 0.2}),
+        ("class weights", "class weights", {}, {}),
+        ("soft targets", "probabilities", {}, {}),
+        ("mixup pair", "pair", {"lam": 0.7}, {"lam": 0.4}),
+        ("ignored rows", "ignored", {}, {}),
+        ("per row", "classes", {"reduction": "none"}, {}),
+    ):
+        yield Case("variants", "ce", VOCABULARY, shape, BF16, inputs, variant, options, other)
 
 
-def small_cases() -> Iterator[Case]:
-    """Work so small that the host's time is what counts."""
-    yield Case("cross entropy", (256, 1000), torch.float32, _classes, SOFTMAX, 2)
-    yield Case("cross entropy", (64, 10), torch.float32, _classes, SOFTMAX, 2)
-    yield Case("focal, dense targets, DETR", (8, 900, 256), torch.float32, torch.rand_like, FOCAL, 3)
+def _small() -> Iterable[Case]:
+    yield Case("small", "ce", "classifier", (256, 1000), FP32, "classes")
+    yield Case("small", "ce", "classifier", (256, 1000), FP32, "classes", "label smoothing", SMOOTHING, {"label_smoothing": 0.2})
+    yield Case("small", "ce", "digits", (64, 10), FP32, "classes")
+    yield Case("small", "focal", "detr", (8, 900, 256), FP32, "dense", options=FOCAL, other={"gamma": 1.5, "alpha": 0.4})
+
+
+def _scaling() -> Iterable[Case]:
+    for rows in (16, 64, 256, 1024, 4096, 16384):
+        yield Case("scaling", "ce", "over-N", (rows, 32000), BF16, "classes", "over-N")
+    for classes in (64, 256, 1000, 4096, 16384, 65536, 262144):
+        yield Case("scaling", "ce", "over-V", (4096, classes), BF16, "classes", "over-V")
+    for anchors in (1000, 8000, 64000, 512000, 2000000):
+        yield Case("scaling", "focal", "over-n", (anchors, 80), FP32, "anchors", "over-n", FOCAL)
+
+
+CASES: tuple[Case, ...] = (*_table(), *_variants(), *_small(), *_scaling())
+
+
+class UnknownNameError(ValueError):
+    """A name or glob that fits none of the choices."""
+
+    def __init__(self, what: str, got: str, choices: Iterable[str]) -> None:
+        self.what, self.got, self.choices = what, got, sorted(set(choices))
+        super().__init__(f"{what}: {got!r} is not known. Choices: {', '.join(self.choices)}")
+
+
+def matching(what: str, patterns: Sequence[str], choices: Iterable[str]) -> set[str]:
+    """The choices that a name or glob fits; all of them without patterns.
+
+    Raises:
+        UnknownNameError: a pattern fits none.
+    """
+    choices = set(choices)
+    if not patterns:
+        return choices
+    found: set[str] = set()
+    for pattern in patterns:
+        fits = {c for c in choices if c == pattern or fnmatch.fnmatchcase(c, pattern)}
+        if not fits:
+            raise UnknownNameError(what, pattern, choices)
+        found |= fits
+    return found
+
+
+def select(suite: Sequence[str] = (), loss: Sequence[str] = (), shape: Sequence[str] = (), dtype: Sequence[str] = ()) -> list[Case]:
+    """The cases that every filter lets through, in their order. A shape is named by its size (8192x32000) or its use (retinanet*).
+
+    Raises:
+        UnknownNameError: a filter fits no case.
+    """
+    cases = [c for c in CASES if c.suite in matching("suite", suite, SUITES)]
+    losses = matching("loss", loss, {c.loss for c in cases})
+    shapes = matching("shape", shape, {name for c in cases for name in (c.size, c.use)})
+    dtypes = matching("dtype", dtype, DTYPES)
+    chosen = [c for c in cases if c.loss in losses and {c.size, c.use} & shapes and c.dtype in dtypes]
+    if not chosen:
+        wanted = ", ".join(f"{n}={','.join(v)}" for n, v in (("loss", loss), ("shape", shape), ("dtype", dtype)) if v)
+        raise UnknownNameError("no case has all of it", wanted, {c.key for c in cases})
+    return chosen

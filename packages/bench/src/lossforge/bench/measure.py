@@ -1,60 +1,175 @@
-"""What one call costs. A call is forward and backward of a loss; `leaf` is the tensor whose gradient it leaves."""
+"""What a call costs: time on the device, on the host, replayed from a CUDA graph; memory; compilations."""
 
 import statistics
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
-from triton.testing import do_bench
 
 MIB = 2**20
+Nothing = Callable[[], object]
 
 
-def milliseconds(call: Callable[[], object], leaf: Tensor) -> float:
-    """Median device time by CUDA events, the L2 cache flushed between runs; on CPU the median of wall time."""
-    if leaf.is_cuda:
-        return do_bench(call, grad_to_none=[leaf], return_mode="median", rep=200)
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of each of several calls: median, and the 20 % and 80 % quantiles."""
 
-    def once() -> float:
-        leaf.grad = None
-        start = time.perf_counter()
+    median: float
+    low: float
+    high: float
+    calls: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Times":
+        low, *_, high = statistics.quantiles(values, n=5, method="inclusive") if len(values) > 1 else values * 2
+        return cls(statistics.median(values), low, high, len(values))
+
+
+def times(call: Nothing, device: torch.device, milliseconds: float, before: Nothing = lambda: None) -> Times:
+    """Time calls for about `milliseconds`; `before` runs before each one, outside of the time."""
+    return (_device_times if device.type == "cuda" else _wall_times)(call, before, milliseconds)
+
+
+def _device_times(call: Nothing, before: Nothing, milliseconds: float) -> Times:
+    """By CUDA events around each call, the L2 flushed before it.
+
+    The device sleeps before each call for as long as the host takes to enqueue it, so that the host's own time does not count
+    unless the call waits for the device.
+    """
+    flush = torch.empty(256 * MIB, dtype=torch.int8, device="cuda")
+    before()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    host = time.perf_counter() - began
+    torch.cuda.synchronize()
+    whole = time.perf_counter() - began
+    cycles = int(min(1.5 * host, 2e-3) * 2e9)
+    count = max(5, min(200, round(milliseconds / 1e3 / max(whole, 1e-5))))
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for _ in range(max(1, count // 4)):
+        before()
         call()
-        return (time.perf_counter() - start) * 1e3
+    for start, end in events:
+        before()
+        flush.zero_()
+        torch.cuda._sleep(cycles)
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return Times.of([start.elapsed_time(end) for start, end in events])
 
-    once()
-    return statistics.median(once() for _ in range(5))
+
+def _wall_times(call: Nothing, before: Nothing, milliseconds: float) -> Times:
+    values: list[float] = []
+    before()
+    call()
+    while (sum(values) < milliseconds and len(values) < 200) or len(values) < 3:
+        before()
+        began = time.perf_counter()
+        call()
+        values.append((time.perf_counter() - began) * 1e3)
+    return Times.of(values)
 
 
-def host_microseconds(call: Callable[[], object], leaf: Tensor, calls: int = 200) -> float:
-    """Wall time of a call, back to back between two synchronisations: for small work, what the host costs. Median of five."""
+def first_milliseconds(call: Nothing, device: torch.device) -> float:
+    """Wall time of a call until the device is done, compilation included."""
+    synchronize(device)
+    began = time.perf_counter()
+    call()
+    synchronize(device)
+    return (time.perf_counter() - began) * 1e3
+
+
+def host_microseconds(call: Nothing, calls: int = 200) -> Times:
+    """Microseconds of wall time a call, back to back between two synchronisations, five times."""
 
     def once() -> float:
         torch.cuda.synchronize()
-        start = time.perf_counter()
+        began = time.perf_counter()
         for _ in range(calls):
-            leaf.grad = None
             call()
         torch.cuda.synchronize()
-        return (time.perf_counter() - start) / calls * 1e6
+        return (time.perf_counter() - began) / calls * 1e6
 
     once()
-    return statistics.median(once() for _ in range(5))
+    return Times.of([once() for _ in range(5)])
 
 
-def peak_mebibytes(call: Callable[[], object], leaf: Tensor) -> float:
+def peak_mebibytes(call: Nothing, device: torch.device) -> float:
     """Most memory allocated during the call beyond what was allocated before it."""
-    leaf.grad = None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats(leaf.device)
-    before = torch.cuda.memory_allocated(leaf.device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated(leaf.device) - before) / MIB
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / MIB
+
+
+def synchronises(call: Nothing) -> bool:
+    """Whether the call waits for the device."""
+    with warnings.catch_warnings(action="ignore"):  # torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        if "synchroniz" in str(error):
+            return True
+        raise
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
+def graph_of(call: Nothing, before: Nothing) -> torch.cuda.CUDAGraph:
+    """The call captured on the current stream, after `before`; what it allocates stays in the graph's own memory."""
+    call()
+    before()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        call()
+    return graph
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Collects a name for each Triton kernel and each torch.compile graph that is compiled meanwhile."""
+    from torch._dynamo.utils import counters
+    from triton import knobs
+
+    names: list[str] = []
+    earlier = knobs.compilation.listener
+
+    def listener(*, src: Any, **others: Any) -> None:
+        names.append(src.name)
+
+    graphs = counters["stats"]["unique_graphs"]
+    knobs.compilation.listener = listener
+    try:
+        yield names
+    finally:
+        knobs.compilation.listener = earlier
+        names += ["graph"] * (counters["stats"]["unique_graphs"] - graphs)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def copy_rate(device: torch.device) -> float:
     """Bytes a second, read plus written, of a copy far larger than the caches: the ceiling for work that moves bytes."""
     source = torch.randn(2**29, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() * source.element_size() / (do_bench(lambda: target.copy_(source), return_mode="median", rep=200) / 1e3)
+    return 2 * source.nbytes / (_device_times(lambda: target.copy_(source), lambda: None, 200).median / 1e3)
+
+
+def read_rate(device: torch.device) -> float:
+    """Bytes a second of a sum far larger than the caches: the ceiling for work that only reads."""
+    source = torch.randn(2**29, device=device)
+    return source.nbytes / (_device_times(source.sum, lambda: None, 200).median / 1e3)

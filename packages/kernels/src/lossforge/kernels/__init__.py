@@ -1,8 +1,24 @@
 """Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors."""
 
-from lossforge.kernels.elementwise import elementwise
+from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
-from lossforge.kernels.reduce import count, scale_
-from lossforge.kernels.row_launch import Results, Spec, rowwise, rowwise_backward
+from lossforge.kernels.reduce import count, counts_itself, scale_
+from lossforge.kernels.row_launch import planned_rowwise, rowwise, rowwise_backward
+from lossforge.kernels.row_layout import Spec
+from lossforge.kernels.rowwise import Outputs
 
-__all__ = ["INTERPRETED", "Results", "Spec", "count", "elementwise", "launch_counts", "rowwise", "rowwise_backward", "scale_"]
+__all__ = [
+    "INTERPRETED",
+    "Formulas",
+    "Outputs",
+    "Spec",
+    "count",
+    "counts_itself",
+    "elementwise",
+    "launch_counts",
+    "planned_elementwise",
+    "planned_rowwise",
+    "rowwise",
+    "rowwise_backward",
+    "scale_",
+]

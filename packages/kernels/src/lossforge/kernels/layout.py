@@ -32,6 +32,21 @@ def address(t, at) -> tl.tensor:
     return where
 
 
+@triton.jit
+def load(t, at, mask, other):
+    """The elements `at` of `t`; those outside `mask` are `other`. Without a mask all are inside."""
+    if mask is None:
+        tile = tl.load(address(t, at))
+    else:
+        tile = tl.load(address(t, at), mask=mask, other=other)
+    return tile
+
+
+@triton.jit
+def store(t, at, mask, tile):
+    tl.store(address(t, at), tile, mask=mask)
+
+
 def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]], reorder: bool = True) -> tuple[list[int], list[list[int]]]:
     """Join neighbouring dimensions that every tensor walks in one stride.
 
@@ -48,3 +63,18 @@ def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]], reorder: bo
         else:
             joined.append((n, step))
     return [n for n, _ in joined], [[step[t] for _, step in joined] for t in range(len(strides))]
+
+
+def broadcast(sizes: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor expanded to `shape`: 0 along the dimensions that it lacks or repeats."""
+    missing = len(shape) - len(sizes)
+    if missing < 0 or any(n not in (1, m) for n, m in zip(sizes, shape[missing:], strict=True)):
+        raise ValueError(f"shape {tuple(sizes)} does not broadcast to {tuple(shape)}")
+    return (0,) * missing + tuple(s if n == m else 0 for n, s, m in zip(sizes, strides, shape[missing:], strict=True))
+
+
+def per_row(sizes: Sequence[int], strides: Sequence[int], shape: Sequence[int], class_dim: int) -> tuple[int, ...]:
+    """Strides of a tensor without the dimension of the classes, repeated along it."""
+    rows = [*shape[:class_dim], *shape[class_dim + 1 :]]
+    expanded = broadcast(sizes, strides, rows)
+    return (*expanded[:class_dim], 0, *expanded[class_dim:])

@@ -1,5 +1,7 @@
 """Host side of the row-wise template: how rows lie in memory, tile sizes, and the launches."""
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,140 +9,102 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.launch import launch
-from lossforge.kernels.layout import Strided, collapse
-from lossforge.kernels.reduce import new_sum
-from lossforge.kernels.rows import Labels, Logits
-from lossforge.kernels.rowwise import Outputs, Upstream, rowwise_backward_kernel, rowwise_kernel
+from lossforge.kernels.launch import INTERPRETED, PLANS, Layout, Plan, layout, slots
+from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
+from lossforge.kernels.resident import resident_kernel
+from lossforge.kernels.row_layout import Kind, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
+from lossforge.kernels.rowwise import Outputs, rowwise_kernel
+from lossforge.kernels.rowwise_backward import Upstream, rowwise_backward_kernel
+from lossforge.kernels.tiles import COUNTED, backward_tiles, forward_tiles, resident_tiles, tried
 
 
-class Tiles(NamedTuple):
-    """Rows and classes of a tile, whether a row fits one, and warps."""
-
-    rows: int
-    classes: int
-    one: bool
-    warps: int
-
-
-def forward_tiles(rows: int, classes: int, rows_adjacent: bool, dense: bool) -> Tiles:
-    """rows_adjacent: neighbouring rows, not classes, lie next to each other in memory, as in (N, C, H, W).
-
-    dense: targets of all classes are summed too, which takes twice the registers.
-    """
-    whole = triton.next_power_of_2(classes)
-    if rows_adjacent:
-        tile = min(whole, 32 if dense else 64)
-        return Tiles(min(triton.next_power_of_2(rows), max(32, (2048 if dense else 4096) // tile)), tile, whole == tile, 4)
-    if whole <= 8192:
-        tile_rows = min(triton.next_power_of_2(rows), max(1, 2048 // whole))
-        elements = whole * tile_rows
-        return Tiles(tile_rows, whole, True, 4 if elements <= 2048 else 8 if elements <= 4096 else 16)
-    return Tiles(1, 4096, False, 16) if classes <= 49152 else Tiles(1, 8192, False, 32)
-
-
-def backward_tiles(rows: int, classes: int, rows_adjacent: bool) -> Tiles:
-    whole = triton.next_power_of_2(classes)
-    if rows_adjacent:
-        tile = min(whole, 64)
-        return Tiles(min(triton.next_power_of_2(rows), max(32, 4096 // tile)), tile, whole == tile, 4)
-    tile = min(whole, 4096)
-    return Tiles(min(triton.next_power_of_2(rows), max(1, 2048 // tile)), tile, whole == tile, 4 if tile <= 2048 else 8)
-
-
-class Rows(NamedTuple):
-    """Tensors of shape (N, C, d…) as (outer, rows, classes), with the strides of each."""
-
-    outer: int
-    rows: int
-    classes: int
-    strides: list[tuple[int, int, int]]
-
-
-def as_rows(tensors: Sequence[Tensor]) -> Rows | None:
-    """Tensors already expanded to one shape (N, C, d…). None where N, d… join into more than two dimensions."""
-    n, classes, *rest = tensors[0].shape
-    strides = [t.stride() for t in tensors]
-    sizes, steps = collapse([n, *rest], [[s[0], *s[2:]] for s in strides], reorder=False)
-    if len(sizes) > 2:
+@functools.lru_cache(maxsize=PLANS)
+def _forward_plan(
+    kind: Kind,
+    layouts: tuple[Layout | None, ...],
+    wanted: tuple[bool, ...],
+    total: bool,
+    z_total: bool,
+    tried: object,  # tiles.tried()
+) -> Plan | None:
+    """wanted: of Outputs."""
+    outputs_at = sum(one is not None for one in layouts)
+    sums_at = outputs_at + sum(wanted)
+    p = prepare(kind, layouts, sums_at + 3 * total + 3 * z_total)
+    if p is None:
         return None
-    missing = 2 - len(sizes)
-    outer, rows = [1] * missing + sizes
-    steps = [[0] * missing + step for step in steps]
-    return Rows(outer, rows, classes, [(o, r, s[1]) for (o, r), s in zip(steps, strides, strict=True)])
+    out = slots(Outputs, wanted, outputs_at)
+    sums = (slots(Sum, [True] * 3, sums_at) if total else None, slots(Sum, [True] * 3, sums_at + 3) if z_total else None)
+    given = Operands(*layouts)
+    gradient = given.gradient is not None
+    rows, classes = p.rows.rows, p.rows.classes
+    counted = math.prod(given.target[0]) if kind.counted else 0
+    if gradient and total and not (z_total or any(wanted)):
+        plan = _resident_plan(kind, p, given, sums[0], counted)
+        if plan is not None:
+            return plan
+    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, p.dense, gradient)
+    blocks = triton.cdiv(rows, tiles.rows)
+    return Plan(
+        rowwise_kernel,
+        (p.rows.outer * blocks,),
+        given.x[3],
+        (*p.arguments, out, *sums, *p.closing, rows, blocks, counted),
+        phi=kind.phi,
+        ENTROPY=out.entropy is not None,
+        ALL_ROWS=out.lse is not None or out.entropy is not None,
+        EMPTY_IS_ZERO=kind.empty_is_zero,
+        ONE_TILE=tiles.one,
+        WIDE=p.wide,
+        COUNT=COUNTED if counted else 0,
+        ALIGN=p.align,
+        SHIFT=1 if tiles.one else p.shift,
+        ROWS=p.multiple,
+        BR=tiles.rows,
+        BC=tiles.classes,
+        VEC=tiles.vector,
+        STAGES=tiles.stages,
+        num_warps=tiles.warps,
+    )
 
 
-class Spec(NamedTuple):
-    """A loss over rows, but for its tensors' memory: the formula and what every launch of it must know.
-
-    target: (N, d…) integers, or probabilities of the shape of x. divisor: 0-d, on the device; total and values are multiplied by
-    scale / divisor.
-    """
-
-    phi: Callable[..., Any]
-    target: Tensor
-    target_b: Tensor | None = None
-    lam: Tensor | None = None
-    weight: Tensor | None = None
-    hyper: tuple[float, ...] = ()
-    ignore_index: int = -100
-    smoothing: float | None = None
-    logit_scale: float | None = None
-    softcap: float | None = None
-    z_loss: float | None = None
-    scale: float = 1.0
-    divisor: Tensor | None = None
-    empty_is_zero: bool = False
-
-
-class Results(NamedTuple):
-    """What was asked of a forward launch: totals 0-d, the rest per row (N, d…), all float32 but `correct`; stats for backward."""
-
-    loss: Tensor | None
-    z_loss: Tensor | None
-    lse: Tensor | None
-    entropy: Tensor | None
-    correct: Tensor | None
-    stats: Tensor | None
-
-
-class Prepared(NamedTuple):
-    x: Logits
-    tensors: tuple[Strided, ...]  # class indices, those of a pair, λ, probabilities, gradient
-    labels: Labels
-    outer: int
-    rows_adjacent: bool
-    wide: bool
-
-
-def _prepare(spec: Spec, x: Tensor, gradient: Tensor | None) -> Prepared | None:
-    dense = spec.target if spec.target.is_floating_point() else None
-    a = None if dense is not None else spec.target
-    per_row = [None if t is None else t.unsqueeze(1).expand(x.shape) for t in (a, spec.target_b, spec.lam)]
-    tensors = [*per_row, dense, gradient]
-    rows = as_rows([x, *(t for t in tensors if t is not None)])
-    if rows is None:
+def _chip(device: int) -> tuple[int, int] | None:
+    """(multiprocessors, bytes of shared memory a program may have) of the GPU that runs compiled kernels; None without one."""
+    if device < 0 or INTERPRETED or torch.version.hip is not None:
         return None
-    own, *others = rows.strides
-    strides = iter(others)
-    strided = tuple(Strided() if t is None else Strided(t, *next(strides)) for t in tensors)
-    logits = Logits(x, *own, rows.rows, rows.classes, spec.logit_scale, spec.softcap)
-    wide = max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31  # a tile may reach beyond the row
-    labels = Labels(spec.weight, spec.ignore_index, spec.smoothing)
-    return Prepared(logits, strided, labels, rows.outer, own[1] == 1 and own[2] != 1 and rows.rows > 1, wide)
+    found = triton.runtime.driver.active.utils.get_device_properties(device)
+    return found["multiprocessor_count"], found["max_shared_mem"]
 
 
-def _joined(spec: Spec, x: Tensor, gradient: Tensor | None) -> tuple[Spec, Prepared, Tensor | None]:
-    """Prepare a launch; where strides cannot be joined, of contiguous copies, with a gradient to copy back."""
-    prepared = _prepare(spec, x, gradient)
-    if prepared is not None:
-        return spec, prepared, gradient
-    gradient = None if gradient is None else torch.empty(x.shape, dtype=gradient.dtype, device=x.device)
-    copies = {name: t.contiguous() for name in ("target", "target_b", "lam") if (t := getattr(spec, name)) is not None}
-    spec = spec._replace(**copies)
-    prepared = _prepare(spec, x.contiguous(), gradient)
-    assert prepared is not None
-    return spec, prepared, gradient
+def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
+    """Total and gradient by resident.py, where it applies and pays."""
+    plain = not (p.dense or kind.given[2] or kind.given[3] or given.target[2].is_floating_point)  # neither scaled nor soft-capped
+    chip = _chip(given.x[3])
+    if chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:
+        return None
+    if given.target_b is not None and p.shift > 1:
+        return None  # more than registers hold
+    multiprocessors, shared = chip
+    tiles = resident_tiles(p.rows.classes, given.x[2].itemsize, p.shift, given.target_b is not None, shared)
+    if tiles is None:
+        return None
+    x, index_a, index_b, lam, _, gradient, labels = p.arguments
+    return Plan(
+        resident_kernel,
+        (min(p.rows.rows, multiprocessors * tiles.programs),),
+        given.x[3],
+        (x, index_a, index_b, lam, gradient, labels, sum, *p.closing, p.rows.rows, counted),
+        phi=kind.phi,
+        EMPTY_IS_ZERO=kind.empty_is_zero,
+        COUNT=COUNTED if counted else 0,
+        CHUNK=tiles.chunk,
+        K=tiles.ring,
+        P=tiles.held,
+        VEC=max(p.align, p.shift),
+        SHIFT=p.shift,
+        W=tiles.warps,
+        num_warps=tiles.warps,
+    )
 
 
 def rowwise(
@@ -154,55 +118,93 @@ def rowwise(
     correct: bool = False,
     stats: bool = False,
     gradient: Tensor | None = None,
-) -> Results:
+) -> Outputs:
     """One launch over logits x (N, C, d…): the loss as a total or per row, the asked further outputs, and the gradient into `gradient`."""
-    spec, p, written = _joined(spec, x, gradient)
-    tiles = forward_tiles(p.x.rows, p.x.classes, p.rows_adjacent, spec.target.is_floating_point() or spec.smoothing is not None)
-    blocks = triton.cdiv(p.x.rows, tiles.rows)
-    programs = p.outer * blocks
+    operands = operands_of(spec, x, gradient)
+    wanted = (not total, z_loss and not total, lse, entropy, correct, stats)
+    plan = _forward_plan(kind_of(spec), tuple([layout(t) for t in operands]), wanted, total, total and z_loss, tried())
+    if plan is None:
+        spec, copy, fresh = copied(spec, x, gradient)
+        out = rowwise(spec, copy, total=total, z_loss=z_loss, lse=lse, entropy=entropy, correct=correct, stats=stats, gradient=fresh)
+        if gradient is not None and fresh is not None:
+            gradient.copy_(fresh)
+        return out
+    out = _new_outputs(x, wanted) if any(wanted) else NO_OUTPUTS
+    sum = new_sum(plan.grid[0], x.device) if total else NO_SUM
+    z_sum = new_sum(plan.grid[0], x.device, second=True) if total and z_loss else NO_SUM
+    plan.launch((*operands, *out, *sum, *z_sum), floats_of(spec))
+    return Outputs(sum.total, z_sum.total, *out[2:]) if total else out
 
-    def per_row(wanted: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        return torch.empty((x.shape[0], *x.shape[2:]), dtype=dtype, device=x.device) if wanted else None
 
-    out = Outputs(
-        per_row(not total),
-        per_row(z_loss and not total),
-        per_row(lse),
-        per_row(entropy),
-        per_row(correct, torch.bool),
-        torch.empty((4, p.outer * p.x.rows), dtype=torch.float32, device=x.device) if stats else None,
-    )
-    sum = new_sum(programs, x.device) if total else None
-    z_sum = new_sum(programs, x.device, second=True) if total and z_loss else None
-    launch(
-        rowwise_kernel,
-        (programs,),
-        x.device,
-        p.x,
-        *p.tensors,
-        p.labels,
-        out,
-        sum,
-        z_sum,
-        spec.divisor,
-        spec.hyper,
-        spec.z_loss,
-        spec.scale,
-        blocks,
-        phi=spec.phi,
-        ENTROPY=entropy,
-        ALL_ROWS=lse or entropy,
-        EMPTY_IS_ZERO=spec.empty_is_zero,
-        ONE_TILE=tiles.one,
+def planned_rowwise(spec: Spec, x: Tensor, gradient: Tensor | None) -> Callable[..., Tensor] | None:
+    """`rowwise` for nothing but total and gradient: ((x, target, target_b, lam, weight, …), divisor, gradient) → total.
+
+    For tensors of these layouts and a Spec otherwise the same. None where copies would be needed.
+    """
+    layouts = tuple([layout(t) for t in operands_of(spec, x, gradient)])
+    plan = _forward_plan(kind_of(spec), layouts, (False,) * len(NO_OUTPUTS), True, False, tried())
+    if plan is None:
+        return None
+    programs, device, floats = plan.grid[0], x.device, floats_of(spec)
+
+    def total(tensors: Sequence[Tensor | None], divisor: Tensor | None, gradient: Tensor | None) -> Tensor:
+        x, target, target_b, lam, weight, *_ = tensors
+        sum = new_sum(programs, device)
+        plan.launch((x, target, target_b, lam, gradient, weight, divisor, *sum), floats)
+        assert sum.total is not None
+        return sum.total
+
+    return total
+
+
+NO_OUTPUTS = Outputs(None, None, None, None, None, None)
+
+
+def _new_outputs(x: Tensor, wanted: Sequence[bool]) -> Outputs:
+    rows = (x.shape[0], *x.shape[2:])
+    shapes = [(rows, torch.float32)] * 4 + [(rows, torch.bool), ((4, x.numel() // x.shape[1]), torch.float32)]
+    made = [torch.empty(s, dtype=d, device=x.device) if one else None for one, (s, d) in zip(wanted, shapes, strict=True)]
+    return Outputs(*made)
+
+
+class Kept(NamedTuple):
+    """What only the backward launch takes: what forward returned, and the gradients that arrive at its outputs."""
+
+    stats: Any
+    row_entropy: Any
+    loss: Any
+    z_loss: Any
+    lse: Any
+    entropy: Any
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _backward_plan(kind: Kind, layouts: tuple[Layout | None, ...], kept: tuple[Layout | None, ...], tried: object) -> Plan | None:
+    """kept: of Kept."""
+    start = sum(one is not None for one in layouts)
+    p = prepare(kind, layouts, start + sum(one is not None for one in kept))
+    if p is None:
+        return None
+    stats, row_entropy, *arriving = slots(Kept, [one is not None for one in kept], start)
+    loss, z_loss, lse, entropy = arriving
+    loss_stride, z_stride = (0 if one is None or len(one[0]) == 0 else 1 for one in kept[2:4])
+    tiles = backward_tiles(p.rows.classes, p.shift, p.rows_adjacent)
+    shift = 1 if tiles.rows > 1 else p.shift
+    blocks = triton.cdiv(p.rows.rows, tiles.rows)
+    return Plan(
+        rowwise_backward_kernel,
+        (p.rows.outer * blocks, triton.cdiv(p.rows.classes + shift - 1, tiles.classes)),
+        Operands(*layouts).x[3],
+        (*p.arguments, stats, row_entropy, Upstream(loss, loss_stride, z_loss, z_stride, lse, entropy), *p.closing, p.rows.rows, blocks),
+        phi=kind.phi,
+        EMPTY_IS_ZERO=kind.empty_is_zero,
         WIDE=p.wide,
+        ALIGN=p.align,
+        SHIFT=shift,
+        ROWS=p.multiple,
         BR=tiles.rows,
         BC=tiles.classes,
         num_warps=tiles.warps,
-    )
-    if gradient is not None and written is not None and written is not gradient:
-        gradient.copy_(written)
-    return Results(
-        out.loss if sum is None else sum.total, out.z_loss if z_sum is None else z_sum.total, out.lse, out.entropy, out.correct, out.stats
     )
 
 
@@ -219,42 +221,14 @@ def rowwise_backward(
     gradient: Tensor,
 ) -> None:
     """Write the gradient for the gradients that arrive at a launch's outputs: 0-d for totals, else per row. row_entropy: as returned."""
-    spec, p, written = _joined(spec, x, gradient)
-    tiles = backward_tiles(p.x.rows, p.x.classes, p.rows_adjacent)
-    blocks = triton.cdiv(p.x.rows, tiles.rows)
-
-    def arriving(t: Tensor | None) -> Tensor | None:
-        return t if t is None or t.ndim == 0 else t.contiguous()
-
-    upstream = Upstream(
-        arriving(loss),
-        0 if loss is None or loss.ndim == 0 else 1,
-        arriving(z_loss),
-        0 if z_loss is None or z_loss.ndim == 0 else 1,
-        arriving(lse),
-        arriving(entropy),
-    )
-    launch(
-        rowwise_backward_kernel,
-        (p.outer * blocks, triton.cdiv(p.x.classes, tiles.classes)),
-        x.device,
-        p.x,
-        *p.tensors,
-        p.labels,
-        stats,
-        row_entropy,
-        upstream,
-        spec.divisor,
-        spec.hyper,
-        spec.z_loss,
-        spec.scale,
-        blocks,
-        phi=spec.phi,
-        EMPTY_IS_ZERO=spec.empty_is_zero,
-        WIDE=p.wide,
-        BR=tiles.rows,
-        BC=tiles.classes,
-        num_warps=tiles.warps,
-    )
-    if written is not None and written is not gradient:
-        gradient.copy_(written)
+    arriving = [None if t is None else t.contiguous() for t in (loss, z_loss, lse, entropy)]
+    kept = (stats, row_entropy if entropy is not None else None, *arriving)
+    operands = operands_of(spec, x, gradient)
+    plan = _backward_plan(kind_of(spec), tuple([layout(t) for t in operands]), tuple([layout(t) for t in kept]), tried())
+    if plan is not None:
+        plan.launch((*operands, *kept), floats_of(spec))
+        return
+    spec, copy, fresh = copied(spec, x, gradient)
+    assert fresh is not None
+    rowwise_backward(spec, copy, stats, loss=loss, z_loss=z_loss, lse=lse, entropy=entropy, row_entropy=row_entropy, gradient=fresh)
+    gradient.copy_(fresh)

@@ -4,6 +4,9 @@ A tile has BR rows and BC classes. For a row with targets qⱼ (Σ over hard ter
 
     m = max xⱼ,  ls = ln Σ exp(xⱼ - m),  lse = m + ls
     z = Σⱼ qⱼ (lse - xⱼ) = Σ c (m - x_t + ls) + Σ dⱼ (m - xⱼ + ls)
+
+Classes are counted from `first`, the place of class 0 in the tile's row of lanes: where a row does not begin at an aligned address,
+its tiles begin up to SHIFT - 1 elements before it, so that all but the first and the last are read and written whole and aligned.
 """
 
 from typing import NamedTuple
@@ -12,19 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.math import LOG2E, exp, tanh
+from lossforge.kernels.math import LOG2E, exp2, tanh
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
 
 
 class Logits(NamedTuple):
-    """x as (outer, rows, classes), scaled and soft-capped as it is read: x ← cap · tanh(scale · x / cap)."""
+    """x as (outer, rows, classes) with strides s0, s1, s2, scaled and soft-capped as it is read: x ← cap · tanh(scale · x / cap)."""
 
     ptr: Tensor
-    outer: int
-    row: int
-    column: int
-    rows: int
+    s0: int
+    s1: int
+    s2: int
     classes: int
     scale: float | None
     softcap: float | None
@@ -49,30 +51,91 @@ def transform(seen, x):
 
 
 @triton.jit
-def class_offset(column, stride, WIDE: tl.constexpr):
-    """Offset of classes within a row; WIDE where 32 bits do not hold it."""
-    return column.to(tl.int64) * stride if WIDE else column * stride
+def row_start(t, outer, row, ALIGN: tl.constexpr, SHIFT: tl.constexpr):
+    """Offset of the rows in a tensor with s0, s1, s2, at or before class 0, and how far before it.
+
+    ALIGN: what offsets are multiples of. SHIFT: go back to a multiple of it.
+    """
+    offset = outer * t.s0 + row.to(tl.int64) * t.s1
+    first = (offset * 0).to(tl.int32)
+    if ALIGN > 1:
+        offset = offset // ALIGN * ALIGN  # changes nothing but what the compiler knows
+    if SHIFT > 1:
+        aligned = offset // SHIFT * SHIFT
+        first = (offset - aligned).to(tl.int32)
+        offset = aligned
+    return offset, first
 
 
 @triton.jit
-def logit_tile(x, outer, row, column, keep, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """Logits (BR, BC) in float32, -inf outside the tensor and in rows not kept."""
-    mask = (keep & (row < x.rows))[:, None] & (column < x.classes)[None, :]
-    base = x.ptr + (outer * x.outer + row.to(tl.int64) * x.row)[:, None]
-    at = base + class_offset(column, x.column, WIDE)[None, :]
-    tile = transform(tl.load(at, mask=mask, other=float("-inf"), eviction_policy=EVICT).to(tl.float32), x)
-    if x.scale is not None or x.softcap is not None:
-        tile = tl.where(mask, tile, float("-inf"))
+def columns(lanes, first, SHIFT: tl.constexpr):
+    """Classes (BR or 1, BC) of lanes."""
+    column = lanes[None, :]
+    if SHIFT > 1:
+        column = column - first[:, None]
+    return column
+
+
+@triton.jit
+def in_row(column, classes, SHIFT: tl.constexpr):
+    here = column < classes
+    if SHIFT > 1:
+        here = here & (column >= 0)
+    return here
+
+
+@triton.jit
+def near(lanes, end, here, SHIFT: tl.constexpr):
+    """What may be read of lanes: with SHIFT whole aligned vectors that hold a class of the row, else `here`."""
+    mask = here
+    if SHIFT > 1:
+        mask = (lanes < tl.cdiv(end, SHIFT) * SHIFT)[None, :]
+    return mask
+
+
+@triton.jit
+def whole(lanes, first, end, here, SHIFT: tl.constexpr):
+    """What may be written of lanes: with SHIFT whole aligned vectors that lie in the row, else `here`; the rest are the leftovers."""
+    mask = here
+    if SHIFT > 1:
+        mask = ((lanes >= tl.cdiv(tl.max(first, 0), SHIFT) * SHIFT) & (lanes < end // SHIFT * SHIFT))[None, :]
+    return mask
+
+
+@triton.jit
+def leftovers(first, end, classes, SHIFT: tl.constexpr):
+    """Lanes of the row before its first whole vector and after its last, and which of them exist."""
+    i = tl.arange(0, 2 * SHIFT)
+    begin = tl.max(first, 0)
+    tail = end // SHIFT * SHIFT
+    lane = tl.where(i < SHIFT, i, tail + i - SHIFT)
+    exists = tl.where(i < SHIFT, (begin > 0) & (i >= begin), (lane < end) & (tail >= SHIFT))
+    return lane, exists[None, :]
+
+
+@triton.jit
+def class_offset(lane, stride, WIDE: tl.constexpr):
+    """Offset of lanes within a row; WIDE where 32 bits do not hold it."""
+    return lane.to(tl.int64) * stride if WIDE else lane * stride
+
+
+@triton.jit
+def logit_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    """Logits (BR, BC) in float32; `other` where the mask is false. Without a mask all are read."""
+    at = x.ptr + start[:, None] + class_offset(lane, x.s2, WIDE)[None, :]
+    if mask is None:
+        tile = transform(tl.load(at, eviction_policy=EVICT).to(tl.float32), x)
+    else:
+        tile = transform(tl.load(at, mask=mask, other=other, eviction_policy=EVICT).to(tl.float32), x)
+        if x.scale is not None or x.softcap is not None:
+            tile = tl.where(mask, tile, other)
     return tile
 
 
 @triton.jit
-def store_tile(g, gradient, x, outer, row, column, keep, WIDE: tl.constexpr):
-    """Store a tile of the gradient, 0 in rows not kept."""
-    base = gradient.ptr + (outer * gradient.s0 + row.to(tl.int64) * gradient.s1)[:, None]
-    at = base + class_offset(column, gradient.s2, WIDE)[None, :]
-    mask = (row < x.rows)[:, None] & (column < x.classes)[None, :]
-    tl.store(at, tl.where(keep[:, None], g, 0.0), mask=mask, eviction_policy="evict_first")
+def store_tile(g, gradient, start, lane, mask, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    at = gradient.ptr + start[:, None] + class_offset(lane, gradient.s2, WIDE)[None, :]
+    tl.store(at, g, mask=mask, eviction_policy=EVICT)
 
 
 @triton.jit
@@ -85,44 +148,71 @@ def hard_term(index, outer, row, inside, weight_ptr, ignore, x):
     w = tl.where(counts, 1.0, 0.0)
     if weight_ptr is not None:
         w = tl.load(weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
-    at = outer * x.outer + row.to(tl.int64) * x.row + t.to(tl.int64) * x.column
+    at = outer * x.s0 + row.to(tl.int64) * x.s1 + t.to(tl.int64) * x.s2
     logit = transform(tl.load(x.ptr + at, mask=safe, other=0.0).to(tl.float32), x)
     return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == ignore), logit
 
 
 @triton.jit
-def dense_tile(dense, labels, outer, row, column, x, WIDE: tl.constexpr):
-    """Dense part dⱼ (BR, BC) of the targets: probabilities and label smoothing, times the class weights."""
-    mask = (row < x.rows)[:, None] & (column < x.classes)[None, :]
-    d = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+def dense_tile(dense, labels, outer, row, exists, column, x, WIDE: tl.constexpr):
+    """Dense part dⱼ (BR, BC) of the targets at classes `column` (BR or 1, BC): probabilities and smoothing, times the class weights."""
+    inside = (column >= 0) & (column < x.classes)
+    mask = exists[:, None] & inside
+    d = tl.zeros([row.shape[0], column.shape[1]], tl.float32)
     if dense.ptr is not None:
         base = dense.ptr + (outer * dense.s0 + row.to(tl.int64) * dense.s1)[:, None]
-        d = tl.load(base + class_offset(column, dense.s2, WIDE)[None, :], mask=mask, other=0.0).to(tl.float32)
+        d = tl.load(base + class_offset(column, dense.s2, WIDE), mask=mask, other=0.0).to(tl.float32)
         if labels.smoothing is not None:
             d = d * (1.0 - labels.smoothing)
     if labels.smoothing is not None:
         d = d + tl.where(mask, labels.smoothing / x.classes, 0.0)
     if labels.weight_ptr is not None:
-        d = d * tl.load(labels.weight_ptr + column, mask=column < x.classes, other=0.0).to(tl.float32)[None, :]
+        d = d * tl.load(labels.weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     return d
 
 
 @triton.jit
-def accumulate(m, s, u, d_sum, d_dot, x, d, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
-    """Take a tile into the running sums that each lane keeps relative to its own maximum m.
+def shrunk(before, top):
+    """e^(m - top) for running maxima m ≤ top."""
+    return exp2((before - top) * LOG2E)
 
-    s = Σ exp(x - m),  u = Σ exp(x - m)(x - m),  d_sum = Σ d,  d_dot = Σ d (x - m). One exponential an element.
+
+@triton.jit
+def origin(x, outer, row, inside):
+    """A logit relative to which a row's are summed, so that a common offset costs no digits: its first, if finite."""
+    first = transform(tl.load(x.ptr + outer * x.s0 + row.to(tl.int64) * x.s1, mask=inside, other=0.0).to(tl.float32), x)
+    return tl.where(tl.abs(first) < float("inf"), first, 0.0)
+
+
+@triton.jit
+def accumulate(m, s, u, d_sum, d_dot, x, d, inside, zero, ENTROPY: tl.constexpr, DENSE: tl.constexpr, EVEN: tl.constexpr):
+    """Take a tile (BR, BC) into the running sums that each lane (BR, L) keeps of its BC / L classes, relative to its own maximum m.
+
+    s = Σ exp(x - m),  u = Σ exp(x - m)(x - m),  d_sum = Σ d,  d_dot = Σ d (x - m), with EVEN instead Σ (x - zero) of those `inside`.
+    One exponential an element: the maximum of the classes that a lane takes at once comes first.
     """
-    step = x - m
-    rises = step > 0
-    e = tl.exp2(-tl.abs(step) * LOG2E)
+    BR: tl.constexpr = m.shape[0]
+    L: tl.constexpr = m.shape[1]
+    V: tl.constexpr = x.shape[1] // L
+    if EVEN:
+        above = x - zero[:, None]
+        if inside is not None:
+            above = tl.where(inside, above, 0.0)
+        d_dot += tl.sum(tl.reshape(above, [BR, L, V]), 2)
+    x = tl.reshape(x, [BR, L, V])
+    top = tl.maximum(m, tl.max(x, 2))
+    fade = shrunk(m, top)
+    step = x - top[:, :, None]
+    e = exp2(step * LOG2E)
     if ENTROPY:
-        u = tl.where(rises, tl.where(s == 0, 0.0, e * (u - step * s)), u + tl.where(e > 0, e * step, 0.0))
-    s = tl.where(rises, s * e + 1.0, s + e)
+        before = tl.where(s == 0, 0.0, fade * (u + (m - top) * s))
+        u = before + tl.sum(tl.where(e > 0, e * step, 0.0), 2)
+    s = s * fade + tl.sum(e, 2)
     if DENSE:
-        d_dot = tl.where(rises, d_dot - tl.where(d_sum == 0, 0.0, step * d_sum), d_dot + tl.where(d == 0, 0.0, d * step))
-        d_sum += d
-    return tl.where(rises, x, m), s, u, d_sum, d_dot
+        d = tl.reshape(d, [BR, L, V])
+        d_dot += tl.where(d_sum == 0, 0.0, d_sum * (m - top)) + tl.sum(tl.where(d == 0, 0.0, d * step), 2)
+        d_sum += tl.sum(d, 2)
+    return top, s, u, d_sum, d_dot
 
 
 @triton.jit
@@ -130,49 +220,36 @@ def merge(m, s, u, d_sum, d_dot, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
     """Join the lanes of each row: (m, Σexp, u, d_sum, d_dot), each (BR,)."""
     top = tl.max(m, 1)
     step = m - top[:, None]
-    e = tl.exp2(step * LOG2E)
+    e = exp2(step * LOG2E)
     if ENTROPY:
         u = tl.where(s == 0, 0.0, e * (u + step * s))
     if DENSE:
-        d_dot = d_dot + tl.where(d_sum == 0, 0.0, d_sum * step)
+        d_dot = tl.where(d_sum == 0, 0.0, d_dot + d_sum * step)
     return top, tl.sum(s * e, 1), tl.sum(u, 1), tl.sum(d_sum, 1), tl.sum(d_dot, 1)
 
 
 @triton.jit
-def gradient_tile(
-    x,
-    z,
-    column,
-    m,
-    p_share,
-    h_share,
-    h_shift,
-    a,
-    q_a,
-    b,
-    q_b,
-    q_share,
-    d,
-    ENTROPY: tl.constexpr,
-    DENSE: tl.constexpr,
-    HARD: tl.constexpr,
-    PAIR: tl.constexpr,
-):
+def taken(column, a, q_a, b, q_b, q_share, d, DENSE: tl.constexpr, HARD: tl.constexpr, PAIR: tl.constexpr):
+    """What the targets take from the gradient at classes `column`: q_a [j = a] + q_b [j = b] + q_share d. d: (BR, BC) or a number."""
+    share = q_share[:, None] * d if DENSE else q_share[:, None] * 0.0
+    if HARD:
+        share += tl.where(column == a[:, None], q_a[:, None], 0.0)
+    if PAIR:
+        share += tl.where(column == b[:, None], q_b[:, None], 0.0)
+    return share
+
+
+@triton.jit
+def gradient_tile(x, z, m, p_share, h_share, h_shift, share, ENTROPY: tl.constexpr):
     """Gradient at the logits as they lie in memory, from per-row shares; e = exp(x - m), which is p up to the row's sum.
 
-    e p_share - e h_share (x - m + h_shift) - q_a [j = a] - q_b [j = b] - q_share d, times dx/draw.
+    e p_share - e h_share (x - m + h_shift) - share, times dx/draw.
     """
     step = x - m[:, None]
-    e = exp(step)
-    g = e * p_share[:, None]
+    e = exp2(step * LOG2E)
+    g = e * p_share[:, None] - share
     if ENTROPY:
         g -= tl.where(e > 0, e * h_share[:, None] * (step + h_shift[:, None]), 0.0)
-    if HARD:
-        g -= tl.where(column[None, :] == a[:, None], q_a[:, None], 0.0)
-    if PAIR:
-        g -= tl.where(column[None, :] == b[:, None], q_b[:, None], 0.0)
-    if DENSE:
-        g -= q_share[:, None] * d
     if z.softcap is not None:
         t = x / z.softcap
         g *= 1.0 - t * t
@@ -182,16 +259,14 @@ def gradient_tile(
 
 
 @triton.jit
-def row_terms(index_a, index_b, lam, labels, outer, row, x):
+def row_terms(index_a, index_b, lam, labels, outer, row, inside, x):
     """What the targets of the rows say: (a, c_a, logit_a, b, c_b, logit_b, keep, valid); absent terms name class -1 with c = 0."""
-    keep = row < x.rows
-    valid = keep
-    a = tl.full(row.shape, -1, tl.int32)
+    keep, valid = inside, inside
+    a = row * 0 - 1
     b = a
-    c_a = tl.zeros(row.shape, tl.float32)
+    c_a = (row * 0).to(tl.float32)
     c_b, logit_a, logit_b = c_a, c_a, c_a
     if index_a.ptr is not None:
-        inside = row < x.rows
         a, c_a, keep, valid, logit_a = hard_term(index_a, outer, row, inside, labels.weight_ptr, labels.ignore, x)
         if index_b.ptr is not None:
             b, c_b, keep_b, valid_b, logit_b = hard_term(index_b, outer, row, inside, labels.weight_ptr, labels.ignore, x)
@@ -207,3 +282,49 @@ def row_terms(index_a, index_b, lam, labels, outer, row, x):
 def hard_part(c, m, ls, logit):
     """c (lse - x_t), 0 where c is."""
     return tl.where(c == 0.0, 0.0, c * (m - logit + ls))
+
+
+@triton.jit
+def ahead(found, tile, column, here, a, logit_a):
+    """Mark lanes that hold a class before the target in the order of the logits; of equal logits the first comes first."""
+    first = (tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column < a[:, None]))
+    first = first & (column != a[:, None]) & here
+    marks = tl.reshape(first.to(tl.float32), [found.shape[0], found.shape[1], tile.shape[1] // found.shape[1]])
+    return tl.maximum(found, tl.max(marks, 2))
+
+
+@triton.jit
+def own_classes(
+    gradient,
+    x,
+    dense,
+    labels,
+    outer,
+    row,
+    here,
+    top,
+    a,
+    logit_a,
+    b,
+    logit_b,
+    shares,
+    h_share,
+    h_shift,
+    even,
+    DENSE: tl.constexpr,
+    PAIR: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Write the gradient at the targets' own classes, over what was stored there without them: a comparison an element would cost more."""
+    p_share, q_share, q_a, q_b = shares
+    tl.debug_barrier()
+    for which in tl.static_range(2 if PAIR else 1):
+        t, logit = (a, logit_a) if which == 0 else (b, logit_b)
+        d = 0.0
+        if DENSE:
+            d = dense_tile(dense, labels, outer, row, here, t[:, None], x, WIDE)
+        share = even + taken(t[:, None], a, q_a, b, q_b, q_share, d, DENSE, True, PAIR)
+        g = gradient_tile(logit[:, None], x, top, p_share, h_share, h_shift, share, ENTROPY)
+        at = outer * gradient.s0 + row.to(tl.int64) * gradient.s1 + t.to(tl.int64) * gradient.s2
+        store_tile(g, gradient, at, tl.arange(0, 1), (here & (t >= 0))[:, None], WIDE, "")

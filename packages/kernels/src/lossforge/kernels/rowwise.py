@@ -11,9 +11,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.math import exp, log
-from lossforge.kernels.reduce import divided, finish
-from lossforge.kernels.rows import LOWEST, accumulate, dense_tile, gradient_tile, hard_part, logit_tile, merge, row_terms, store_tile
+from lossforge.kernels.math import LOG2E, exp2, log
+from lossforge.kernels.reduce import count_rows, divided, finish, over
+from lossforge.kernels.rows import (
+    LOWEST,
+    accumulate,
+    ahead,
+    columns,
+    dense_tile,
+    gradient_tile,
+    hard_part,
+    in_row,
+    leftovers,
+    logit_tile,
+    merge,
+    near,
+    origin,
+    own_classes,
+    row_start,
+    row_terms,
+    store_tile,
+    taken,
+    whole,
+)
 
 
 class Outputs(NamedTuple):
@@ -27,18 +47,7 @@ class Outputs(NamedTuple):
     stats: Tensor | None
 
 
-class Upstream(NamedTuple):
-    """Gradients that arrive at the outputs: per row where the stride is 1, one for all where it is 0; None where nothing arrives."""
-
-    loss: Tensor | None
-    loss_stride: int
-    z_loss: Tensor | None
-    z_stride: int
-    lse: Tensor | None
-    entropy: Tensor | None
-
-
-@triton.jit
+@triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
 def rowwise_kernel(
     x,  # Logits
     index_a,  # this and the next four: Strided
@@ -54,61 +63,121 @@ def rowwise_kernel(
     hyper,
     z_loss,
     scale,
-    blocks,  # programs an outer index
+    rows_outer,  # rows an outer index
+    blocks,  # of BR rows, an outer index
+    counted,  # rows of contiguous class indices, counted here where COUNT
     phi: tl.constexpr,
     ENTROPY: tl.constexpr,
     ALL_ROWS: tl.constexpr,  # ignored rows are read too, for outputs that do not depend on the target
     EMPTY_IS_ZERO: tl.constexpr,
     ONE_TILE: tl.constexpr,
     WIDE: tl.constexpr,  # offsets within a row need 64 bits
+    COUNT: tl.constexpr,
+    ALIGN: tl.constexpr,  # what rows' offsets and the number of classes are multiples of
+    SHIFT: tl.constexpr,  # tiles begin at a multiple of it before class 0
+    ROWS: tl.constexpr,  # what rows_outer is a multiple of
     BR: tl.constexpr,
     BC: tl.constexpr,
+    VEC: tl.constexpr,  # neighbouring classes that one lane sums
+    STAGES: tl.constexpr,
 ):
-    DENSE: tl.constexpr = dense.ptr is not None or labels.smoothing is not None
     HARD: tl.constexpr = index_a.ptr is not None
     PAIR: tl.constexpr = index_b.ptr is not None
-    scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    EVEN: tl.constexpr = labels.smoothing is not None and labels.weight_ptr is None and dense.ptr is None  # d = smoothing / classes
+    DENSE: tl.constexpr = dense.ptr is not None or (labels.smoothing is not None and not EVEN)
+    if COUNT:
+        scale = over(
+            scale,
+            count_rows(index_a.ptr, None, None, labels.weight_ptr, tl.arange(0, COUNT), counted, x.classes, labels.ignore),
+            EMPTY_IS_ZERO,
+        )
+    else:
+        scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    classes = x.classes
+    if ALIGN > 1:
+        classes = classes // ALIGN * ALIGN  # changes nothing but what the compiler knows
+    each = 0.0  # d of every class where EVEN
+    if EVEN:
+        each = labels.smoothing / classes
+    lanes = tl.arange(0, BC)
     program = tl.program_id(0).to(tl.int64)
     outer = program // blocks
     row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
-    inside = row < x.rows
-    a, c_a, logit_a, b, c_b, logit_b, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, x)
+    inside = row < rows_outer // ROWS * ROWS  # the compiler then knows that neighbours are all inside, and reads them at once
+    a, c_a, logit_a, b, c_b, logit_b, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, inside, x)
     read = inside if ALL_ROWS else keep
+    # where a program reads neighbouring rows at once, what is not kept is read with the others
+    first_mask, second_mask = read[:, None], keep[:, None]
+    if ROWS > 1:
+        first_mask, second_mask = inside[:, None], inside[:, None]
+    start, first = row_start(x, outer, row, ALIGN, SHIFT)
+    # lanes of a row: [0, end), in tiles of BC of which those from `low` to `high` lie wholly inside it
+    end = classes
+    low = 0
+    if SHIFT > 1:
+        end += tl.max(first, 0)
+        low = BC
+    high = tl.maximum(end // BC * BC, low)
 
-    m = tl.full([BR, BC], LOWEST, tl.float32)
-    s = tl.zeros([BR, BC], tl.float32)
-    u = tl.zeros([BR, BC], tl.float32)
     d = tl.zeros([BR, BC], tl.float32)
-    d_sum = tl.zeros([BR, BC], tl.float32)
-    d_dot = tl.zeros([BR, BC], tl.float32)
-    beaten = tl.zeros([BR, BC], tl.int32)
     if ONE_TILE:
-        column = tl.arange(0, BC)
-        tile = logit_tile(x, outer, row, column, read, WIDE, "evict_first")
+        column = columns(lanes, first, SHIFT)
+        here = in_row(column, classes, SHIFT)
+        tile = logit_tile(x, start, lanes, inside[:, None] & here, float("-inf"), WIDE, "")
         top = tl.max(tile, 1)
         step = tile - top[:, None]
-        e = exp(step)
+        e = exp2(step * LOG2E)
         total = tl.sum(e, 1)
         if ENTROPY:
             u_row = tl.sum(tl.where(e > 0, e * step, 0.0), 1)
         if DENSE:
-            d = dense_tile(dense, labels, outer, row, column, x, WIDE)
+            d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
             d_row = tl.sum(d, 1)
             dot_row = tl.sum(tl.where(d == 0, 0.0, d * step), 1)
+        if EVEN:
+            dot_row = tl.sum(tl.where(here, step, 0.0), 1)
         if out.correct is not None:
-            beaten = ((tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column[None, :] < a[:, None]))).to(tl.int32)
-            beaten = tl.where(column[None, :] == a[:, None], 0, beaten)
+            before = ((tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column < a[:, None]))) & (column != a[:, None]) & here
+            beaten = tl.max(before.to(tl.int32), 1)
     else:
-        for start in range(0, x.classes, BC):
-            column = start + tl.arange(0, BC)
-            tile = logit_tile(x, outer, row, column, read, WIDE, "evict_last" if gradient.ptr is not None else "evict_first")
+        EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None else ""
+        m = tl.full([BR, BC // VEC], LOWEST, tl.float32)
+        s = tl.zeros([BR, BC // VEC], tl.float32)
+        u, d_sum, d_dot, ahead_by = s, s, s, s
+        zero = tl.zeros([BR], tl.float32)
+        if EVEN:
+            zero = origin(x, outer, row, inside)
+        # the last and the first tile, which may reach beyond the row: read before it is known whether the row counts
+        for edge in tl.static_range(2 if SHIFT > 1 else 1):
+            at = high if edge == 0 else 0
+            if at < end:
+                column = columns(at + lanes, first, SHIFT)
+                here = in_row(column, classes, SHIFT)
+                tile = logit_tile(x, start, at + lanes, inside[:, None] & near(at + lanes, end, here, SHIFT), float("-inf"), WIDE, EVICT)
+                if SHIFT > 1:
+                    tile = tl.where(here, tile, float("-inf"))
+                if DENSE:
+                    d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
+                m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, here, zero, ENTROPY, DENSE, EVEN)
+                if out.correct is not None:
+                    ahead_by = ahead(ahead_by, tile, column, here, a, logit_a)
+        some = tl.max(read.to(tl.int32), 0)
+        for at in tl.range(low, tl.where(some > 0, high, low), BC, num_stages=STAGES):
+            column = columns(at + lanes, first, SHIFT)
+            tile = logit_tile(x, start, at + lanes, None if BR == 1 else first_mask, float("-inf"), WIDE, EVICT)
             if DENSE:
-                d = dense_tile(dense, labels, outer, row, column, x, WIDE)
-            m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, ENTROPY, DENSE)
+                d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
+            m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, None, zero, ENTROPY, DENSE, EVEN)
             if out.correct is not None:
-                ahead = (tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column[None, :] < a[:, None]))
-                beaten = tl.where(ahead & (column[None, :] != a[:, None]), 1, beaten)
+                ahead_by = ahead(ahead_by, tile, column, True, a, logit_a)
         top, total, u_row, d_row, dot_row = merge(m, s, u, d_sum, d_dot, ENTROPY, DENSE)
+        if EVEN:
+            dot_row += classes * (zero - top)
+        if out.correct is not None:
+            beaten = tl.max(ahead_by, 1).to(tl.int32)
+    if EVEN:
+        d_row = tl.zeros([BR], tl.float32) + labels.smoothing
+        dot_row = dot_row * each
 
     ls = log(total)
     lse = top + ls
@@ -120,7 +189,7 @@ def rowwise_kernel(
     if PAIR:
         z += hard_part(c_b, top, ls, logit_b)
         q += c_b
-    if DENSE:
+    if DENSE or EVEN:
         z += d_row * ls - dot_row
         q += d_row
     value, slope = phi(z, *hyper)
@@ -131,7 +200,14 @@ def rowwise_kernel(
         p_share += 2.0 * z_loss * lse
     value = tl.where(keep, tl.where(valid & (total == total), value, float("nan")), 0.0)
 
-    at = outer * x.rows + row
+    if not ONE_TILE:
+        # handed in here, where no write of the second sweep has to be waited for
+        if sum is not None:
+            finish(tl.sum(value, 0), sum, scale)
+        if z_sum is not None:
+            finish(tl.sum(tl.where(keep, square, 0.0), 0), z_sum, scale)
+
+    at = outer * rows_outer + row
     if out.loss is not None:
         tl.store(out.loss + at, value * scale, mask=inside)
     if out.z_loss is not None:
@@ -141,9 +217,9 @@ def rowwise_kernel(
     if ENTROPY:
         tl.store(out.entropy + at, ls - u_row / total, mask=inside)
     if out.correct is not None:
-        tl.store(out.correct + at, (tl.max(beaten, 1) == 0) & (a >= 0) & valid & (lse == lse), mask=inside)
+        tl.store(out.correct + at, (beaten == 0) & (a >= 0) & valid & (lse == lse), mask=inside)
     if out.stats is not None:
-        rows = (tl.num_programs(0) // blocks).to(tl.int64) * x.rows
+        rows = (tl.num_programs(0) // blocks).to(tl.int64) * rows_outer
         tl.store(out.stats + at, tl.where(read, top, 0.0), mask=inside)
         tl.store(out.stats + rows + at, tl.where(read, ls, 0.0), mask=inside)
         tl.store(out.stats + 2 * rows + at, tl.where(read, q, 0.0), mask=inside)
@@ -151,101 +227,77 @@ def rowwise_kernel(
 
     if gradient.ptr is not None:
         shrink = tl.where(valid, scale, float("nan"))
-        p_share = p_share * shrink / total
-        q_share = slope * shrink
+        p_share = tl.where(keep, p_share * shrink / total, 0.0)  # rows not kept: their tiles are 0 - top = 0, their gradient 0
+        q_share = tl.where(keep, slope * shrink, 0.0)
+        q_a, q_b = q_share * c_a, q_share * c_b
+        top = tl.where(keep, top, 0.0)
+        to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
+        even = q_share[:, None] * each
+        nothing = tl.zeros([BR], tl.float32)
         if ONE_TILE:
-            g = gradient_tile(
-                tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE, HARD, PAIR
-            )
-            store_tile(g, gradient, x, outer, row, column, keep, WIDE)
+            share = even + taken(column, a, q_a, b, q_b, q_share, d, DENSE, HARD, PAIR)
+            g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & here, WIDE, "")
         else:
-            for start in range(0, x.classes, BC):
-                column = start + tl.arange(0, BC)
-                tile = logit_tile(x, outer, row, column, keep, WIDE, "evict_first")
+            for edge in tl.static_range(2 if SHIFT > 1 else 1):
+                at = high if edge == 0 else 0
+                if at < end:
+                    column = columns(at + lanes, first, SHIFT)
+                    here = in_row(column, classes, SHIFT)
+                    tile = logit_tile(x, start, at + lanes, second_mask & near(at + lanes, end, here, SHIFT), 0.0, WIDE, "evict_first")
+                    if DENSE:
+                        d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
+                    share = even + taken(column, a, q_a, b, q_b, q_share, d, DENSE, False, False)
+                    g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+                    if ROWS > 1:
+                        g = tl.where(keep[:, None], g, 0.0)
+                    store_tile(
+                        g, gradient, to, at + lanes, inside[:, None] & whole(at + lanes, first, end, here, SHIFT), WIDE, "evict_first"
+                    )
+            for back in tl.range(low, high, BC):  # what was read last is likelier still in the cache
+                at = high + low - BC - back
+                tile = logit_tile(x, start, at + lanes, second_mask, 0.0, WIDE, "evict_first")
                 if DENSE:
-                    d = dense_tile(dense, labels, outer, row, column, x, WIDE)
-                g = gradient_tile(
-                    tile, x, column, top, p_share, 0.0, 0.0, a, q_share * c_a, b, q_share * c_b, q_share, d, False, DENSE, HARD, PAIR
+                    d = dense_tile(dense, labels, outer, row, inside, columns(at + lanes, first, SHIFT), x, WIDE)
+                share = even + taken(lanes[None, :], a, q_a, b, q_b, q_share, d, DENSE, False, False)
+                g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+                if ROWS > 1:
+                    g = tl.where(keep[:, None], g, 0.0)
+                store_tile(g, gradient, to, at + lanes, None if BR == 1 else inside[:, None], WIDE, "evict_first")
+            if SHIFT > 1:
+                rest, left = leftovers(first, end, classes, SHIFT)
+                tile = logit_tile(x, start, rest, keep[:, None] & left, 0.0, WIDE, "")
+                if DENSE:
+                    d = dense_tile(dense, labels, outer, row, inside, columns(rest, first, SHIFT), x, WIDE)
+                share = even + taken(rest[None, :], a, q_a, b, q_b, q_share, d, DENSE, False, False)
+                g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+                store_tile(g, gradient, to, rest, inside[:, None] & left, WIDE, "")
+            if HARD:
+                shares = (p_share, q_share, q_a, q_b)
+                own_classes(
+                    gradient,
+                    x,
+                    dense,
+                    labels,
+                    outer,
+                    row,
+                    keep,
+                    top,
+                    a,
+                    logit_a,
+                    b,
+                    logit_b,
+                    shares,
+                    nothing,
+                    nothing,
+                    even,
+                    DENSE,
+                    PAIR,
+                    False,
+                    WIDE,
                 )
-                store_tile(g, gradient, x, outer, row, column, keep, WIDE)
-    if sum is not None:
-        finish(tl.sum(value, 0), sum, scale)
-    if z_sum is not None:
-        finish(tl.sum(tl.where(keep, square, 0.0), 0), z_sum, scale)
-
-
-@triton.jit
-def rowwise_backward_kernel(
-    x,
-    index_a,
-    index_b,
-    lam,
-    dense,
-    gradient,
-    labels,
-    stats_ptr,
-    entropy_ptr,
-    upstream,
-    divisor_ptr,
-    hyper,
-    z_loss,
-    scale,
-    blocks,
-    phi: tl.constexpr,
-    EMPTY_IS_ZERO: tl.constexpr,
-    WIDE: tl.constexpr,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """One tile of the gradient from kept statistics; the second grid axis walks the classes."""
-    DENSE: tl.constexpr = dense.ptr is not None or labels.smoothing is not None
-    HARD: tl.constexpr = index_a.ptr is not None
-    PAIR: tl.constexpr = index_b.ptr is not None
-    ENTROPY: tl.constexpr = upstream.entropy is not None
-    scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
-    program = tl.program_id(0).to(tl.int64)
-    outer = program // blocks
-    row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
-    inside = row < x.rows
-    a, c_a, _, b, c_b, _, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, x)
-    ALL_ROWS: tl.constexpr = upstream.lse is not None or upstream.entropy is not None
-    read = inside if ALL_ROWS else keep
-
-    at = outer * x.rows + row
-    rows = (tl.num_programs(0) // blocks).to(tl.int64) * x.rows
-    top = tl.load(stats_ptr + at, mask=inside, other=0.0)
-    ls = tl.load(stats_ptr + rows + at, mask=inside, other=0.0)
-    q = tl.load(stats_ptr + 2 * rows + at, mask=inside, other=0.0)
-    z = tl.load(stats_ptr + 3 * rows + at, mask=inside, other=0.0)
-    _, slope = phi(z, *hyper)
-    p_share = tl.zeros([BR], tl.float32)
-    q_share = tl.zeros([BR], tl.float32)
-    if upstream.loss is not None:
-        arriving = tl.load(upstream.loss + at * upstream.loss_stride, mask=inside, other=0.0).to(tl.float32) * scale
-        q_share += arriving * slope
-        p_share += arriving * slope * q
-        if z_loss is not None:
-            p_share += arriving * 2.0 * z_loss * (top + ls)
-    if upstream.z_loss is not None:
-        arriving = tl.load(upstream.z_loss + at * upstream.z_stride, mask=inside, other=0.0).to(tl.float32) * scale
-        p_share += arriving * 2.0 * z_loss * (top + ls)
-    p_share = tl.where(keep, tl.where(valid, p_share, float("nan")), 0.0)
-    if upstream.lse is not None:
-        p_share += tl.load(upstream.lse + at, mask=inside, other=0.0).to(tl.float32)
-    inverse = exp(-ls)
-    p_share *= inverse
-    h_share = tl.zeros([BR], tl.float32)
-    h_shift = tl.zeros([BR], tl.float32)
-    if ENTROPY:
-        h_share = tl.load(upstream.entropy + at, mask=inside, other=0.0).to(tl.float32) * inverse
-        h_shift = tl.load(entropy_ptr + at, mask=inside, other=0.0) - ls
-
-    column = tl.program_id(1) * BC + tl.arange(0, BC)
-    tile = logit_tile(x, outer, row, column, read, WIDE, "evict_first")
-    d = tl.zeros([BR, BC], tl.float32)
-    if DENSE:
-        d = dense_tile(dense, labels, outer, row, column, x, WIDE)
-    g = gradient_tile(
-        tile, x, column, top, p_share, h_share, h_shift, a, q_share * c_a, b, q_share * c_b, q_share, d, ENTROPY, DENSE, HARD, PAIR
-    )
-    store_tile(g, gradient, x, outer, row, column, read, WIDE)
+    if ONE_TILE:
+        if sum is not None:
+            finish(tl.sum(value, 0), sum, scale)
+        if z_sum is not None:
+            finish(tl.sum(tl.where(keep, square, 0.0), 0), z_sum, scale)

@@ -8,9 +8,10 @@ from torch import Tensor
 from lossforge.losses import reference
 from lossforge.losses.operators import elementwise as elementwise_operator
 from lossforge.losses.operators import rowwise as rowwise_operator
-from lossforge.losses.operators.elementwise import Elementwise
-from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply
-from lossforge.losses.operators.rowwise import Rowwise
+from lossforge.losses.operators.elementwise import Arguments as Elementwise
+from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.operators.rowwise import Arguments as Rowwise
+from lossforge.losses.repeat import note
 
 
 def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
@@ -19,6 +20,9 @@ def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
         return InPlaceElementwise.apply(a.x, a, forward)
+    if plain(*a.tensors):
+        note(elementwise_operator, a, forward)
+        return elementwise_operator.direct(a, forward)
     return torch.ops.lossforge.elementwise(*a, forward)[0]
 
 
@@ -28,9 +32,13 @@ def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | No
         return reference.rowwise(a)
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
-        results = InPlaceRowwise.apply(a.x, a, forward)
-    else:
-        results = torch.ops.lossforge.rowwise(*a, forward, a.x.requires_grad and torch.is_grad_enabled())
+        return InPlaceRowwise.apply(a.x, a, forward)
+    if plain(*a.tensors):
+        note(rowwise_operator, a, forward)
+        return rowwise_operator.direct(a, forward)
+    results = torch.ops.lossforge.rowwise(
+        *a, forward, a.x.requires_grad and torch.is_grad_enabled() and rowwise_operator.keeps_stats(a, forward)
+    )
     return [results[0], *(t if asked else None for t, asked in zip(results[1:5], a.outputs, strict=True))]
 
 
@@ -69,8 +77,9 @@ class InPlaceRowwise(torch.autograd.Function):
     def forward(ctx, x, a, in_forward):
         ctx.a, ctx.once = a._replace(x=x.detach()), None
         *results, ctx.stats, ctx.divisor = rowwise_operator.forward(ctx.a, ctx.a.x if in_forward else None, True)
-        ctx.row_entropy = results[3].detach()
-        ctx.mark_non_differentiable(results[4])
+        ctx.row_entropy = None if results[3] is None else results[3].detach()
+        if results[4] is not None:
+            ctx.mark_non_differentiable(results[4])
         ctx.set_materialize_grads(False)
         _keep(ctx, x, in_forward)
         return tuple(results)

@@ -18,10 +18,11 @@ class _Loss(nn.Module):
 
     function: ClassVar[Callable[..., Any]]
     accepted: ClassVar[type] = ElementwiseSettings
+    reductions: ClassVar[tuple[str, ...]] = checks.REDUCTIONS
 
     def __init__(self, reduction: str, buffers: dict[str, Tensor | None], settings: dict[str, Any], options: Any) -> None:
         super().__init__()
-        checks.one_of("reduction", reduction, checks.REDUCTIONS)
+        checks.one_of("reduction", reduction, self.reductions)
         for name in options:
             if name not in self.accepted.__annotations__:
                 raise TypeError(f"{type(self).__name__} takes no option {name!r}; it takes {', '.join(self.accepted.__annotations__)}")
@@ -48,6 +49,37 @@ class L1Loss(_Loss):
         self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", **options: Unpack[ElementwiseSettings]
     ) -> None:
         super().__init__(checks.legacy_reduction(size_average, reduce, reduction), {}, {}, options)
+
+
+class MSELoss(L1Loss):
+    """Mean squared error as torch.nn.MSELoss: see functional.mse_loss."""
+
+    function = staticmethod(functional.mse_loss)
+
+
+class HuberLoss(_Loss):
+    """Huber loss as torch.nn.HuberLoss: see functional.huber_loss."""
+
+    function = staticmethod(functional.huber_loss)
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0, **options: Unpack[ElementwiseSettings]) -> None:
+        super().__init__(reduction, {}, {"delta": delta}, options)
+
+
+class SmoothL1Loss(_Loss):
+    """Smooth L1 loss as torch.nn.SmoothL1Loss: see functional.smooth_l1_loss."""
+
+    function = staticmethod(functional.smooth_l1_loss)
+
+    def __init__(
+        self,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        beta: float = 1.0,
+        **options: Unpack[ElementwiseSettings],
+    ) -> None:
+        super().__init__(checks.legacy_reduction(size_average, reduce, reduction), {}, {"beta": beta}, options)
 
 
 class BCEWithLogitsLoss(_Loss):
@@ -94,6 +126,56 @@ class SigmoidFocalLoss(_Loss):
         per_class = alpha if isinstance(alpha, Tensor) else None
         settings = {"gamma": gamma} if per_class is not None else {"alpha": alpha, "gamma": gamma}
         super().__init__(reduction, {} if per_class is None else {"alpha": per_class}, settings, options)
+
+
+class AsymmetricLossMultiLabel(_Loss):
+    """Asymmetric loss as timm.loss.AsymmetricLossMultiLabel: see functional.asymmetric_loss_multi_label."""
+
+    function = staticmethod(functional.asymmetric_loss_multi_label)
+    reductions = (*checks.REDUCTIONS, "batchmean")
+
+    def __init__(
+        self,
+        gamma_neg: float = 4.0,
+        gamma_pos: float = 1.0,
+        clip: float | None = 0.05,
+        *,
+        reduction: str = "batchmean",
+        weight: Tensor | None = None,
+        pos_weight: float | Tensor | None = None,
+        **options: Unpack[ElementwiseSettings],
+    ) -> None:
+        settings = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
+        buffers = {"weight": weight}
+        if isinstance(pos_weight, Tensor):
+            buffers["pos_weight"] = pos_weight
+        else:
+            settings["pos_weight"] = pos_weight
+        super().__init__(reduction, buffers, settings, options)
+
+
+class PolyBinaryCrossEntropy(_Loss):
+    """Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy: see functional.poly_binary_cross_entropy."""
+
+    function = staticmethod(functional.poly_binary_cross_entropy)
+    reductions = (*checks.REDUCTIONS, "batchmean")
+
+    def __init__(
+        self,
+        epsilon: float = 2.0,
+        gamma: float = 0.0,
+        alpha: float | Tensor | None = None,
+        *,
+        reduction: str = "mean",
+        **options: Unpack[ElementwiseSettings],
+    ) -> None:
+        settings: dict[str, Any] = {"epsilon": epsilon, "gamma": gamma}
+        buffers: dict[str, Tensor | None] = {}
+        if isinstance(alpha, Tensor):
+            buffers["alpha"] = alpha
+        else:
+            settings["alpha"] = alpha
+        super().__init__(reduction, buffers, settings, options)
 
 
 class CrossEntropyLoss(_Loss):

@@ -13,8 +13,8 @@ from torch import Tensor
 from lossforge.losses.formulas import FORMULAS
 
 if TYPE_CHECKING:
-    from lossforge.losses.operators.elementwise import Elementwise
-    from lossforge.losses.operators.rowwise import Rowwise
+    from lossforge.losses.operators.elementwise import Arguments as Elementwise
+    from lossforge.losses.operators.rowwise import Arguments as Rowwise
 
 
 def _accurate(t: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
     template: "elementwise" or "rowwise". domain: "logits" or "probabilities". options: argument sets beside the defaults that tests and
-    benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, where there is one.
+    benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, or of a module class whose
+    options are the function's, where there is one.
     """
 
     name: str
@@ -44,13 +45,37 @@ class Loss:
         if self.judge is None:
             return None
         module, name = self.judge.split(":")
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
+        if isinstance(found, type):
+            return lambda x, target, **options: found(**options)(x, target)
+        return found
 
 
 LOSSES = {
     loss.name: loss
     for loss in (
         Loss("mae", "elementwise", "l1", functional.l1_loss, modules.L1Loss, judge="torch.nn.functional:l1_loss"),
+        Loss("mse", "elementwise", "mse", functional.mse_loss, modules.MSELoss, judge="torch.nn.functional:mse_loss"),
+        Loss(
+            "huber",
+            "elementwise",
+            "huber",
+            functional.huber_loss,
+            modules.HuberLoss,
+            hyper={"delta": 1.0},
+            options=({"delta": 0.3}, {"delta": 5.0}),
+            judge="torch.nn.functional:huber_loss",
+        ),
+        Loss(
+            "smooth_l1",
+            "elementwise",
+            "smooth_l1",
+            functional.smooth_l1_loss,
+            modules.SmoothL1Loss,
+            hyper={"beta": 1.0},
+            options=({"beta": 0.3}, {"beta": 5.0}),
+            judge="torch.nn.functional:smooth_l1_loss",
+        ),
         Loss(
             "bce",
             "elementwise",
@@ -96,6 +121,32 @@ LOSSES = {
             options=({"gamma": 0.5}, {"gamma": 0.0, "alpha": -1.0}, {"gamma": 1.0}, {"gamma": 3.5, "alpha": 0.6}),
             judge="torchvision.ops:sigmoid_focal_loss",
             paper="arXiv 1708.02002",
+        ),
+        Loss(
+            "asymmetric",
+            "elementwise",
+            "asymmetric",
+            functional.asymmetric_loss_multi_label,
+            modules.AsymmetricLossMultiLabel,
+            hyper={"gamma_neg": 4.0, "gamma_pos": 1.0, "clip": 0.05},
+            options=(
+                {"clip": None},
+                {"gamma_neg": 0.0, "gamma_pos": 0.0, "clip": 0.2},
+                {"gamma_neg": 2.5, "gamma_pos": 0.5, "clip": 0.1, "pos_weight": 3.0},
+            ),
+            judge="timm.loss:AsymmetricLossMultiLabel",
+            paper="arXiv 2009.14119",
+        ),
+        Loss(
+            "poly_bce",
+            "elementwise",
+            "poly_bce",
+            functional.poly_binary_cross_entropy,
+            modules.PolyBinaryCrossEntropy,
+            hyper={"epsilon": 2.0, "gamma": 0.0, "alpha": None},
+            options=({"epsilon": -1.0, "gamma": 2.0, "alpha": 0.25}, {"epsilon": 0.5, "gamma": 0.5}, {"alpha": 0.6}),
+            judge="timm.loss:PolyBinaryCrossEntropy",
+            paper="arXiv 2204.12511",
         ),
     )
 }

@@ -124,6 +124,12 @@ def _rowwise(make: _Make) -> Iterator[Sample]:
     image = make.index(0, 5, 2, 3, 4)
     image[0, 1] = -100
     yield Sample("image", make.logits(2, 5, 3, 4), image)
+    square = make.index(0, 5, 2, 4, 8)
+    square[0, 1, ::3] = -100
+    yield Sample("image, rows at once", make.logits(2, 5, 4, 8), square)
+    square = make.index(0, 70, 1, 4, 8)
+    square[0, 1, ::3] = -100
+    yield Sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), square)
     yield Sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), image)
     yield Sample("image, sliced", make.logits(2, 5, 3, 8)[..., ::2], image)
     yield Sample("image, targets transposed", make.logits(2, 5, 3, 4), make.index(0, 5, 2, 4, 3).transpose(1, 2))

@@ -5,5 +5,5 @@ import triton.language as tl
 
 
 @triton.jit
-def cross_entropy(z):
-    return z, tl.full(z.shape, 1.0, tl.float32)
+def cross_entropy(z: tl.tensor):
+    return z, 1.0

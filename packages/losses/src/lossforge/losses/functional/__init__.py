@@ -19,21 +19,28 @@ per-element losses and gradients in the dtype of the input. What the kernels do 
 through the plain-torch reference when it requires grad.
 """
 
-from lossforge.losses.functional.elementwise import (
+from lossforge.losses.functional.binary import (
+    asymmetric_loss_multi_label,
     binary_cross_entropy_with_logits,
-    l1_loss,
+    poly_binary_cross_entropy,
     preference_bce,
     preference_bce_with_logits,
     sigmoid_focal_loss,
 )
+from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
 
 __all__ = [
     "CrossEntropyOutput",
+    "asymmetric_loss_multi_label",
     "binary_cross_entropy_with_logits",
     "cross_entropy",
+    "huber_loss",
     "l1_loss",
+    "mse_loss",
+    "poly_binary_cross_entropy",
     "preference_bce",
     "preference_bce_with_logits",
     "sigmoid_focal_loss",
+    "smooth_l1_loss",
 ]

@@ -7,7 +7,8 @@ from torch import Tensor
 from lossforge.losses import checks
 from lossforge.losses.dispatch import rowwise
 from lossforge.losses.functional.common import Options, check_options, factor, share
-from lossforge.losses.operators.rowwise import Rowwise
+from lossforge.losses.operators.rowwise import Arguments as Rowwise
+from lossforge.losses.repeat import repeated
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -20,6 +21,7 @@ class CrossEntropyOutput(NamedTuple):
     correct: Tensor | None
 
 
+@repeated
 def cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input

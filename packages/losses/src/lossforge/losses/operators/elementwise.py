@@ -1,17 +1,18 @@
 """lossforge::elementwise: a loss of which every element stands alone."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd, save, saved
+from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
 from lossforge.losses.reference import elementwise as reference
 
 
-class Elementwise(NamedTuple):
+class Arguments(NamedTuple):
     """Arguments of the operator; a class-index target has the shape of x without `dim`.
 
     The value is Σ (or, with reduction "none", each) loss · weight · scale / divisor. The divisor is `normalizer` where given, else
@@ -35,84 +36,158 @@ class Elementwise(NamedTuple):
     reduction: str
     empty_is_zero: bool
 
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        return self[1:10]
+
 
 SCHEMA = (
     "str loss, Tensor x, Tensor target, Tensor? target_b, Tensor? lam, Tensor? weight, Tensor? group, Tensor? group_weight, "
     "Tensor? parameter, Tensor? normalizer, float[] hyper, float scale, int dim, int ignore_index, str reduction, bool empty_is_zero"
 )
 define("elementwise", f"({SCHEMA}, bool gradient) -> (Tensor value, Tensor divisor, Tensor gradient)")
-define("elementwise_backward", f"({SCHEMA}, Tensor divisor, Tensor upstream) -> Tensor")
+define("elementwise_backward", f"({SCHEMA}, Tensor? divisor, Tensor upstream) -> Tensor")
 
 
-def _launch(a: Elementwise, divisor: Tensor | None, **outputs) -> Tensor | None:
-    shape, dim = a.x.shape, a.dim % max(a.x.ndim, 1)
-    scale, indices = a.scale, not a.target.is_floating_point()
-    if a.reduction == "mean" and divisor is None:
-        scale /= a.x.numel()
+def _scale(a: Arguments, divisor: Tensor | None) -> float:
+    return a.scale / a.x.numel() if a.reduction == "mean" and divisor is None and not counted(a) else a.scale
 
-    def per_row(t: Tensor | None) -> Tensor | None:
-        return t if t is None else t.unsqueeze(dim).expand(shape)
 
-    def whole(t: Tensor | None) -> Tensor | None:
-        return t if t is None else t.expand(shape)
-
+def _launch(a: Arguments, divisor: Tensor | None, **outputs) -> Tensor | None:
     return kernels.elementwise(
-        FORMULAS[a.loss].kernel,
+        FORMULAS[a.loss].kernels,
         a.x,
-        a.target.unsqueeze(dim).expand(shape) if indices else a.target,
+        a.target,
         a.hyper,
-        target_b=per_row(a.target_b),
-        lam=per_row(a.lam),
+        target_b=a.target_b,
+        lam=a.lam,
         ignore_index=a.ignore_index,
-        class_dim=dim,
-        weight=whole(a.weight),
-        group=whole(a.group),
+        class_dim=a.dim,
+        weight=a.weight,
+        group=a.group,
         group_weight=a.group_weight,
-        parameter=whole(a.parameter),
-        scale=scale,
+        parameter=a.parameter,
+        scale=_scale(a, divisor),
         divisor=divisor,
+        counted=divisor is None and counted(a),
         empty_is_zero=a.empty_is_zero,
         **outputs,
     )
 
 
-def _divisor(a: Elementwise) -> Tensor | None:
-    if a.normalizer is not None or a.reduction != "mean" or a.target.is_floating_point():
+def counted(a: Arguments) -> bool:
+    """Whether a mean divides by what is counted on the device: the elements not ignored."""
+    return a.reduction == "mean" and not a.target.is_floating_point()
+
+
+def find_divisor(a: Arguments) -> Tensor | None:
+    if a.normalizer is not None or not counted(a):
         return a.normalizer
     classes = a.x.shape[a.dim]
     return kernels.count(a.target, classes, a.ignore_index, target_b=a.target_b, scale=float(classes))
 
 
-def forward(a: Elementwise, written: Tensor | None) -> tuple[Tensor, ...]:
-    """(value, divisor), and the gradient into `written` where it is given."""
-    divisor = _divisor(a)
-    value = _launch(a, divisor, value="each" if a.reduction == "none" else "sum", gradient=written)
-    own = None if divisor is a.normalizer else divisor
-    return tuple(a.x.new_empty(0) if t is None else t for t in (value, own))
+def counts_itself(a: Arguments) -> bool:
+    """Whether one launch finds the divisor, too."""
+    return a.normalizer is None and counted(a) and kernels.counts_itself(a.target, a.target_b)
 
 
-def backward(a: Elementwise, divisor: Tensor, upstream: Tensor, written: Tensor) -> None:
-    divisor_or_none = a.normalizer if a.normalizer is not None else divisor if divisor.numel() else None
-    _launch(a, divisor_or_none, value="nothing", gradient=written, upstream=upstream)
+def forward(a: Arguments, written: Tensor | None, itself: bool = False) -> tuple[Tensor, Tensor | None]:
+    """(value, divisor where it was computed), and the gradient into `written` where it is given. itself: one launch may do it all."""
+    by = None if itself and counts_itself(a) else find_divisor(a)
+    value = _launch(a, by, value="each" if a.reduction == "none" else "sum", gradient=written)
+    assert value is not None
+    return value, None if a.normalizer is not None else by
+
+
+def backward(a: Arguments, divisor: Tensor | None, upstream: Tensor, written: Tensor) -> None:
+    by = divisor if present(divisor) is not None else find_divisor(a)
+    _launch(a, by, value="nothing", gradient=written, upstream=upstream)
+
+
+def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Callable[..., Tensor]:
+    """(tensors, divisor, written) → total, as `forward` computes it, for tensors laid out as these and the same other arguments."""
+    planned = kernels.planned_elementwise(
+        FORMULAS[a.loss].kernels,
+        a.tensors,
+        divisor,
+        written,
+        a.hyper,
+        _scale(a, divisor),
+        a.ignore_index,
+        a.dim,
+        a.empty_is_zero,
+        divisor is None and counted(a),
+    )
+    if planned is not None:
+        return planned
+    others = a[1 + len(a.tensors) :]
+
+    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Any:
+        return _launch(Arguments(a.loss, *tensors, *others), divisor, value="sum", gradient=written)
+
+    return total
+
+
+def _keep(ctx, a: Arguments, divisor: Tensor | None, written: Tensor | None) -> None:
+    ctx.once = None if written is None else Once(written)
+    save(ctx, a.loss, a.tensors, a[1 + len(a.tensors) :], divisor)
+
+
+def gradient(ctx, upstream: Tensor | None) -> Tensor | None:
+    if upstream is None:
+        return None
+    if ctx.once is not None and not torch.is_grad_enabled():
+        gradient = ctx.once.take(upstream)
+        if gradient is not None:
+            return gradient
+    a, (divisor,) = saved(ctx, Arguments)
+    if torch.is_grad_enabled():
+        return torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)[0]
+    if not plain(a.x, upstream):
+        return torch.ops.lossforge.elementwise_backward(*a, divisor, upstream)
+    return _backward(*a, divisor, upstream)
+
+
+class Direct(torch.autograd.Function):
+    """The operator without the dispatcher, for plain tensors."""
+
+    @staticmethod
+    def forward(ctx, x, a, in_forward):
+        written = torch.empty_like(x) if in_forward else None
+        value, divisor = forward(a, written, itself=True)
+        _keep(ctx, a, divisor, written)
+        return value
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return gradient(ctx, upstream), None, None
+
+
+def direct(a: Arguments, in_forward: bool) -> Tensor:
+    """The operator's value, where library.plain holds for its tensors."""
+    if a.x.requires_grad and torch.is_grad_enabled():
+        return Direct.apply(a.x, a, in_forward)
+    return forward(a, None, itself=True)[0]
 
 
 def _forward(*args):
-    a = Elementwise(*args[:-1])
+    a = Arguments(*args[:-1])
     written = torch.empty_like(a.x) if args[-1] else None
-    return (*forward(a, written), a.x.new_empty(0) if written is None else written)
+    return placeholders(a.x, (*forward(a, written), written))
 
 
 def _backward(*args):
     *arguments, divisor, upstream = args
-    a = Elementwise(*arguments)
+    a = Arguments(*arguments)
     written = torch.empty_like(a.x)
     backward(a, divisor, upstream, written)
     return written
 
 
-def _fake_forward(*args):
-    a, gradient = Elementwise(*args[:-1]), args[-1]
-    counts = a.normalizer is None and a.reduction == "mean" and not a.target.is_floating_point()
+def _fake(*args):
+    a, gradient = Arguments(*args[:-1]), args[-1]
+    counts = a.normalizer is None and counted(a)
     return (
         torch.empty_like(a.x) if a.reduction == "none" else a.x.new_empty((), dtype=torch.float32),
         a.x.new_empty((), dtype=torch.float32) if counts else a.x.new_empty(0),
@@ -123,31 +198,11 @@ def _fake_forward(*args):
 def _setup(ctx, inputs, output):
     *arguments, gradient = inputs
     _, divisor, written = output
-    ctx.once = Once(written) if gradient else None
-    save(ctx, arguments, divisor)
+    _keep(ctx, Arguments(*arguments), divisor, written.detach() if gradient else None)
 
 
 def _differentiate(ctx, upstream, *_):
-    nothing = (None,) * len(Elementwise._fields)
-    if upstream is None:
-        return (*nothing, None)
-    gradient = None
-    if ctx.once is not None and not torch.is_grad_enabled():
-        gradient = ctx.once.take(upstream)
-    if gradient is None:
-        (divisor,), arguments = saved(ctx)
-        a = Elementwise(*arguments)
-        if torch.is_grad_enabled():
-            (gradient,) = torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)
-        else:
-            gradient = torch.ops.lossforge.elementwise_backward(*a, divisor, upstream)
-    return (None, gradient, *nothing[1:])
+    return None, gradient(ctx, upstream), *(None,) * (len(Arguments._fields) - 1)
 
 
-for device in DEVICES:
-    LIBRARY.impl("elementwise", _forward, device)
-    LIBRARY.impl("elementwise_backward", _backward, device)
-torch.library.register_fake("lossforge::elementwise", _fake_forward, lib=LIBRARY)
-torch.library.register_fake("lossforge::elementwise_backward", lambda *args: torch.empty_like(args[1]), lib=LIBRARY)
-register_autograd("elementwise", _setup, _differentiate)
-no_double_backward("elementwise_backward")
+register("elementwise", _forward, _backward, _fake, _setup, _differentiate)

@@ -1,6 +1,8 @@
 """What the operators share: their library, and when the kernels compute a loss."""
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +37,52 @@ def backend(x: Tensor) -> str:
     return "triton-interpreted" if INTERPRETED else "triton"
 
 
+_KEYS = torch._C.DispatchKey
+PLAIN_KEYS = {
+    functools.reduce(operator.or_, map(torch._C.DispatchKeySet, keys)).raw_repr()
+    for keys in (
+        (_KEYS.CUDA, _KEYS.ADInplaceOrView, _KEYS.AutogradCUDA, _KEYS.AutocastCUDA),
+        (_KEYS.CPU, _KEYS.ADInplaceOrView, _KEYS.AutogradCPU, _KEYS.AutocastCPU),
+    )
+}
+_AUTOGRAD = _KEYS.AutogradFunctionality
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def state() -> tuple[Any, ...]:
+    """What of torch's state decides how a loss is computed: modes, transforms, tracing, plain_torch, forward mode, autograd."""
+    return (
+        torch._C._dispatch_tls_local_include_set().raw_repr(),
+        torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD),
+        torch._C._len_torch_function_stack(),
+        torch.autograd.forward_ad._current_level,
+        torch.is_grad_enabled(),
+        _plain_torch,
+    )
+
+
+_PLAIN_STATES = [
+    ((torch._C.DispatchKeySet(_KEYS.BackendSelect) | torch._C.DispatchKeySet(_KEYS.ADInplaceOrView)).raw_repr(), False, 0, -1, grad, False)
+    for grad in (True, False)
+]
+
+
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether the dispatcher would do no more with an operator on these tensors than differentiate it and start its kernels.
+
+    Not for subclasses of Tensor (fake, distributed, a user's), tensors that torch.func wraps, conjugates and other lazy views; nor
+    under a mode for functions or operators, a transform, a tracer, inference mode, or while compiling.
+    """
+    if torch.compiler.is_compiling() or state() not in _PLAIN_STATES:
+        return False
+    return all(t is None or _ordinary(t) for t in tensors)
+
+
+def _ordinary(t: Tensor) -> bool:
+    """A tensor whose memory holds its values: no subclass, no wrapper, no lazy view."""
+    return type(t) in PLAIN_TYPES and torch._C._dispatch_keys(t).raw_repr() in PLAIN_KEYS
+
+
 def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernels compute this call. They differentiate the logits; the reference does all else.
 
@@ -66,7 +114,25 @@ def define(name: str, schema: str) -> None:
     LIBRARY.define(f"{name}{schema}", tags=[torch.Tag.pt2_compliant_tag])
 
 
-def register_autograd(name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:
+def register(
+    name: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    fake: Callable[..., Any],
+    setup: Callable[..., None],
+    differentiate: Callable[..., Any],
+) -> None:
+    """Register the operator `name` and its backward, whose result is as the logits, the operators' second argument."""
+    for device in DEVICES:
+        LIBRARY.impl(name, forward, device)
+        LIBRARY.impl(f"{name}_backward", backward, device)
+    torch.library.register_fake(f"lossforge::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"lossforge::{name}_backward", lambda *args: torch.empty_like(args[1]), lib=LIBRARY)
+    _register_autograd(name, setup, differentiate)
+    _no_double_backward(f"{name}_backward")
+
+
+def _register_autograd(name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:
     """What torch.library.register_autograd does, without reading the schema at every call, which takes longer than a small loss.
 
     That reading puts back arguments that the dispatcher drops because they equal their defaults; our schemas have none.
@@ -96,7 +162,7 @@ def register_autograd(name: str, setup: Callable[..., None], differentiate: Call
     LIBRARY.impl(name, implementation, "Autograd", with_keyset=True)
 
 
-def no_double_backward(name: str) -> None:
+def _no_double_backward(name: str) -> None:
     """Make the backward operator refuse differentiation, rather than give a gradient without a graph in silence."""
 
     def backward(ctx, *gradients):
@@ -112,31 +178,38 @@ class Once:
     """A gradient written in forward, to be handed out once: whoever gets it may change it."""
 
     def __init__(self, gradient: Tensor) -> None:
-        self.gradient: Tensor | None = gradient.detach()
+        self.gradient: Tensor | None = gradient
 
     def take(self, upstream: Tensor) -> Tensor | None:
         """The gradient times `upstream`, in its own memory; None the second time."""
         gradient, self.gradient = self.gradient, None
         if gradient is None:
             return None
-        if type(gradient) is not Tensor:  # a graph is being traced, in which nothing may be overwritten
+        if not (_ordinary(gradient) and _ordinary(upstream)):  # traced, where nothing may be overwritten, or many upstreams at once
             return (gradient * upstream).to(gradient.dtype)
         scale_(gradient, upstream)
         return gradient
 
 
-def save(ctx: Any, arguments: Sequence[Any], *results: Tensor) -> None:
+def save(ctx: Any, name: str, tensors: Sequence[Tensor | None], others: Sequence[Any], *results: Tensor | None) -> None:
     """Keep an operator's arguments for backward, tensors as autograd saves them, and some of its results."""
-    ctx.places = [i for i, v in enumerate(arguments) if isinstance(v, Tensor)]
-    ctx.arguments = [None if isinstance(v, Tensor) else v for v in arguments]
-    ctx.save_for_backward(*results, *(arguments[i] for i in ctx.places))
+    ctx.others = name, others, len(results)
+    ctx.save_for_backward(*results, *tensors)
     ctx.set_materialize_grads(False)
 
 
-def saved(ctx: Any) -> tuple[list[Tensor], list[Any]]:
-    """(results, arguments) that `save` kept."""
-    arguments, tensors = list(ctx.arguments), list(ctx.saved_tensors)
-    results = tensors[: len(tensors) - len(ctx.places)]
-    for i, t in zip(ctx.places, tensors[len(results) :], strict=True):
-        arguments[i] = t
-    return results, arguments
+def saved(ctx: Any, arguments: Any) -> tuple[Any, tuple[Tensor | None, ...]]:
+    """(arguments, results) that `save` kept."""
+    tensors = ctx.saved_tensors
+    name, others, results = ctx.others
+    return arguments(name, *tensors[results:], *others), tensors[:results]
+
+
+def placeholders(x: Tensor, results: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """Results as operators must return them: an empty tensor where there is none."""
+    return tuple([x.new_empty(0) if t is None else t for t in results])
+
+
+def present(t: Tensor | None) -> Tensor | None:
+    """None for a placeholder."""
+    return None if t is None or t.numel() == 0 else t

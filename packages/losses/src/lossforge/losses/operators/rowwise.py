@@ -1,18 +1,18 @@
 """lossforge::rowwise: a loss of rows of classes under a softmax."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import DEVICES, LIBRARY, Once, define, no_double_backward, register_autograd, save, saved
+from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
 from lossforge.losses.reference import rowwise as reference
 
 
-class Rowwise(NamedTuple):
+class Arguments(NamedTuple):
     """Arguments of the operator, for logits x (N, C, d…) and class indices (N, d…) or probabilities (N, C, d…).
 
     The value is Σ (or, with reduction "none", each) loss · factor / divisor. The divisor is `normalizer` where given, else with
@@ -37,6 +37,10 @@ class Rowwise(NamedTuple):
     empty_is_zero: bool
     outputs: list[bool]  # z_loss, lse, entropy, correct
 
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        return self[1:7]
+
 
 SCHEMA = (
     "str loss, Tensor x, Tensor target, Tensor? target_b, Tensor? lam, Tensor? weight, Tensor? normalizer, float[] hyper, "
@@ -50,18 +54,18 @@ define(
 )
 define(
     "rowwise_backward",
-    f"({SCHEMA}, Tensor stats, Tensor divisor, Tensor row_entropy, Tensor? up_loss, Tensor? up_z_loss, Tensor? up_lse, "
+    f"({SCHEMA}, Tensor? stats, Tensor? divisor, Tensor? row_entropy, Tensor? up_loss, Tensor? up_z_loss, Tensor? up_lse, "
     "Tensor? up_entropy) -> Tensor",
 )
 
 
-def _spec(a: Rowwise, divisor: Tensor | None) -> kernels.Spec:
+def _spec(a: Arguments, divisor: Tensor | None) -> kernels.Spec:
     rows = a.x.numel() // a.x.shape[1]
     return kernels.Spec(
         FORMULAS[a.loss].kernel,
         a.target,
         a.target_b,
-        None if a.lam is None else a.lam.expand(a.target.shape),
+        a.lam,
         a.weight,
         tuple(a.hyper),
         a.ignore_index,
@@ -69,31 +73,45 @@ def _spec(a: Rowwise, divisor: Tensor | None) -> kernels.Spec:
         None if a.scale == 1.0 else a.scale,
         a.softcap,
         a.z_loss if a.z_loss or a.outputs[0] else None,
-        a.factor / rows if a.reduction == "mean" and divisor is None else a.factor,
+        a.factor / rows if a.reduction == "mean" and divisor is None and not counted(a) else a.factor,
         divisor,
         a.empty_is_zero,
+        divisor is None and counted(a),
     )
 
 
-def _divisor(a: Rowwise) -> Tensor | None:
-    if a.normalizer is not None or a.reduction != "mean" or a.target.is_floating_point():
+def counted(a: Arguments) -> bool:
+    """Whether a mean divides by what is counted on the device: the class weights of the rows not ignored."""
+    return a.reduction == "mean" and not a.target.is_floating_point()
+
+
+def find_divisor(a: Arguments) -> Tensor | None:
+    if a.normalizer is not None or not counted(a):
         return a.normalizer
     return kernels.count(
         a.target,
         a.x.shape[1],
         a.ignore_index,
         target_b=a.target_b,
-        lam=None if a.lam is None else a.lam.expand(a.target.shape),
+        lam=a.lam,
         weight=a.weight,
     )
 
 
-def forward(a: Rowwise, written: Tensor | None, keep: bool) -> tuple[Tensor, ...]:
-    """(loss, z_loss, lse, entropy, correct, stats, divisor), and the gradient into `written` where it is given."""
-    divisor = _divisor(a)
+def counts_itself(a: Arguments) -> bool:
+    """Whether one launch finds the divisor, too."""
+    return a.normalizer is None and counted(a) and kernels.counts_itself(a.target, a.target_b)
+
+
+def forward(a: Arguments, written: Tensor | None, keep: bool, itself: bool = False) -> tuple[Tensor | None, ...]:
+    """(loss, z_loss, lse, entropy, correct, stats, divisor where it was computed), and the gradient into `written` where it is given.
+
+    itself: one launch may do it all.
+    """
+    by = None if itself and counts_itself(a) else find_divisor(a)
     z_loss, lse, entropy, correct = a.outputs
     results = kernels.rowwise(
-        _spec(a, divisor),
+        _spec(a, by),
         a.x,
         total=a.reduction != "none",
         z_loss=z_loss,
@@ -103,37 +121,122 @@ def forward(a: Rowwise, written: Tensor | None, keep: bool) -> tuple[Tensor, ...
         stats=keep,
         gradient=written,
     )
-    own = None if divisor is a.normalizer else divisor
-    return tuple(a.x.new_empty(0) if t is None else t for t in (*results, own))
+    return *results, None if a.normalizer is not None else by
 
 
-def backward(a: Rowwise, stats: Tensor, divisor: Tensor, row_entropy: Tensor, arriving: Sequence[Tensor | None], written: Tensor) -> None:
-    """Write the gradient for what arrives at (loss, z_loss, lse, entropy)."""
+def keeps_stats(a: Arguments, in_forward: bool) -> bool:
+    """Whether backward needs the rows' statistics: not where the gradient of the only result is there already."""
+    z_loss, lse, entropy, _ = a.outputs
+    return not in_forward or z_loss or lse or entropy
+
+
+def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Callable[..., Tensor]:
+    """(tensors, divisor, written) → total, as `forward` computes it, for tensors laid out as these and the same other arguments."""
+    planned = kernels.planned_rowwise(_spec(a, divisor), a.x, written)
+    if planned is not None:
+        return planned
+    others = a[1 + len(a.tensors) :]
+
+    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Any:
+        return kernels.rowwise(_spec(Arguments(a.loss, *tensors, *others), divisor), tensors[0], gradient=written).loss
+
+    return total
+
+
+def backward(
+    a: Arguments,
+    stats: Tensor | None,
+    divisor: Tensor | None,
+    row_entropy: Tensor | None,
+    arriving: Sequence[Tensor | None],
+    written: Tensor,
+) -> None:
+    """Write the gradient for what arrives at (loss, z_loss, lse, entropy). Without stats, forward is computed again for them."""
     loss, z_loss, lse, entropy = arriving
-    divisor_or_none = a.normalizer if a.normalizer is not None else divisor if divisor.numel() else None
+    spec = _spec(a, divisor if present(divisor) is not None else find_divisor(a))
+    if present(stats) is None:
+        stats = kernels.rowwise(spec, a.x, stats=True).stats
+    assert stats is not None
     kernels.rowwise_backward(
-        _spec(a, divisor_or_none), a.x, stats, loss=loss, z_loss=z_loss, lse=lse, entropy=entropy, row_entropy=row_entropy, gradient=written
+        spec, a.x, stats, loss=loss, z_loss=z_loss, lse=lse, entropy=entropy, row_entropy=row_entropy, gradient=written
     )
+
+
+def _keep(ctx, a: Arguments, results: Sequence[Tensor | None], written: Tensor | None) -> None:
+    """results: of `forward`."""
+    _, _, _, entropy, _, stats, divisor = results
+    ctx.once = None if written is None else Once(written)
+    save(ctx, a.loss, a.tensors, a[1 + len(a.tensors) :], divisor, stats, entropy)
+
+
+def gradient(ctx, upstream: Tensor | None) -> Tensor | None:
+    """The gradient for what arrives at the loss alone."""
+    return _gradient(ctx, (upstream, None, None, None))
+
+
+def _gradient(ctx, arriving: Sequence[Tensor | None]) -> Tensor | None:
+    """arriving: at (loss, z_loss, lse, entropy), of which those not asked for are no results."""
+    loss, *others = arriving
+    others = [t if asked else None for t, asked in zip(others, ctx.others[1][-1], strict=False)]
+    alone = others[0] is None and others[1] is None and others[2] is None
+    if alone and loss is None:
+        return None
+    if alone and ctx.once is not None and not torch.is_grad_enabled():
+        gradient = ctx.once.take(loss)
+        if gradient is not None:
+            return gradient
+    a, (divisor, *rest) = saved(ctx, Arguments)
+    stats, row_entropy = rest or (None, None)
+    if torch.is_grad_enabled():
+        wanted = [(o, u) for o, u in zip(reference(a), (loss, *others), strict=False) if o is not None and u is not None]
+        return torch.autograd.grad([o for o, _ in wanted], a.x, [u for _, u in wanted], create_graph=True)[0]
+    if not plain(a.x, loss, *others):
+        return torch.ops.lossforge.rowwise_backward(*a, stats, divisor, row_entropy, loss, *others)
+    return _backward(*a, stats, divisor, row_entropy, loss, *others)
+
+
+class Direct(torch.autograd.Function):
+    """The operator without the dispatcher, for plain tensors."""
+
+    @staticmethod
+    def forward(ctx, x, a, in_forward):
+        written = torch.empty_like(x) if in_forward else None
+        results = forward(a, written, keeps_stats(a, in_forward), itself=True)
+        _keep(ctx, a, results, written)
+        if results[4] is not None:
+            ctx.mark_non_differentiable(results[4])
+        return results[:5]
+
+    @staticmethod
+    def backward(ctx, *arriving):
+        return _gradient(ctx, arriving[:4]), None, None
+
+
+def direct(a: Arguments, in_forward: bool) -> Sequence[Tensor | None]:
+    """The operator's (loss, z_loss, lse, entropy, correct), where library.plain holds for its tensors; None where not asked for."""
+    if a.x.requires_grad and torch.is_grad_enabled():
+        return Direct.apply(a.x, a, in_forward)
+    return forward(a, None, False)[:5]
 
 
 def _forward(*args):
     *arguments, gradient, keep = args
-    a = Rowwise(*arguments)
+    a = Arguments(*arguments)
     written = torch.empty_like(a.x) if gradient else None
-    return (*forward(a, written, keep), a.x.new_empty(0) if written is None else written)
+    return placeholders(a.x, (*forward(a, written, keep), written))
 
 
 def _backward(*args):
     *arguments, stats, divisor, row_entropy, loss, z_loss, lse, entropy = args
-    a = Rowwise(*arguments)
+    a = Arguments(*arguments)
     written = torch.empty_like(a.x)
     backward(a, stats, divisor, row_entropy, (loss, z_loss, lse, entropy), written)
     return written
 
 
-def _fake_forward(*args):
+def _fake(*args):
     *arguments, gradient, keep = args
-    a = Rowwise(*arguments)
+    a = Arguments(*arguments)
     z_loss, lse, entropy, correct = a.outputs
     per_row = (a.x.shape[0], *a.x.shape[2:])
     rows = a.x.numel() // a.x.shape[1]
@@ -157,36 +260,12 @@ def _fake_forward(*args):
 
 def _setup(ctx, inputs, output):
     *arguments, gradient, _ = inputs
-    _, _, _, entropy, _, stats, divisor, written = output
-    ctx.once = Once(written) if gradient else None
-    save(ctx, arguments, stats, divisor, entropy)
+    *results, written = output
+    _keep(ctx, Arguments(*arguments), results, written.detach() if gradient else None)
 
 
-def _differentiate(ctx, loss, z_loss, lse, entropy, *_):
-    nothing = (None,) * len(Rowwise._fields)
-    asked = ctx.arguments[-1]
-    z_loss, lse, entropy = (t if wanted else None for t, wanted in zip((z_loss, lse, entropy), asked, strict=False))
-    arriving = (loss, z_loss, lse, entropy)
-    if all(t is None for t in arriving):
-        return (*nothing, None, None)
-    gradient = None
-    if ctx.once is not None and not torch.is_grad_enabled() and z_loss is None and lse is None and entropy is None:
-        gradient = ctx.once.take(loss)
-    if gradient is None:
-        (stats, divisor, row_entropy), arguments = saved(ctx)
-        a = Rowwise(*arguments)
-        if torch.is_grad_enabled():
-            wanted = [(o, u) for o, u in zip(reference(a), arriving, strict=False) if o is not None and u is not None]
-            (gradient,) = torch.autograd.grad([o for o, _ in wanted], a.x, [u for _, u in wanted], create_graph=True)
-        else:
-            gradient = torch.ops.lossforge.rowwise_backward(*a, stats, divisor, row_entropy, *arriving)
-    return (None, gradient, *nothing)
+def _differentiate(ctx, *arriving):
+    return None, _gradient(ctx, arriving[:4]), *(None,) * len(Arguments._fields)
 
 
-for device in DEVICES:
-    LIBRARY.impl("rowwise", _forward, device)
-    LIBRARY.impl("rowwise_backward", _backward, device)
-torch.library.register_fake("lossforge::rowwise", _fake_forward, lib=LIBRARY)
-torch.library.register_fake("lossforge::rowwise_backward", lambda *args: torch.empty_like(args[1]), lib=LIBRARY)
-register_autograd("rowwise", _setup, _differentiate)
-no_double_backward("rowwise_backward")
+register("rowwise", _forward, _backward, _fake, _setup, _differentiate)

@@ -1,0 +1,173 @@
+"""Measure losses against what people use today: `uv run experiments/bench.py loss=ce dtype=bf16 contenders=lossforge,torch`.
+
+Every word is a setting; a filter takes names or globs, several with commas. `--help` lists them.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lab.errors import UserError, unknown
+from lab.schema import BenchConfig
+from lab.settings import BENCH, ROOT, Settings, absolute, load_for
+from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, SUITES, Case, UnknownNameError, matching, select
+
+FILTERS = ("suite", "loss", "shape", "dtype", "contenders")
+CHANGE_FIGURES = (*FILTERS, "milliseconds", "seed", "forward", "graphs")
+"""Settings that a report keeps; the others are places and names of one machine."""
+
+
+def main(words: list[str]) -> int:
+    if {"--help", "-h"} & set(words):
+        print(help_text())
+        return 0
+    try:
+        settings = load_for(BENCH, [as_list(word) for word in words if word != "--cfg"])
+        cases, names = chosen(settings.config)
+        if "--cfg" in words:
+            import yaml
+
+            print(yaml.safe_dump(settings.tree(), sort_keys=False), end="")
+            return 0
+        return bench(settings, cases, names)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def as_list(word: str) -> str:
+    """`loss=ce,focal` as Hydra writes a list."""
+    name, _, value = word.partition("=")
+    return f"{name}=[{value}]" if name in FILTERS and value and value[0] not in "['\"" else word
+
+
+def chosen(config: BenchConfig) -> tuple[list[Case], list[str]]:
+    """The cases and contenders that the filters let through."""
+    try:
+        names = matching("contenders", config.contenders, CONTENDERS)
+        return select(config.suite, config.loss, config.shape, config.dtype), [name for name in CONTENDERS if name in names]
+    except UnknownNameError as error:
+        raise unknown(f"{error.what}={error.got}", error.got, error.choices) from None
+
+
+def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) -> int:
+    """One run, from checked settings to the final table."""
+    began, config = time.monotonic(), settings.config
+
+    from lab.bench_profile import profile
+    from lab.console import Console, clock
+    from lab.machine import describe, pick_device
+    from lab.run_folder import RunFolder
+    from lab.tracking import Feeder, tracking_uri
+    from lossforge.bench.run import cases_for
+
+    device = pick_device(config.device, "device")
+    if device.type != "cuda":
+        if config.mode == "profile":
+            raise UserError("mode=profile needs a CUDA GPU: without one there are no kernels to look at.")
+        if not config.contenders:
+            names = [name for name in names if name != "torch.compile"]  # its compiler takes minutes there
+    cases = cases_for(device, cases)
+    name = config.name or f"bench-{config.mode}"
+    folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
+    folder.record("start", name=name, params=settings.flat(), tags=describe(device) | config.tracking.tags)
+    folder.artifact(folder.path / "config.yaml")
+    feeder = None
+    if config.tracking.enabled:
+        feeder = Feeder(folder.path, tracking_uri(config.tracking), config.tracking.experiment, config.tracking.patience_seconds)
+        feeder.start()
+    console = Console(len(cases), "cases")
+
+    status, failure = "FAILED", None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if config.mode == "profile":
+            profile(cases, names, device, config.seed, folder, console)
+        else:
+            measure(settings, cases, names, device, folder, console)
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+    except Exception as error:
+        failure = error
+        folder.record("tags", values={"error": f"{type(error).__name__}: {error}"})
+    console.stop_bar()
+    folder.close(status)
+    untracked = feeder.close() if feeder else None
+    rows = {"run folder": os.path.relpath(folder.path), "time": clock(time.monotonic() - began)}
+    if feeder:
+        rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{feeder.uri}, run {feeder.run_id}"
+    console.table(f"{name}: {status.lower()}", rows)
+    if failure:
+        raise failure
+    return {"FINISHED": 0, "KILLED": 130}.get(status, 1)
+
+
+def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str], device: Any, folder: Any, console: Any) -> None:
+    """Measure case by case; what was measured before an end of any kind is saved."""
+    from lab.bench_table import metrics, table, write_pictures
+    from lossforge.bench.run import WITHOUT_GPU, Measurement, current_commit, new_report, run
+
+    began, config = time.monotonic(), settings.config
+    if device.type != "cuda":
+        console.say(WITHOUT_GPU)
+    report = new_report(device, config.commit or current_commit(), {name: settings.tree()[name] for name in CHANGE_FIGURES})
+    how = Measurement(config.milliseconds, config.seed, config.graphs, config.forward)
+    try:
+        run(report, cases, names, device, how, lambda done, rows: console.finished(done, summary(rows)))
+    finally:
+        report.seconds = time.monotonic() - began
+        report.save(folder.path / "report.json")
+        if config.out:
+            report.save(Path(config.out))
+        folder.artifact(folder.path / "report.json")
+        folder.metrics(0, metrics(report))
+    write_pictures(report, folder)
+    console.stop_bar()
+    console.show(table(report))
+
+
+def summary(rows: list[Any]) -> str:
+    """A case in one line: each contender's time."""
+    figures = [f"{row.contender} {row.ms:.3f}" if row.ms is not None else f"{row.contender}: {row.status}" for row in rows]
+    return f"{rows[0].label} · ms: {' · '.join(figures)}" if rows else "no contender"
+
+
+def help_text() -> str:
+    def names(found: Any) -> str:
+        return ", ".join(dict.fromkeys(found))
+
+    return "\n".join(
+        [
+            "usage: experiments/bench.py [filter=name,glob*,... ...] [setting=value ...]",
+            "       --cfg            print the resolved settings and stop",
+            "       --help           this text",
+            "",
+            "filters:",
+            f"  suite       {names(SUITES)}",
+            f"  loss        {names(c.loss for c in CASES)}",
+            f"  shape       {names(c.use for c in CASES)};",
+            f"              {names(c.size for c in CASES if c.suite != 'scaling')}",
+            f"  dtype       {names(DTYPES)}",
+            f"  contenders  {names(CONTENDERS)}",
+            "",
+            "settings:",
+            "  mode=profile          a trace, and every kernel's time, registers and spills, for ours",
+            "  out=FILE              write the report there, too (lossforge.bench.compare reads two)",
+            "  milliseconds=80       how long to repeat for each figure",
+            "  commit=NAME           where the sources are not a git checkout",
+            "  tracking=none         no MLflow",
+            "",
+            "examples:",
+            "  experiments/bench.py loss=ce dtype=bf16 contenders=lossforge*,torch",
+            "  experiments/bench.py suite=scaling",
+            "  experiments/bench.py mode=profile loss=focal",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

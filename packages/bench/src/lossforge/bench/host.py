@@ -1,0 +1,110 @@
+"""`python -m lossforge.bench.host`: where the host's time goes in a forward and backward too small to keep the GPU busy.
+
+Each stage is a function, timed less the stages that it calls. Reading the clock adds about 0.2 µs a stage, so the last lines give the
+whole call without it, beside torch eager, back to back as `measure.host_microseconds` does.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lossforge import kernels
+from lossforge.bench import check
+from lossforge.bench.cases import Case, select
+from lossforge.bench.contenders import Contender, contenders
+from lossforge.bench.inputs import Inputs, make_inputs
+from lossforge.bench.measure import host_microseconds
+from lossforge.kernels import element_launch, launch, reduce, row_launch
+from lossforge.losses import repeat
+from lossforge.losses.operators import elementwise, library, rowwise
+
+STAGES: dict[str, list[tuple[Any, str]]] = {
+    "autograd.Function, gradient's memory": [(repeat.Total, "__call__")],
+    "arguments of the launch": [(repeat.Total, "compute")],
+    "divisor": [(rowwise, "find_divisor"), (elementwise, "find_divisor"), (kernels, "count"), (reduce, "_count_plan")],
+    "memory for sums": [(m, "new_sum") for m in (row_launch, element_launch, reduce)],
+    "launches": [(launch.Plan, "launch")],
+    "scaling of the gradient": [(library.Once, "take"), (library, "scale_"), (reduce, "_scale_plan")],
+}
+CALL, ENGINE = "recognising the call", "autograd engine"
+
+
+class Clock:
+    """Time spent in each stage, less that of the stages within it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, int] = {}
+        self.inner = [0]  # of the stages now running, the time of those within; forward and backward threads take turns
+
+    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.inner.append(0)
+            start = time.perf_counter_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = time.perf_counter_ns() - start
+                self.spent[stage] = self.spent.get(stage, 0) + took - self.inner.pop()
+                self.inner[-1] += took
+
+        return call
+
+
+def breakdown(contender: Contender, case: Case, inputs: Inputs, calls: int) -> dict[str, float]:
+    """Microseconds a call of each stage of forward and backward."""
+    clock = Clock()
+    before = [(owner, name, getattr(owner, name)) for functions in STAGES.values() for owner, name in functions]
+    forward = clock.timed(CALL, check.call)
+
+    def call() -> None:
+        inputs.x.grad = None
+        value = forward(contender, case, inputs.x, inputs.others)
+        clock.timed(ENGINE, value.backward)()
+
+    try:
+        for stage, functions in STAGES.items():
+            for owner, name in functions:
+                setattr(owner, name, clock.timed(stage, getattr(owner, name)))
+        for _ in range(20):
+            call()
+        torch.cuda.synchronize()
+        clock.spent.clear()
+        for i in range(calls):
+            call()
+            if i % 100 == 99:
+                torch.cuda.synchronize()  # the GPU's queue never fills
+    finally:
+        for owner, name, original in before:
+            setattr(owner, name, original)
+    return {stage: ns / calls / 1e3 for stage, ns in clock.spent.items()}
+
+
+def report(case: Case, device: torch.device, calls: int = 2000) -> None:
+    inputs = make_inputs(case, device)
+    print(f"{case.key}, microseconds")
+    for contender in contenders(case, device, {"lossforge", "torch"}):
+        if contender.name == "lossforge":
+            for stage, spent in sorted(breakdown(contender, case, inputs, calls).items(), key=lambda item: -item[1]):
+                print(f"  {stage:38s} {spent:7.1f}")
+
+        def call(contender: Contender = contender) -> None:
+            inputs.x.grad = None
+            check.call(contender, case, inputs.x, inputs.others).backward()
+
+        print(f"  {contender.name:38s} {host_microseconds(call).median:7.1f}  whole")
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("No CUDA GPU here: the host's time of launches cannot be measured.", file=sys.stderr)
+        return 1
+    for case in select(suite=["small"]):
+        report(case, torch.device("cuda", torch.cuda.current_device()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

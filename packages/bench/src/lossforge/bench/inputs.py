@@ -1,0 +1,109 @@
+"""The tensors of a case, seeded and random (zeros run faster), and the fewest bytes that must cross memory for them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lossforge.bench.cases import Case
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """x: the logits, a leaf. others: the loss's other tensors by argument name, the target first."""
+
+    x: Tensor
+    others: dict[str, Tensor]
+
+    def rows(self, start: int, stop: int) -> "Inputs":
+        """Samples `start` to `stop`; what has no entry a sample (class weights) stays whole."""
+        part = {k: t[start:stop] if k != "weight" else t for k, t in self.others.items()}
+        return Inputs(self.x.detach()[start:stop].requires_grad_(), part)
+
+
+def make_inputs(case: Case, device: torch.device, seed: int = 0) -> Inputs:
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(case.shape, device=device, dtype=torch.float32, generator=generator).to(TORCH_DTYPES[case.dtype])
+    return Inputs(x.requires_grad_(), _MAKERS[case.inputs](x.detach(), generator))
+
+
+def least_bytes(case: Case, inputs: Inputs, mode: str = "one launch") -> int:
+    """Fewest bytes between memory and chip.
+
+    mode: "forward": every input read once; "one launch": and the gradient written once; "split": forward and backward as two launches,
+    which read the logits twice. Rows that are ignored need not be read.
+    """
+    x = _bytes(inputs.x)
+    target = inputs.others["target"]
+    counted = (target != IGNORE_INDEX).sum().item() / target.numel() if case.loss == "ce" and not target.is_floating_point() else 1.0
+    read = round(x * counted)
+    once = read + sum(map(_bytes, inputs.others.values()))
+    return once + {"forward": 0, "one launch": x, "split": x + read}[mode]
+
+
+def _bytes(t: Tensor) -> int:
+    """Of what the tensor's storage holds: what is expanded counts once."""
+    return min(t.untyped_storage().nbytes(), t.numel() * t.element_size())
+
+
+def _indices(x: Tensor, generator: torch.Generator, dim: int) -> Tensor:
+    rows = [n for d, n in enumerate(x.shape) if d != dim]
+    return torch.randint(0, x.shape[dim], rows, device=x.device, generator=generator)
+
+
+def _uniform(shape: torch.Size, x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, device=x.device, generator=generator).to(x.dtype)
+
+
+def _classes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return {"target": _indices(x, generator, 1)}
+
+
+def _class_weights(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return _classes(x, generator) | {"weight": 0.5 + _uniform(x.shape[1:2], x, generator)}
+
+
+def _ignored(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Three rows in ten do not count, as padding does."""
+    target = _indices(x, generator, 1)
+    padding = torch.rand(target.shape, device=x.device, generator=generator) < 0.3
+    return {"target": target.masked_fill_(padding, IGNORE_INDEX)}
+
+
+def _pair(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return {"target": _indices(x, generator, 1), "target_b": _indices(x, generator, 1)}
+
+
+def _probabilities(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return {"target": torch.randn(x.shape, device=x.device, generator=generator).softmax(1).to(x.dtype)}
+
+
+def _anchors(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """One row in a hundred is an object, the others background."""
+    index = _indices(x, generator, x.ndim - 1)
+    objects = torch.rand(index.shape, device=x.device, generator=generator) < 0.01
+    return {"target": torch.where(objects, index, -1)}
+
+
+def _dense(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return {"target": _uniform(x.shape, x, generator)}
+
+
+def _preference(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return {"target": _uniform(x.shape, x, generator), "preference": _uniform(x.shape, x, generator)}
+
+
+_MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
+    "classes": _classes,
+    "class weights": _class_weights,
+    "ignored": _ignored,
+    "pair": _pair,
+    "probabilities": _probabilities,
+    "anchors": _anchors,
+    "dense": _dense,
+    "preference": _preference,
+}

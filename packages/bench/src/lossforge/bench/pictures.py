@@ -1,0 +1,111 @@
+"""Pictures of a report: time against the floor, memory, and scaling."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lossforge.bench.report import Report, Row
+
+COLORS = {
+    "lossforge": "#d62728",
+    "lossforge-backward": "#ff9896",
+    "lossforge-inplace": "#8c1d1d",
+    "torch": "#7f7f7f",
+    "torch.compile": "#1f77b4",
+    "torchvision": "#9467bd",
+    "timm": "#8c564b",
+    "liger": "#2ca02c",
+    "quack": "#ff7f0e",
+}
+AXES = {
+    "over-N": ("rows of 32000 classes, bf16", 0),
+    "over-V": ("classes of 4096 rows, bf16", 1),
+    "over-n": ("anchors of 80 classes, fp32", 0),
+}
+
+
+def digest(report: Report, rows: list[Row]) -> str:
+    """What a picture is drawn from, in a few letters: a picture whose own differs is stale."""
+    drawn = [(r.label, r.contender, r.status, r.device_ms, r.floor_ms, r.peak_mib) for r in rows]
+    return hashlib.sha256(repr((report.commit, report.date, drawn)).encode()).hexdigest()[:16]
+
+
+def time_picture(report: Report, path: Path) -> None:
+    """Every case's time on the device over its floor: 1 is as fast as the bytes allow."""
+    rows = [r for r in main_rows(report) if r.share()]
+    _dots(report, rows, lambda r: 1 / (r.share() or math.nan), "time over the floor (forward + backward)", path)
+
+
+def memory_picture(report: Report, path: Path) -> None:
+    rows = [r for r in main_rows(report) if r.peak_mib]
+    _dots(report, rows, lambda r: r.peak_mib or math.nan, "peak memory beyond the inputs, MiB", path)
+
+
+def main_rows(report: Report) -> list[Row]:
+    return [r for r in report.rows if r.suite in ("table", "variants")]
+
+
+def scaling_rows(report: Report) -> list[Row]:
+    return [r for r in report.rows if r.suite == "scaling"]
+
+
+def _dots(report: Report, rows: list[Row], value: Callable[[Row], float], label: str, path: Path) -> None:
+    cases = list(dict.fromkeys(r.label for r in rows))
+    figure = _figure((9, 1.2 + 0.28 * len(cases)))
+    axes = figure.subplots()
+    for name, color in COLORS.items():
+        points = [(value(r), cases.index(r.label)) for r in rows if r.contender == name]
+        if points:
+            ours = name == "lossforge"
+            axes.scatter(*zip(*points, strict=True), s=60 if ours else 28, c=color, label=name, zorder=3 if ours else 2)
+    axes.set_yticks(range(len(cases)), cases, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel(label)
+    axes.grid(alpha=0.3, which="both", axis="x")
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, 1 + 1.6 / (4 + len(cases))), ncols=5, frameon=False)
+    _save(figure, path, digest(report, rows))
+
+
+def scaling_picture(report: Report, path: Path) -> None:
+    """Time over N, over V and over the number of anchors, with the floor."""
+    rows = scaling_rows(report)
+    kinds = [kind for kind in AXES if any(r.use == kind for r in rows)]
+    figure = _figure((4.6 * max(1, len(kinds)), 4.2))
+    for axes, kind in zip(figure.subplots(1, max(1, len(kinds)), squeeze=False)[0], kinds, strict=False):
+        label, dim = AXES[kind]
+        for name, color in COLORS.items():
+            line = sorted((r.shape[dim], r.device_ms) for r in rows if r.use == kind and r.contender == name and r.device_ms)
+            if line:
+                width = 2.5 if name == "lossforge" else 1.2
+                axes.plot(*zip(*line, strict=True), color=color, label=name, marker="o", markersize=3, linewidth=width)
+        floor = sorted({(r.shape[dim], r.floor_ms) for r in rows if r.use == kind and r.contender == "lossforge" and r.floor_ms})
+        if floor:
+            axes.plot(*zip(*floor, strict=True), "k--", linewidth=1, label="floor")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel=label,
+            ylabel="ms, forward + backward",
+            title="focal" if kind == "over-n" else "cross entropy",
+        )
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    _save(figure, path, digest(report, rows))
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def _save(figure: Any, path: Path, drawn_from: str) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        metadata = {"Date": None, "Description": drawn_from} if path.suffix == ".svg" else {"Description": drawn_from}
+        figure.savefig(path, dpi=110, metadata=metadata)

@@ -1,0 +1,142 @@
+"""A run's figures as data: one JSON file with where they come from and one row for each case and contender."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+SCHEMA = 1
+
+
+@dataclass
+class Row:
+    """One contender on one case. Times in ms unless the name says otherwise; None: not measured. status: ok, or why there is no speed.
+
+    forward: without gradient. ms: forward and backward, on the device; _low and _high are the 20 % and 80 % quantiles. graph_ms: the
+    same replayed from a CUDA graph. floor_ms, forward_floor_ms: least bytes over the copy rate, and over the read rate. first_ms: wall
+    time of the first call, with compilation. recompiled: compilations at other batch sizes, and with other options.
+    """
+
+    suite: str
+    loss: str
+    variant: str
+    use: str
+    shape: list[int]
+    dtype: str
+    contender: str
+    status: str = "ok"
+    value_error: float | None = None
+    gradient_error: float | None = None
+    ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    forward_ms: float | None = None
+    forward_low_ms: float | None = None
+    forward_high_ms: float | None = None
+    graph_ms: float | None = None
+    graph_low_ms: float | None = None
+    graph_high_ms: float | None = None
+    graph_status: str = ""
+    floor_ms: float | None = None
+    forward_floor_ms: float | None = None
+    peak_mib: float | None = None
+    host_us: float | None = None
+    host_low_us: float | None = None
+    host_high_us: float | None = None
+    first_ms: float | None = None
+    recompiled_batch: int | None = None
+    recompiled_options: int | None = None
+
+    @property
+    def case(self) -> tuple[str, str, str, str]:
+        return self.loss, self.variant, "x".join(map(str, self.shape)), self.dtype
+
+    @property
+    def label(self) -> str:
+        return " ".join(filter(None, self.case))
+
+    @property
+    def device_ms(self) -> float | None:
+        """Time on the device without the host's: the graph's replay where there is one and it is the shorter."""
+        times = [t for t in (self.ms, self.graph_ms) if t is not None]
+        return min(times, default=None)
+
+    def share(self) -> float | None:
+        return self.floor_ms / self.device_ms if self.floor_ms and self.device_ms else None
+
+    def forward_share(self) -> float | None:
+        return self.forward_floor_ms / self.forward_ms if self.forward_floor_ms and self.forward_ms else None
+
+
+@dataclass
+class Report:
+    gpu: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+    seconds: float = 0.0
+    copy_bytes_per_second: float | None = None
+    read_bytes_per_second: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    def by_case(self, suite: str = "*") -> dict[tuple[str, str, str, str], dict[str, Row]]:
+        """Rows by case and contender, in their order."""
+        found: dict[tuple[str, str, str, str], dict[str, Row]] = {}
+        for row in self.rows:
+            if suite in ("*", row.suite):
+                found.setdefault(row.case, {})[row.contender] = row
+        return found
+
+
+class SchemaError(ValueError):
+    """A file that is no report of this schema."""
+
+
+def load(path: Path) -> Report:
+    """Read a report.
+
+    Raises:
+        SchemaError: what the file holds is not a report of this schema.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SchemaError(f"{path}: {error}") from None
+    if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
+        raise SchemaError(f"{path}: not a report of schema {SCHEMA}")
+    rows = tree.pop("rows", None)
+    if not isinstance(rows, list):
+        raise SchemaError(f"{path}: has no list of rows")
+    report = _checked(Report, tree, str(path))
+    report.rows = [_checked(Row, row, f"{path}: row {number}") for number, row in enumerate(rows)]
+    return report
+
+
+def _checked(kind: Any, values: Any, where: str) -> Any:
+    hints = get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise SchemaError(f"{where}: is not an object")
+    if strange := sorted(set(values) - set(hints)):
+        raise SchemaError(f"{where}: unknown {', '.join(strange)}")
+    for item in dataclasses.fields(kind):
+        needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if needed and item.name not in values:
+            raise SchemaError(f"{where}: lacks {item.name}")
+        if item.name in values and not _fits(values[item.name], hints[item.name]):
+            raise SchemaError(f"{where}: {item.name} is {values[item.name]!r}, wanted {hints[item.name]}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kinds = get_args(hint) if type(None) in get_args(hint) else (hint,)
+    plain = tuple(getattr(kind, "__origin__", kind) for kind in kinds)
+    if isinstance(value, bool):
+        return bool in plain
+    return isinstance(value, plain) or (isinstance(value, int) and float in plain)

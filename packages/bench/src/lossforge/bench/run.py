@@ -1,0 +1,230 @@
+"""Measures cases: correctness first, then every figure that this machine can give."""
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from lossforge.bench import check, measure
+from lossforge.bench.cases import CPU_ELEMENTS, Case
+from lossforge.bench.check import Reference
+from lossforge.bench.contenders import DISTRIBUTIONS, Contender, contenders
+from lossforge.bench.inputs import Inputs, least_bytes, make_inputs
+from lossforge.bench.measure import Times
+from lossforge.bench.report import Report, Row
+
+HOST_BOUND_MS = 0.05
+"""Work whose floor is above that measures the device, not the host, when called back to back."""
+WITHOUT_GPU = (
+    "No CUDA GPU: wall-clock times of the plain-torch path on shapes cut to at most 2^18 elements. Not measured: the kernels, time on the "
+    "device, shares of the floor, memory, host time, CUDA graphs."
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """milliseconds: how long to repeat for one figure. recompile: whether to count compilations at other batch sizes and options."""
+
+    milliseconds: float = 80.0
+    seed: int = 0
+    graphs: bool = True
+    forward: bool = True
+    recompile: bool = True
+
+
+Progress = Callable[[int, list[Row]], None]
+
+
+def new_report(device: torch.device, commit: str, settings: dict[str, Any]) -> Report:
+    """A report without rows: where its figures will come from, and on a GPU its copy and read rates."""
+    report = Report(
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
+        versions=_versions(device),
+        commit=commit,
+        date=datetime.now(UTC).date().isoformat(),
+        settings=settings,
+    )
+    if device.type == "cuda":
+        report.copy_bytes_per_second = measure.copy_rate(device)
+        report.read_bytes_per_second = measure.read_rate(device)
+        torch.cuda.empty_cache()
+    return report
+
+
+def cases_for(device: torch.device, cases: Sequence[Case]) -> list[Case]:
+    """The cases as this device measures them: without a GPU cut, each once."""
+    if device.type == "cuda":
+        return list(cases)
+    return list({(case.suite, case.key): case for case in (case.cut(CPU_ELEMENTS) for case in cases)}.values())
+
+
+def run(report: Report, cases: Sequence[Case], names: Sequence[str], device: torch.device, how: Measurement, progress: Progress) -> None:
+    """Measure the cases and add their rows to the report as they come; `progress` is told how many are done, and the last one's rows."""
+    for done, case in enumerate(cases, start=1):
+        rows = measure_case(case, names, device, report, how)
+        report.rows += rows
+        progress(done, rows)
+
+
+def measure_case(case: Case, names: Sequence[str], device: torch.device, report: Report, how: Measurement) -> list[Row]:
+    inputs = make_inputs(case, device, how.seed)
+    exact = check.reference(case, inputs)
+    rows = []
+    for contender in contenders(case, device, set(names)):
+        row = Row(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, contender.name)
+        if report.copy_bytes_per_second and report.read_bytes_per_second:
+            row.floor_ms = least_bytes(case, inputs, contender.floor) / report.copy_bytes_per_second * 1e3
+            row.forward_floor_ms = least_bytes(case, inputs, "forward") / report.read_bytes_per_second * 1e3
+        if not contender.installed:
+            row.status = "not installed"
+        else:
+            try:
+                _measure(row, contender, case, inputs, exact, how)
+            except Exception as error:
+                _clear(row)
+                row.status = f"failed: {type(error).__name__}: {_first_line(error)}"
+        inputs.x.grad = None
+        rows.append(row)
+    del inputs, exact
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference, how: Measurement) -> None:
+    x, device, others = check.fresh(contender, inputs), inputs.x.device, inputs.others
+
+    def step() -> None:
+        check.step(contender, case, x, others, exact.upstream)
+
+    def reset() -> None:
+        """Gradients are not added up; who destroys the logits gets them back, so that it never runs on zeros."""
+        x_leaf.grad = None
+        if contender.destroys:
+            with torch.no_grad():
+                x.copy_(inputs.x)
+
+    x_leaf = x if x.is_leaf else inputs.x
+    row.first_ms = measure.first_milliseconds(step, device)
+    reset()
+    row.value_error, row.gradient_error, worst = (None if e != e else e for e in check.errors(contender, case, inputs, exact))
+    numbers = [float("nan") if e is None else e for e in (row.value_error, row.gradient_error, worst)]
+    if fault := check.fault(case, *numbers):
+        row.status = fault
+        return
+    reset()
+    if device.type == "cuda":
+        row.peak_mib = measure.peak_mebibytes(step, device)
+    _put(row, "ms", "", measure.times(step, device, how.milliseconds, reset))
+    if how.forward:
+
+        def forward() -> None:
+            with torch.no_grad():
+                check.call(contender, case, x, others)
+
+        reset()
+        forward()
+        _put(row, "ms", "forward_", measure.times(forward, device, how.milliseconds, reset))
+    if device.type == "cuda":
+        reset()
+        if row.floor_ms is not None and row.floor_ms < HOST_BOUND_MS:
+
+            def plain() -> None:
+                x_leaf.grad = None
+                step()
+
+            _put(row, "us", "host_", measure.host_microseconds(plain))
+        if how.graphs:
+            _replay(row, contender, case, inputs, exact, how)
+    if how.recompile and (case.other or case.suite == "small") and not contender.destroys:
+        _recompile(row, contender, case, inputs, exact)
+
+
+def _replay(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference, how: Measurement) -> None:
+    """Capture forward and backward on a stream on which the logits, too, were made: autograd takes a node's work to the stream it knows."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        x = check.fresh(contender, inputs)
+
+        def step() -> None:
+            check.step(contender, case, x, inputs.others, exact.upstream)
+
+        def reset() -> None:
+            inputs.x.grad = None
+
+        try:
+            if measure.synchronises(step):
+                row.graph_status = "waits for the device"
+                return
+            graph = measure.graph_of(step, reset)
+        except Exception as error:
+            row.graph_status = f"{type(error).__name__}: {_first_line(error)}"
+            return
+        _put(row, "ms", "graph_", measure.times(graph.replay, inputs.x.device, how.milliseconds))
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _recompile(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference) -> None:
+    """Count compilations at two other batch sizes, one of them odd, and with other values of the options."""
+    n = len(inputs.x)
+    with measure.compilations() as names:
+        for rows in (n // 2, n - 1):
+            part = inputs.rows(0, rows)
+            check.step(contender, case, part.x, part.others, None if exact.upstream is None else exact.upstream[:rows])
+    row.recompiled_batch = len(names)
+    if not case.other:
+        return
+    with measure.compilations() as names:
+        inputs.x.grad = None
+        other = Case(case.suite, case.loss, case.use, case.shape, case.dtype, case.inputs, case.variant, case.options | case.other)
+        check.step(contender, other, inputs.x, inputs.others, exact.upstream)
+    row.recompiled_options = len(names)
+
+
+def _put(row: Row, unit: str, prefix: str, found: Times) -> None:
+    setattr(row, f"{prefix}{unit}", found.median)
+    setattr(row, f"{prefix}low_{unit}", found.low)
+    setattr(row, f"{prefix}high_{unit}", found.high)
+
+
+def _clear(row: Row) -> None:
+    """A contender that failed on the way keeps no figure."""
+    for name in ("", "forward_", "graph_"):
+        _put(row, "ms", name, Times(None, None, None, 0))  # type: ignore[arg-type]
+    row.host_us = row.host_low_us = row.host_high_us = row.peak_mib = None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    for name in ("triton", *DISTRIBUTIONS.values(), "cut-cross-entropy", "nvidia-cutlass-dsl"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if device.type == "cuda" and (driver := _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")):
+        found["driver"] = driver.splitlines()[0]
+    return found
+
+
+def current_commit() -> str:
+    return _output("git", "-C", os.path.dirname(__file__), "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
+
+
+def _output(*words: str) -> str:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip()
+    except OSError:
+        return ""

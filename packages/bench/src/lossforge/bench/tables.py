@@ -1,0 +1,154 @@
+"""Reports as Markdown tables, for the README."""
+
+from collections.abc import Iterable, Sequence
+
+from lossforge.bench.report import Report, Row
+from lossforge.bench.targets import Target, Verdict, figure, rivals, verdicts
+
+PEERS = ("torchvision", "timm", "liger", "quack")
+USES = {
+    "timm-head": "timm head",
+    "timm-head-odd": "timm head, odd",
+    "llm-vocabulary": "LLM vocabulary",
+    "llm-vocabulary-odd": "LLM vocabulary, odd",
+    "segmentation-512": "segmentation 512²",
+    "retinanet-800x1344": "RetinaNet 800×1344",
+    "detr": "DETR",
+    "large": "2²⁸ elements",
+}
+LOSSES = {"ce": "cross entropy", "focal": "focal", "mae": "mean absolute error", "bce": "binary cross entropy"}
+LOSSES["preference_bce"] = "preference-weighted BCE"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in lines)
+
+
+def provenance(report: Report) -> str:
+    named = ("torch", "triton", "cuda", "driver", "liger-kernel", "quack-kernels")
+    versions = ", ".join(f"{name} {report.versions[name]}" for name in named if name in report.versions)
+    return f"One {report.gpu}, {versions}, commit {report.commit}, {report.date}"
+
+
+def bench(report: Report) -> str:
+    """One line a case: ours beside torch, torch.compile and the best of the peers."""
+    large = [by for suite in ("table", "variants") for by in report.by_case(suite).values()]
+    small = list(report.by_case("small").values())
+    work = ("forward + backward", "shape", "dtype")
+    header = (
+        *work,
+        "ours, ms",
+        "of the floor",
+        "torch",
+        "torch.compile",
+        "best peer",
+        "forward alone, ours",
+        "of its floor",
+        "MiB: ours, torch",
+    )
+    parts = [markdown(header, map(_large, large))]
+    if small:
+        host = (*work, "ours, µs", "torch", "torch.compile", "best peer", "ours in a CUDA graph")
+        parts += [
+            "Small work, where the host is the cost: µs of wall time a forward + backward, back to back.",
+            markdown(host, map(_small, small)),
+        ]
+    return "\n\n".join(parts)
+
+
+def targets(report: Report) -> str:
+    """What was to be reached, what was, and who is faster anywhere."""
+    found = verdicts(report)
+    rows = [[_case(v.target.case), _asked(v.target), _limit(v), _figure(v), "met" if v.met else "**missed**"] for v in found]
+    met = sum(v.met for v in found)
+    lines = [
+        f"{met} of {len(found)} targets met. Times in ms are for a copy rate of 4.30 TB/s, scaled to this run's.",
+        markdown(("case", "figure", "target", "measured", ""), rows),
+    ]
+    slower = rivals(report)
+    if slower:
+        named = "; ".join(f"{ours.label}: {theirs.contender} {theirs.device_ms:.3f}, ours {ours.device_ms:.3f}" for ours, theirs in slower)
+        lines.append(f"Someone else is faster (ms, forward + backward) on {len(slower)}: {named}.")
+    else:
+        others = sorted({r.contender for r in report.rows if r.status == "ok" and not r.contender.startswith("lossforge")})
+        lines.append(f"None of {', '.join(others)} is faster on any case, forward + backward.")
+    return "\n\n".join(lines)
+
+
+def best_peer(by: dict[str, Row], name: str) -> Row | None:
+    """The peer with the least of a figure."""
+    rows = [row for peer in PEERS if (row := by.get(peer)) is not None and figure(row, name) is not None]
+    return min(rows, key=lambda row: figure(row, name) or 0.0, default=None)
+
+
+def _what(row: Row) -> list[str]:
+    variant = f", {row.variant}" if row.variant else ""
+    use = f", {USES[row.use]}" if row.use in USES else ""
+    return [f"{LOSSES[row.loss]}{variant}{use}", "×".join(map(str, row.shape)), row.dtype]
+
+
+def _large(by: dict[str, Row]) -> list[str]:
+    ours = by["lossforge"]
+    peer = best_peer(by, "device_ms")
+    memory = [_number(by.get(name), "peak_mib", "{:,.0f}") for name in ("lossforge", "torch")]
+    return [
+        *_what(ours),
+        _number(ours, "device_ms", "**{:.3f}**"),
+        _percent(ours.share()),
+        _number(by.get("torch"), "device_ms"),
+        _number(by.get("torch.compile"), "device_ms"),
+        f"{peer.contender} {_number(peer, 'device_ms')}" if peer else "–",
+        _number(ours, "forward_ms"),
+        _percent(ours.forward_share()),
+        ", ".join(memory),
+    ]
+
+
+def _small(by: dict[str, Row]) -> list[str]:
+    ours, peer = by["lossforge"], best_peer(by, "host_us")
+    return [
+        *_what(ours),
+        _number(ours, "host_us", "**{:.0f}**"),
+        _number(by.get("torch"), "host_us", "{:.0f}"),
+        _number(by.get("torch.compile"), "host_us", "{:.0f}"),
+        f"{peer.contender} {peer.host_us:.0f}" if peer else "–",
+        f"{1e3 * ours.graph_ms:.0f}" if ours.graph_ms is not None else "–",
+    ]
+
+
+def _number(row: Row | None, name: str, form: str = "{:.3f}") -> str:
+    value = figure(row, name)
+    return "–" if value is None else form.format(value)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}".replace("%", " %")
+
+
+def _case(case: tuple[str, str, str, str]) -> str:
+    loss, variant, size, dtype = case
+    return f"{LOSSES[loss]}{f', {variant}' if variant else ''} {size.replace('x', '×')} {dtype}"
+
+
+def _asked(target: Target) -> str:
+    return {"device_ms": "forward + backward, ms", "forward_share": "forward alone, share of its floor", "host_us": "host, µs"}[
+        target.figure
+    ]
+
+
+def _limit(v: Verdict) -> str:
+    t = v.target
+    if t.of is not None:
+        of = t.of if isinstance(t.of, str) else "the plain case" if t.case[1] else f"{t.of[2].replace('x', '×')}'s"
+        return f"≤ {'' if t.limit == 1 else f'{t.limit:g} × '}{of}" + ("" if v.wanted is None else f" = {_shown(v.wanted, t.figure)}")
+    sign = "≥" if t.figure == "forward_share" else "≤"
+    return f"{sign} {t.limit:g}"
+
+
+def _figure(v: Verdict) -> str:
+    return "–" if v.found is None else _shown(v.found, v.target.figure)
+
+
+def _shown(value: float, name: str) -> str:
+    return {"device_ms": f"{value:.3f}", "forward_share": f"{value:.2f}", "host_us": f"{value:.0f}"}[name]

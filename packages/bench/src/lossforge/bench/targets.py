@@ -1,0 +1,116 @@
+"""What ours has to reach: times on an H200 whose copy rate was 4.30 TB/s, shares of the floor, and others' times."""
+
+from dataclasses import dataclass
+
+from lossforge.bench.report import Report, Row
+
+H200_COPY_RATE = 4.30e12
+
+
+@dataclass(frozen=True)
+class Target:
+    """figure: device_ms, forward_share, or host_us. limit: a number (ms at H200_COPY_RATE; a share; µs), or a factor on another
+    row's figure: `of` is a contender on the same case, or another case of ours."""
+
+    case: tuple[str, str, str, str]
+    figure: str
+    limit: float
+    of: str | tuple[str, str, str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    target: Target
+    found: float | None
+    wanted: float | None
+
+    @property
+    def met(self) -> bool:
+        if self.found is None or self.wanted is None:
+            return False
+        return self.found >= self.wanted if self.target.figure == "forward_share" else self.found <= self.wanted
+
+
+def _ce(size: str, dtype: str, variant: str = "") -> tuple[str, str, str, str]:
+    return "ce", variant, size, dtype
+
+
+ANCHORS, LARGE = "16x120087x80", str(2**28)
+TARGETS = (
+    *(
+        Target(_ce(size, dtype), "device_ms", limit)
+        for size, dtype, limit in (
+            ("16384x1000", "fp32", 0.036),
+            ("8192x32000", "bf16", 0.29),
+            ("8192x50304", "fp32", 0.90),
+            ("8192x128256", "bf16", 1.15),
+            ("4096x262144", "bf16", 1.25),
+        )
+    ),
+    *(
+        Target(_ce(size, dtype), "forward_share", 0.95)
+        for size, dtype in (("8192x32000", "bf16"), ("8192x50304", "fp32"), ("8192x128256", "bf16"), ("4096x262144", "bf16"))
+    ),
+    *(
+        Target((loss, variant, size, dtype), "device_ms", limit)
+        for loss, variant, size, dtype, limit in (
+            ("focal", "class index", ANCHORS, "fp32", 0.33),
+            ("focal", "class index", ANCHORS, "bf16", 0.23),
+            ("focal", "dense", ANCHORS, "fp32", 0.46),
+            ("focal", "dense", ANCHORS, "bf16", 0.29),
+            ("mae", "", LARGE, "fp32", 0.79),
+            ("mae", "", LARGE, "bf16", 0.40),
+            ("preference_bce", "", LARGE, "fp32", 1.07),
+            ("preference_bce", "", LARGE, "bf16", 0.56),
+        )
+    ),
+    *(
+        Target(_ce("8192x32000", "bf16", variant), "device_ms", 1.1, _ce("8192x32000", "bf16"))
+        for variant in ("label smoothing", "class weights", "mixup pair")
+    ),
+    Target(_ce("8192x50257", "bf16"), "device_ms", 1.1, _ce("8192x50304", "bf16")),
+    Target(_ce("16384x1001", "fp32"), "device_ms", 1.1, _ce("16384x1000", "fp32")),
+    Target(_ce("256x1000", "fp32"), "host_us", 1.0, "torch"),
+    Target(_ce("64x10", "fp32"), "host_us", 1.0, "torch"),
+    Target(("focal", "", "8x900x256", "fp32"), "host_us", 110.0),
+)
+
+
+def figure(row: Row | None, name: str) -> float | None:
+    if row is None or row.status != "ok":
+        return None
+    value = row.forward_share() if name == "forward_share" else getattr(row, name)
+    return value if value is None else float(value)
+
+
+def verdicts(report: Report) -> list[Verdict]:
+    """Every target whose case was measured, with what it wants of this run: a time is scaled by the run's copy rate."""
+    rows, found = report.by_case(), []
+    rate = H200_COPY_RATE / report.copy_bytes_per_second if report.copy_bytes_per_second else None
+    for target in TARGETS:
+        by = rows.get(target.case)
+        if by is None:
+            continue
+        wanted: float | None = target.limit
+        if target.of is not None:
+            other = by.get(target.of) if isinstance(target.of, str) else rows.get(target.of, {}).get("lossforge")
+            against = figure(other, target.figure)
+            wanted = None if against is None else target.limit * against
+        elif target.figure == "device_ms":
+            wanted = None if rate is None else target.limit * rate
+        found.append(Verdict(target, figure(by.get("lossforge"), target.figure), wanted))
+    return found
+
+
+def rivals(report: Report) -> list[tuple[Row, Row]]:
+    """(ours, theirs) wherever someone else's time on the device is the shorter one, in forward and backward."""
+    slower = []
+    for by in report.by_case().values():
+        ours = by.get("lossforge")
+        if ours is None or ours.device_ms is None:
+            continue
+        theirs = [r for name, r in by.items() if not name.startswith("lossforge") and r.device_ms is not None]
+        best = min(theirs, key=lambda r: r.device_ms or 0.0, default=None)
+        if best is not None and best.device_ms is not None and best.device_ms < ours.device_ms:
+            slower.append((ours, best))
+    return slower

@@ -1,0 +1,69 @@
+"""Names and filters of the cases."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from lossforge.bench.cases import CASES, CONTENDERS, CPU_ELEMENTS, UnknownNameError, matching, select
+
+
+def test_no_two_cases_have_one_name():
+    names = [(case.suite, case.key) for case in CASES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        ({"suite": ["small"]}, 4),
+        ({"loss": ["focal"], "suite": ["table"], "dtype": ["bf16"]}, 2),
+        ({"shape": ["8192x32000"], "suite": ["table", "variants"]}, 7),
+        ({"shape": ["retinanet*"]}, 4),
+        ({"loss": ["*bce"], "dtype": ["fp32"]}, 2),
+        ({"shape": ["timm-head*"], "suite": ["table"]}, 3),
+    ],
+)
+def test_filters(filters, count):
+    chosen = select(**filters)
+    assert len(chosen) == count
+    assert chosen == [case for case in CASES if case in chosen]
+
+
+@pytest.mark.parametrize(
+    "filters", [{"loss": ["focl"]}, {"dtype": ["fp16"]}, {"shape": ["8192x3200"]}, {"suite": ["tables"]}, {"loss": ["ce", "x*"]}]
+)
+def test_a_filter_that_fits_nothing_names_the_choices(filters):
+    with pytest.raises(UnknownNameError) as caught:
+        select(**filters)
+    (name,) = filters
+    assert caught.value.what == name
+    assert len(caught.value.choices) >= 2
+
+
+def test_filters_that_leave_nothing_together_name_the_cases():
+    with pytest.raises(UnknownNameError, match="mae"):
+        select(suite=["table"], loss=["mae"], shape=["8192x32000"])
+
+
+def test_matching_takes_names_and_globs():
+    assert matching("contenders", ["lossforge*", "torch"], CONTENDERS) == {"lossforge", "lossforge-backward", "lossforge-inplace", "torch"}
+    assert matching("contenders", [], CONTENDERS) == set(CONTENDERS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+def test_a_cut_case_keeps_its_classes(case):
+    cut = case.cut(CPU_ELEMENTS)
+    assert math.prod(cut.shape) <= max(CPU_ELEMENTS, case.shape[1] if len(case.shape) > 1 else 1)
+    assert math.prod(cut.shape) > CPU_ELEMENTS // 8 or cut.shape == case.shape
+    if case.loss == "ce":
+        assert cut.shape[1] == case.shape[1]
+    elif len(case.shape) > 1:
+        assert cut.shape[-1] == case.shape[-1]
+
+
+def test_cases_are_read_without_torch():
+    """A typo is answered before torch is imported."""
+    code = "import sys, lossforge.bench.cases; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,172 @@
+"""Reports: the schema, comparison, targets, tables and pictures."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lossforge.bench import compare, pictures, tables
+from lossforge.bench.report import Report, Row, SchemaError, load
+from lossforge.bench.targets import TARGETS, rivals, verdicts
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def row(contender="lossforge", ms=1.0, spread=0.01, case=("ce", "", (8192, 32000), "bf16"), **more):
+    loss, variant, shape, dtype = case
+    figures = {"ms": ms, "low_ms": ms * (1 - spread), "high_ms": ms * (1 + spread), "floor_ms": 0.244, "peak_mib": 500.0}
+    return Row("table", loss, variant, "llm-vocabulary", list(shape), dtype, contender, **(figures | more))
+
+
+def report(*rows, rate=4.30e12, gpu="NVIDIA H200"):
+    return Report(gpu, {"torch": "2.11.0"}, "abc", "2026-01-01", 1.0, rate, rate, {}, list(rows))
+
+
+def saved(path, *rows, **more):
+    report(*rows, **more).save(path)
+    return str(path)
+
+
+def test_a_saved_report_is_read_back(tmp_path):
+    before = report(row(), row("torch", status="failed: x", ms=2.0))
+    before.save(tmp_path / "r.json")
+    assert load(tmp_path / "r.json") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("gpu"), "lacks gpu"),
+        (lambda t: t.update(colour="red"), "unknown colour"),
+        (lambda t: t.update(schema=99), "schema 1"),
+        (lambda t: t["rows"][0].update(ms="fast"), "ms is 'fast'"),
+        (lambda t: t["rows"][0].pop("dtype"), "row 0: lacks dtype"),
+        (lambda t: t.update(rows=None), "no list of rows"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path, change, said):
+    path = tmp_path / "r.json"
+    report(row()).save(path)
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+    with pytest.raises(SchemaError, match=said):
+        load(path)
+
+
+def test_committed_reports_follow_the_schema():
+    for name in ("bench", "scaling"):
+        path = ROOT / "results" / f"{name}-h200.json"
+        if path.exists():
+            assert load(path).rows
+            assert not re.search(r'"/\w', path.read_text(encoding="utf-8")), "a place of one machine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "spread", "verdict"),
+    [
+        (1.0, 1.005, 0.001, "same"),  # within what two runs differ by
+        (1.0, 1.03, 0.001, "slower"),
+        (1.0, 0.97, 0.001, "faster"),
+        (1.0, 1.03, 0.03, "same"),  # within the spreads
+        (1.0, 1.10, 0.03, "slower"),
+    ],
+)
+def test_verdicts_know_the_noise(old, new, spread, verdict):
+    (change, _) = compare.compare(report(row(ms=old, spread=spread)), report(row(ms=new, spread=spread)), 0.05)
+    assert change.verdict == verdict
+    assert change.ratio == pytest.approx(new / old)
+    assert change.regression == (new / old > 1.05)
+
+
+def test_compare_exits_with_1_only_on_a_regression_of_ours(tmp_path, capsys):
+    old = saved(tmp_path / "old.json", row(), row("torch", 3.0))
+    assert compare.main([old, old]) == 0
+    assert compare.main([old, saved(tmp_path / "theirs.json", row(), row("torch", 4.0))]) == 0
+    assert "slower" in capsys.readouterr().out
+    assert compare.main([old, saved(tmp_path / "little.json", row(ms=1.04), row("torch", 3.0))]) == 0
+    assert compare.main([old, saved(tmp_path / "slower.json", row(ms=1.2), row("torch", 3.0))]) == 1
+    assert "REGRESSION" in capsys.readouterr().out
+    assert compare.main([old, saved(tmp_path / "slower2.json", row(ms=1.2), row("torch", 3.0)), "--threshold", "0.3"]) == 0
+    assert compare.main([old, saved(tmp_path / "memory.json", row(peak_mib=900.0), row("torch", 3.0))]) == 1
+    assert compare.main([old, saved(tmp_path / "wrong.json", row(status="wrong: the value"), row("torch", 3.0))]) == 1
+    assert compare.main([old, saved(tmp_path / "other.json", row(), gpu="NVIDIA A100")]) == 2
+    assert compare.main([old, str(tmp_path / "missing.json")]) == 2
+
+
+def test_rows_of_one_report_only_are_named(tmp_path, capsys):
+    old, new = saved(tmp_path / "old.json", row()), saved(tmp_path / "new.json", row(), row("quack", 2.0))
+    assert compare.main([old, new]) == 0
+    assert "only in the new report" in capsys.readouterr().out
+
+
+def test_targets_scale_with_the_copy_rate():
+    (time,) = (v for v in verdicts(report(row(ms=0.28), rate=4.30e12)) if v.target.limit == 0.29)
+    assert time.met
+    assert time.wanted == pytest.approx(0.29)
+    (time,) = (v for v in verdicts(report(row(ms=0.28), rate=8.60e12)) if v.target.limit == 0.29)
+    assert not time.met
+    assert time.wanted == pytest.approx(0.145)
+
+
+def test_targets_of_shares_and_of_others():
+    fast = row(ms=0.28, forward_ms=0.1, forward_floor_ms=0.096)
+    smooth = row(ms=0.31, case=("ce", "label smoothing", (8192, 32000), "bf16"))
+    found = {(v.target.case[1], v.target.figure): v for v in verdicts(report(fast, smooth))}
+    assert found["", "forward_share"].met
+    assert not found["label smoothing", "device_ms"].met
+    assert found["label smoothing", "device_ms"].wanted == pytest.approx(0.308)
+    small = ("ce", "", (64, 10), "fp32")
+    (host,) = verdicts(report(row(case=small, host_us=90.0), row("torch", case=small, host_us=95.0)))
+    assert host.met
+    (host,) = verdicts(report(row(case=small, host_us=90.0)))
+    assert not host.met  # nothing to compare with
+
+
+def test_a_wrong_row_meets_no_target():
+    assert not any(v.met for v in verdicts(report(row(ms=0.1, status="wrong: the value"))))
+
+
+def test_targets_are_of_cases_that_exist():
+    from lossforge.bench.cases import CASES
+
+    known = {(c.loss, c.variant, c.size, c.dtype) for c in CASES}
+    assert {t.case for t in TARGETS} <= known
+    assert {t.of for t in TARGETS if isinstance(t.of, tuple)} <= known
+
+
+def test_rivals_are_those_that_are_faster():
+    found = rivals(report(row(ms=1.0), row("quack", 0.9), row("liger", 0.95), row("torch", 2.0), row("lossforge-inplace", 0.5)))
+    assert [(ours.contender, theirs.contender) for ours, theirs in found] == [("lossforge", "quack")]
+    assert "quack 0.900, ours 1.000" in tables.targets(report(row(ms=1.0), row("quack", 0.9)))
+
+
+def test_table_names_the_best_peer():
+    text = tables.bench(report(row(ms=0.5), row("torch", 2.0), row("torch.compile", 1.0), row("liger", 0.8), row("quack", 0.6)))
+    assert "| 8192×32000 | bf16 | **0.500** | 49 % | 2.000 | 1.000 | quack 0.600 |" in text
+    text = tables.bench(report(row(ms=0.5), row("quack", 0.6, status="wrong: the value")))
+    assert "| **0.500** | 49 % | – | – | – |" in text
+
+
+def test_a_graph_replay_counts_where_it_is_shorter():
+    assert row(ms=1.0, graph_ms=0.8).device_ms == 0.8
+    assert row(ms=1.0, graph_ms=None).device_ms == 1.0
+
+
+def test_pictures_know_what_they_were_drawn_from(tmp_path):
+    one = report(row(), row("torch", 3.0), replace(row(), suite="scaling", use="over-N", variant="over-N"))
+    for draw, rows in (
+        (pictures.time_picture, pictures.main_rows),
+        (pictures.memory_picture, pictures.main_rows),
+        (pictures.scaling_picture, pictures.scaling_rows),
+    ):
+        path = tmp_path / "picture.svg"
+        draw(one, path)
+        assert pictures.digest(one, rows(one)) in path.read_text()
+        first = path.read_bytes()
+        draw(one, path)
+        assert path.read_bytes() == first
+    other = report(row(ms=1.1), row("torch", 3.0))
+    assert pictures.digest(other, pictures.main_rows(other)) != pictures.digest(one, pictures.main_rows(one))

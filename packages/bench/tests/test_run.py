@@ -1,0 +1,161 @@
+"""Contenders are right before they are fast, and who is wrong gets no speed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lossforge.bench import check, run
+from lossforge.bench.cases import CASES, CONTENDERS, Case
+from lossforge.bench.contenders import Contender, contenders, eager
+from lossforge.bench.inputs import make_inputs
+from lossforge.bench.report import Report
+from lossforge.bench.run import Measurement, measure_case, new_report
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+HERE = [name for name in CONTENDERS if GPU or name != "torch.compile"]
+QUICK = Measurement(milliseconds=2)
+
+
+def report():
+    found = Report("test", {}, "none", "2026-01-01")
+    if GPU:
+        found.copy_bytes_per_second = found.read_bytes_per_second = 1e12
+    return found
+
+
+def shrunk(case):
+    return replace(case, shape=tuple(min(n, 24) for n in case.shape))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.suite != "scaling"], ids=lambda c: f"{c.suite} {c.key}")
+def test_every_contender_computes_the_loss(case):
+    case = shrunk(case)
+    inputs = make_inputs(case, DEVICE)
+    exact = check.reference(case, inputs)
+    found = [c for c in contenders(case, DEVICE, set(HERE)) if c.installed]
+    assert {"lossforge", "torch"} <= {c.name for c in found}
+    for contender in found:
+        assert not check.fault(case, *check.errors(contender, case, inputs, exact)), contender.name
+
+
+@pytest.mark.parametrize("inputs", ["classes", "class weights", "ignored", "pair", "probabilities"])
+def test_the_reference_in_parts_is_the_whole(inputs, monkeypatch):
+    case = Case("table", "ce", "test", (10, 6), "fp32", inputs, options={"lam": 0.3} if inputs == "pair" else {})
+    made = make_inputs(case, DEVICE)
+    monkeypatch.setattr(check, "CHUNK", 18)
+    parts = check.reference(case, made)
+    wide = made.x.detach().double().requires_grad_()
+    others = {k: t.double() if t.is_floating_point() else t for k, t in made.others.items()}
+    whole = eager("ce")(wide, others.pop("target"), **others, **case.options)
+    whole.backward()
+    torch.testing.assert_close(parts.value, whole.detach())
+    torch.testing.assert_close(parts.gradient, wide.grad.float())
+
+
+def wrong(case, spoil):
+    """Torch's own computation with a gradient that `spoil` changes."""
+
+    class Spoilt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return spoil(g.clone())
+
+    return Contender("torch", lambda x, target, **rest: eager(case.loss)(Spoilt.apply(x), target, **rest))
+
+
+def scaled(g):
+    return g * 1.05
+
+
+def row_lost(g):
+    g[7] = 0
+    return g
+
+
+def not_finite(g):
+    g[3, 2] = float("nan")
+    return g
+
+
+@pytest.mark.parametrize(("spoil", "said"), [(scaled, "the gradient is off"), (row_lost, "is off"), (not_finite, "off by nan")])
+def test_a_wrong_gradient_gets_no_speed(monkeypatch, spoil, said):
+    case = Case("table", "ce", "test", (2000, 10), "fp32", "classes")
+    monkeypatch.setattr(run, "contenders", lambda *_: [wrong(case, spoil)])
+    (row,) = measure_case(case, ["torch"], DEVICE, report(), QUICK)
+    assert row.status.startswith("wrong: ")
+    assert said in row.status
+    assert row.ms is row.forward_ms is row.graph_ms is row.host_us is None
+
+
+def test_one_wrong_row_among_many_is_seen():
+    """It is lost in the norm of the whole gradient."""
+    case = Case("table", "ce", "test", (20000, 4), "bf16", "classes")
+    inputs = make_inputs(case, DEVICE)
+    value, gradient, row = check.errors(wrong(case, row_lost), case, inputs, check.reference(case, inputs))
+    assert gradient < check.TOLERANCE["bf16"]
+    assert row > 0.9
+    assert "gradient of a row" in check.fault(case, value, gradient, row)
+
+
+def test_a_wrong_value_gets_no_speed(monkeypatch):
+    case = Case("table", "mae", "test", (5000,), "fp32", "dense")
+    shifted = Contender("torch", lambda x, target: eager("mae")(x, target) + 1e-3)
+    monkeypatch.setattr(run, "contenders", lambda *_: [shifted])
+    (row,) = measure_case(case, ["torch"], DEVICE, report(), QUICK)
+    assert row.status.startswith("wrong: the value")
+
+
+def test_a_contender_that_fails_says_why_and_the_others_go_on(monkeypatch):
+    def fail(x, target):
+        raise RuntimeError("no such luck\nand more")
+
+    case = Case("table", "mae", "test", (500,), "fp32", "dense")
+    absent = Contender("quack", fail, installed=False)
+    monkeypatch.setattr(run, "contenders", lambda *_: [Contender("liger", fail), absent, Contender("torch", eager("mae"))])
+    failed, missing, right = measure_case(case, [], DEVICE, report(), QUICK)
+    assert failed.status == "failed: RuntimeError: no such luck"
+    assert missing.status == "not installed"
+    assert right.status == "ok"
+    assert right.ms > 0
+
+
+@pytest.mark.skipif(GPU, reason="what a machine without a GPU measures")
+def test_without_a_gpu_only_wall_clock_times():
+    found = new_report(DEVICE, "abc", {})
+    assert found.gpu == "none"
+    case = next(c for c in CASES if c.suite == "small" and c.shape == (64, 10))
+    rows = measure_case(case, ["lossforge", "lossforge-inplace", "torch", "liger"], DEVICE, found, QUICK)
+    assert [row.contender for row in rows] == ["lossforge", "torch"]
+    for row in rows:
+        assert row.status == "ok"
+        assert row.ms >= row.low_ms > 0
+        assert row.forward_ms > 0
+        assert row.floor_ms is row.peak_mib is row.host_us is row.graph_ms is None
+
+
+def test_without_a_gpu_cases_are_cut_and_none_comes_twice():
+    cases = [c for c in CASES if c.suite == "scaling" and c.loss == "focal"]
+    assert run.cases_for(torch.device("cuda"), cases) == cases
+    assert [c.shape for c in run.cases_for(torch.device("cpu"), cases)] == [(1000, 80), (3276, 80)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
+def test_on_a_gpu_every_figure():
+    case = next(c for c in CASES if c.suite == "small" and c.variant == "label smoothing")
+    rows = measure_case(case, ["lossforge", "lossforge-backward", "lossforge-inplace", "torch"], DEVICE, report(), QUICK)
+    assert [row.contender for row in rows] == ["lossforge", "lossforge-backward", "lossforge-inplace", "torch"]
+    for row in rows:
+        assert row.status == "ok", row
+        assert row.graph_status == "", row
+        for name in ("ms", "forward_ms", "graph_ms", "host_us", "peak_mib", "first_ms", "floor_ms", "forward_floor_ms"):
+            assert getattr(row, name) > 0, name
+    ours, _, inplace, _ = rows
+    assert ours.recompiled_options == 0
+    assert inplace.peak_mib < 0.1 < ours.peak_mib

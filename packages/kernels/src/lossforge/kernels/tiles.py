@@ -1,0 +1,141 @@
+"""Tile sizes and warps, by arithmetic over shape and dtype: nothing is tried at run time.
+
+The constants were found on one H200 by `python -m lossforge.bench.tune`, which tries others on the GPU at hand.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from triton import next_power_of_2
+
+PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
+COUNTED = 1024  # rows of class indices that a launch counts itself, in every program
+
+
+class ElementTiles(NamedTuple):
+    """Elements a tile and warps a program."""
+
+    block: int
+    warps: int
+
+
+_tried: dict[type, Any] = {}
+
+
+@contextlib.contextmanager
+def trial(tiles: Any) -> Iterator[None]:
+    """Launch with these tiles wherever tiles of their type are chosen: for finding better ones."""
+    _tried[type(tiles)] = tiles
+    try:
+        yield
+    finally:
+        del _tried[type(tiles)]
+
+
+def tried() -> tuple[Any, ...]:
+    """What is on trial: part of the key of a plan."""
+    return tuple(_tried.values())
+
+
+def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, heavy: bool) -> ElementTiles:
+    """tensors: how many an element is read from. indices: class-index targets, which a group of elements reads once.
+
+    heavy: a formula of so much arithmetic that registers limit the programs under way.
+    """
+    if ElementTiles in _tried:
+        return _tried[ElementTiles]
+    if n < 2**20:
+        return ElementTiles(1024, 4)
+    if indices:
+        return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(2048, 4)
+    return ElementTiles(1024, 8) if heavy or tensors > 2 else ElementTiles(4096, 16)
+
+
+class RowTiles(NamedTuple):
+    """Rows and classes of a tile, whether a row fits one, neighbouring classes that a lane sums, warps, and tiles on their way at once."""
+
+    rows: int
+    classes: int
+    one: bool
+    vector: int
+    warps: int
+    stages: int = 1
+
+
+class BackwardTiles(NamedTuple):
+    rows: int
+    classes: int
+    warps: int
+
+
+def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool, gradient: bool) -> RowTiles:
+    """rows_adjacent: neighbouring rows, not classes, lie next to each other in memory, as in (N, C, H, W).
+
+    dense: targets of all classes are summed too, which takes twice the registers. gradient: a second sweep follows the first.
+    """
+    if RowTiles in _tried:
+        return _tried[RowTiles]
+    whole = next_power_of_2(classes)
+    if rows_adjacent:
+        tile = min(whole, 32 if dense else 64)
+        return RowTiles(max(32, (2048 if dense else 8192) // tile), tile, whole == tile, 1, 4)
+    if whole <= 8192:
+        tile_rows = max(1, 2048 // whole)
+        elements = whole * tile_rows
+        if elements <= 2048:
+            return RowTiles(tile_rows, whole, True, 1, 2 if tile_rows <= 4 else 4)
+        return RowTiles(tile_rows, whole, True, 1, 8 if elements <= 4096 else 16)
+    vector = 16 // itemsize
+    if not gradient:
+        return RowTiles(1, 4096, False, vector, 8, 1 if dense else 4)
+    if dense:
+        return RowTiles(1, 16384, False, vector, 16)
+    return RowTiles(1, 8192, False, vector, 16) if classes * itemsize <= 128 * 1024 else RowTiles(1, 16384, False, vector, 32)
+
+
+def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTiles:
+    """shift: as of resident_tiles."""
+    if BackwardTiles in _tried:
+        return _tried[BackwardTiles]
+    whole = next_power_of_2(classes)
+    if rows_adjacent:
+        tile = min(whole, 64)
+        return BackwardTiles(max(32, 4096 // tile), tile, 4)
+    tile = min(whole, 4096 if shift > 1 else 2048)
+    return BackwardTiles(max(1, 2048 // tile), tile, 4)
+
+
+class ResidentTiles(NamedTuple):
+    """Classes a chunk, chunks in the ring in shared memory, chunks in registers, warps, and programs a multiprocessor."""
+
+    chunk: int
+    ring: int
+    held: int
+    warps: int
+    programs: int
+
+
+def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: int) -> ResidentTiles | None:
+    """For rows that stay on chip, on a GPU whose programs may have `shared` bytes of shared memory; None where the template is as quick.
+
+    shift: 1, or the elements of a vector where rows need not begin at one, which takes registers, as a pair of targets does.
+    """
+    if ResidentTiles in _tried:
+        return _tried[ResidentTiles]
+    lanes = classes + shift - 1
+    if lanes * itemsize < 32 * 1024 or shared < 160 * 1024:
+        return None
+    room = (shared - 2048) // 8192
+    chunk = 8192 // itemsize
+    chunks = -(-lanes // chunk)
+    if 2 * chunks + 1 <= room:
+        return ResidentTiles(chunk, chunks, 0, 8, 2)
+    if itemsize == 4:
+        held = 0 if chunks <= room else 6
+        return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)
+    chunk, chunks, room = 2 * chunk, -(-lanes // (2 * chunk)), room // 2
+    if chunks <= 8:
+        return ResidentTiles(chunk, chunks - 2, 2, 16, 2)
+    held = 0 if chunks <= room else 2 if pair else 5 - 2 * (shift > 1)  # as many as registers hold
+    return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)

@@ -1,0 +1,220 @@
+"""Plans: that a launch started directly is the one Triton would start, whatever the tensors' memory and the arguments."""
+
+import pytest
+import torch
+import triton
+from triton.runtime.jit import compute_cache_key
+
+from lossforge.kernels import Formulas, Spec, count, elementwise, launch, launch_counts, rowwise, rowwise_backward, scale_
+from lossforge.kernels.formulas.focal import focal
+from lossforge.kernels.formulas.l1 import l1
+from lossforge.kernels.formulas.softmax import cross_entropy
+from lossforge.kernels.launch import Plan, Slot, filler, workspace
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
+
+
+def test_filler():
+    fixed = torch.float32, "name"
+    arguments = (Slot(1), (Slot(0), 7, None), fixed, (Slot(2),), (), 2**40, True)
+    assert filler(arguments)(("a", "b", 0.5)) == ("b", ("a", 7, None), fixed, (0.5,), (), 2**40, True)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Each launch as (plan, whether it was started directly); its kernel is the one that Triton's launcher would choose."""
+    seen = []
+    original = Plan.launch
+
+    def checked(plan, tensors, floats=()):
+        before = dict(plan.compiled)
+        tensors = [t for t in tensors if t is not None]
+        original(plan, tensors, floats)
+        if not plan.direct:
+            return
+        values = (*tensors, *map(float, floats))
+        arguments = [launch._filled(a, values) for a in plan.arguments]
+        kernels, keys, _, _, binder = plan.kernel.device_caches[plan.device]
+        _, specialization, options = binder(*arguments, **plan.meta, debug=False, instrumentation_mode="")
+        own = kernels[compute_cache_key(keys, specialization, options)]
+        pointers = [t.data_ptr() for t in tensors]
+        aligned = all(p % 16 == 0 for p in pointers) or tuple(p % 16 == 0 for p in pointers)
+        assert plan.compiled[aligned] is own
+        seen.append((plan, aligned in before))
+
+    monkeypatch.setattr(Plan, "launch", checked)
+    return seen
+
+
+def offset(t, elements):
+    """A copy of `t` that begins `elements` after an aligned address."""
+    memory = torch.empty(t.numel() + elements, dtype=t.dtype, device=t.device)
+    return memory[elements:].view(t.shape).copy_(t)
+
+
+SIZES = (1, 2, 15, 16, 17, 32, 1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0, 1, 8])
+def test_rowwise_over_sizes_and_alignment(launches, dtype, shift):
+    """Each twice: first through Triton, then directly; rows, classes, strides, target dtype, weights and hyper-parameters vary."""
+    torch.manual_seed(0)
+    for rows, classes in [(1, 16), (16, 1), (17, 17), (16, 16)]:
+        x = torch.randn(rows, classes, device=DEVICE).to(dtype)
+        index = torch.randint(0, classes, (rows,), device=DEVICE)
+        weight = torch.rand(classes, device=DEVICE)
+        layouts = (
+            x,
+            torch.randn(rows, 2 * classes, device=DEVICE).to(dtype)[:, ::2],
+            torch.randn(classes, rows, device=DEVICE).to(dtype).t(),
+        )
+        for turn, logits in [*enumerate((*layouts, *layouts))] * 2:
+            a = offset(logits, shift) if logits.is_contiguous() else logits
+            target = offset(index if turn % 2 else index.int(), shift)
+            w = offset(weight, shift) if turn % 3 else None
+            smoothing = 0.1 + turn / 100 if turn % 2 else None
+            spec = Spec(cross_entropy, target, weight=w, smoothing=smoothing, ignore_index=-100 - turn % 2)
+            gradient = torch.full_like(a, float("nan"))
+            value = rowwise(spec, a, gradient=gradient, stats=True)
+            wide = logits.double().requires_grad_()
+            expected = torch.nn.functional.cross_entropy(
+                wide, index, None if w is None else weight.double(), reduction="sum", label_smoothing=smoothing or 0.0
+            )
+            expected.backward()
+            torch.testing.assert_close(value.loss.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
+            back = torch.full_like(a, float("nan"))
+            rowwise_backward(spec, a, value.stats, loss=torch.full((), 1.0, device=DEVICE), gradient=back)
+            torch.testing.assert_close(back, gradient, rtol=1e-2 if dtype != torch.float32 else 1e-4, atol=1e-5)
+    if torch.cuda.is_available():
+        assert any(direct for _, direct in launches)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 4])
+def test_elementwise_over_sizes_and_alignment(launches, shift):
+    torch.manual_seed(0)
+    for n in SIZES:
+        x, y = torch.randn(n, device=DEVICE), torch.rand(n, device=DEVICE)
+        for gamma in (2.0, 1, 0.5, 2.0):  # a whole number is a float too
+            a, b, g = offset(x, shift), offset(y, shift if n % 2 else 0), offset(x, shift)
+            value = elementwise(Formulas(focal), a, b, (gamma, 0.25), gradient=g)
+            p = x.double().sigmoid()
+            p_t = p * y + (1 - p) * (1 - y)
+            entropy = torch.nn.functional.binary_cross_entropy_with_logits(x.double(), y.double(), reduction="none")
+            expected = ((0.25 * y + 0.75 * (1 - y)) * (1 - p_t) ** gamma * entropy).sum()
+            torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+            assert g.isfinite().all()
+    if torch.cuda.is_available():
+        assert any(direct for _, direct in launches)
+
+
+def test_elementwise_over_strides_and_dtypes(launches):
+    """The second operand takes other strides and dtypes under one formula; each pair twice."""
+    base = torch.arange(48.0, device=DEVICE).view(6, 8)
+    x = torch.zeros(6, 8, device=DEVICE)
+    for _ in range(2):
+        for y in (base, base.t().contiguous().t(), base[:, :1].expand(6, 8), base.bfloat16(), base.half(), base.flip(0)):
+            assert elementwise(Formulas(l1), x, y, ()) == y.float().sum()
+        for index in (torch.arange(6, device=DEVICE), torch.arange(6, device=DEVICE).int(), torch.arange(12, device=DEVICE)[::2] // 2):
+            assert elementwise(Formulas(l1), base, index, ()) == (base - torch.nn.functional.one_hot(index.long(), 8)).abs().sum()
+
+
+def test_count_and_scale(launches):
+    for n in (1, 16, 17, 4096, 5000):
+        for dtype in (torch.int64, torch.int32):
+            for shift in (0, 1):
+                target = offset(torch.zeros(n, dtype=dtype, device=DEVICE), shift)
+                assert count(target, 3, -100) == n
+                assert count(target, 3, 0) == 0
+        for factor in (torch.full((), 3.0, device=DEVICE), torch.full((), 3.0, device=DEVICE).bfloat16()):
+            x = torch.ones(n, device=DEVICE)
+            scale_(x, factor)
+            assert (x == 3).all()
+
+
+def test_plans_are_bounded():
+    """Shapes may vary without end."""
+    from lossforge.kernels.element_launch import _plan
+    from lossforge.kernels.reduce import _count_plan, _scale_plan
+    from lossforge.kernels.row_launch import _backward_plan, _forward_plan
+
+    for plan in (_plan, _count_plan, _scale_plan, _forward_plan, _backward_plan):
+        assert plan.cache_info().maxsize == launch.PLANS
+
+
+@GPU
+def test_launch_hooks_are_called():
+    """A profiler that hooks Triton's launches sees every one of ours, those of a plan already started too."""
+    x = torch.ones(2**21, device="cuda")
+    factor = torch.full((), 2.0, device="cuda")
+    scale_(x, factor)
+    scale_(x, factor)
+    names = []
+    hook = triton.knobs.runtime.launch_enter_hook
+    see = lambda metadata: names.append(metadata.get()["name"])  # noqa: E731
+    hook.add(see)
+    try:
+        scale_(x, factor)
+    finally:
+        hook.remove(see)
+    scale_(x, factor)
+    assert names == ["scale_kernel"]
+    assert (x == 16).all()
+
+
+@GPU
+def test_nothing_is_compiled_twice():
+    """Over row counts and hyper-parameters new plans find Triton's compiled kernels."""
+    from lossforge.kernels.elementwise import elementwise_kernel
+
+    def compiled() -> int:
+        return sum(len(cache[0]) for cache in elementwise_kernel.device_caches.values())
+
+    def step(n: int, gamma: float) -> None:
+        x = torch.randn(n, 48, device="cuda")
+        elementwise(Formulas(focal), x, x, (gamma, 0.25))
+
+    step(64, 2.0)
+    before = compiled()
+    for i in range(5):
+        step(80 + 16 * i, 1.0 + i / 3)
+    assert compiled() == before
+
+
+@GPU
+def test_streams_have_their_own_workspace():
+    device = torch.device("cuda", torch.cuda.current_device())
+    here = workspace(4, device)
+    assert workspace(7, device) is here
+    assert workspace(4, device, second=True) is not here
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert workspace(4, device) is not here
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("current", [0, 1])
+def test_two_devices(launches, current):
+    """One plan a device, and the kernel of that device, whichever is current."""
+    for _ in range(2):
+        for device in ("cuda:0", "cuda:1"):
+            with torch.cuda.device(current):
+                x = torch.full((64,), 2.0, device=device)
+                scale_(x, torch.full((), 3.0, device=device))
+                assert elementwise(Formulas(l1), x, torch.zeros_like(x), ()) == 6 * 64
+    assert {plan.device for plan, _ in launches} == {0, 1}
+
+
+def test_launches_are_counted_whichever_way_they_start():
+    before = launch_counts().get("scale_kernel", 0)
+    x = torch.ones(2**20 + 3, device=DEVICE)
+    for _ in range(3):
+        scale_(x, torch.ones((), device=DEVICE))
+    assert launch_counts()["scale_kernel"] == before + 3
+
+
+@GPU
+def test_a_factor_on_another_device_is_refused():
+    with pytest.raises(ValueError, match="factor must be on the device of x"):
+        scale_(torch.ones(3, device="cuda"), torch.ones(()))

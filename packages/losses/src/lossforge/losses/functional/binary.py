@@ -1,0 +1,240 @@
+"""Losses of independent yes-or-no decisions: one logit or probability each."""
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.functional.common import ElementwiseOptions
+from lossforge.losses.functional.elementwise import elementwise_loss
+from lossforge.losses.repeat import repeated
+
+
+@repeated
+def binary_cross_entropy_with_logits(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    weight: Tensor | None = None,  # broadcasts to input
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Binary cross entropy on logits, as torch.nn.functional.binary_cross_entropy_with_logits.
+
+    L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight. Exact at any logit.
+
+    Args: target in [0, 1], or class indices (one against all: the row's class 1, the others 0; -1 background, -2 ignored), with
+    target_b and lam a mixup pair; dim: the classes' dimension. Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    return elementwise_loss(
+        "bce_with_logits",
+        input,
+        target,
+        [] if pos_weight is not None else [1.0],
+        checks.legacy_reduction(size_average, reduce, reduction),
+        options,
+        weight=weight,
+        parameter=pos_weight,
+    )
+
+
+@repeated
+def preference_bce_with_logits(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    preference: Tensor | None = None,  # broadcasts to input
+    *,
+    group: Tensor | None = None,  # integer, broadcasts to input
+    group_weight: Tensor | None = None,  # (G,)
+    reduction: str = "mean",
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Preference-weighted binary cross entropy on logits.
+
+    L = v g [y softplus(-x) + (1 - y) softplus(x)], v the element's preference weight, g = group_weight[group] the weight of its group,
+    so that outcomes of different groups can be weighted for fairness. The mean is over the N elements that are not ignored: gradient
+    v g (σ(x) - y) / N.
+
+    Args: preference: one weight an element, or whatever broadcasts, such as (N, 1) for one a sample; group: a group id each, with
+    group_weight (G,). Target and others: as in binary_cross_entropy_with_logits.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
+    """
+    return elementwise_loss(
+        "bce_with_logits",
+        input,
+        target,
+        [1.0],
+        reduction,
+        options,
+        weight=preference,
+        group=group,
+        group_weight=group_weight,
+    )
+
+
+@repeated
+def preference_bce(
+    input: Tensor,  # probabilities, any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    preference: Tensor | None = None,  # broadcasts to input
+    *,
+    group: Tensor | None = None,  # integer, broadcasts to input
+    group_weight: Tensor | None = None,  # (G,)
+    reduction: str = "mean",
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Preference-weighted binary cross entropy on probabilities. Prefer the one on logits: it is exact at every confidence.
+
+    L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in torch.nn.functional.binary_cross_entropy; the gradient
+    v g [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12 (float16: 2⁻¹⁵) and finite at 0 and 1.
+
+    Args: input in [0, 1]; outside, loss and gradient are nan. Others: as in preference_bce_with_logits.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
+    """
+    floor = 2.0**-15 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
+    return elementwise_loss(
+        "bce",
+        input,
+        target,
+        [floor],
+        reduction,
+        options,
+        weight=preference,
+        group=group,
+        group_weight=group_weight,
+    )
+
+
+@repeated
+def sigmoid_focal_loss(
+    inputs: Tensor,  # any shape
+    targets: Tensor,  # as inputs, or class indices: as inputs without dim
+    alpha: float | Tensor = 0.25,
+    gamma: float = 2.0,
+    reduction: str = "none",
+    *,
+    weight: Tensor | None = None,  # broadcasts to inputs
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Sigmoid focal loss, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017, arXiv 1708.02002).
+
+    L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is negative.
+
+    Args: targets in [0, 1], or class indices (the row's class 1, the others 0; -1 background, -2 ignored), so that a detector builds no
+    one-hot tensor, with target_b and lam a mixup pair; dim: the classes' dimension; alpha: a number, or one a class (broadcasts to
+    inputs, so of shape (C,) where the classes come last); gamma: at least 0; normalizer: such as the number of positives.
+    Others: see lossforge.losses.functional. For γ < 1 and saturated logits the gradient takes its limit (torchvision: nan).
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    checks.number("gamma", gamma, 0.0)
+    if not isinstance(alpha, Tensor):
+        checks.number("alpha", alpha, high=1.0)
+    per_class = alpha if isinstance(alpha, Tensor) else None
+    return elementwise_loss(
+        "focal",
+        inputs,
+        targets,
+        [gamma] if isinstance(alpha, Tensor) else [gamma, alpha],
+        reduction,
+        options,
+        weight=weight,
+        parameter=per_class,
+    )
+
+
+def _per_sample(reduction: str, input: Tensor, options: ElementwiseOptions) -> str:
+    """The reduction, with timm's "batchmean" as a sum whose normalizer, unless one is given, is the number of samples."""
+    if reduction != "batchmean":
+        return reduction
+    if options.get("normalizer") is None and isinstance(input, Tensor):
+        options["normalizer"] = input.shape[0] if input.ndim else 1
+    return "sum"
+
+
+@repeated
+def asymmetric_loss_multi_label(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    gamma_neg: float = 4.0,
+    gamma_pos: float = 1.0,
+    clip: float | None = 0.05,
+    *,
+    reduction: str = "batchmean",
+    weight: Tensor | None = None,  # broadcasts to input
+    pos_weight: float | Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Asymmetric loss on logits, as timm.loss.AsymmetricLossMultiLabel (Ben-Baruch et al. 2020, arXiv 2009.14119).
+
+    L = -w [c y (1 - p)^γ₊ ln p + (1 - y) s^γ₋ ln(1 - s)] with p = σ(x), s = max(p - clip, 0) and c = pos_weight, for y of 0 or 1. Between,
+    as in timm, both terms have one power: (y (1 - p) + (1 - y) s)^(γ₊ y + γ₋ (1 - y)).
+
+    Logarithms are exact at any logit: timm keeps them above ln 1e-8, so that its gradient vanishes at a positive with x < -18. Where a
+    power's derivative is infinite the gradient takes its limit (timm: nan).
+
+    Args: target in [0, 1], or class indices (one against all: the row's class 1, the others 0; -1 background, -2 ignored), with target_b
+    and lam a mixup pair; gamma_neg, gamma_pos: at least 0; clip: in [0, 1], None is 0; reduction: also "batchmean", the sum divided by
+    the number of samples, input.shape[0]. Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    checks.number("gamma_neg", gamma_neg, 0.0)
+    checks.number("gamma_pos", gamma_pos, 0.0)
+    margin = 0.0 if clip is None else clip
+    checks.number("clip", margin, 0.0, 1.0)
+    hyper = [gamma_neg, gamma_pos, margin]
+    if not isinstance(pos_weight, Tensor):
+        hyper.append(1.0 if pos_weight is None else pos_weight)
+        checks.number("pos_weight", hyper[-1])
+    return elementwise_loss(
+        "asymmetric",
+        input,
+        target,
+        hyper,
+        _per_sample(reduction, input, options),
+        options,
+        weight=weight,
+        parameter=pos_weight if isinstance(pos_weight, Tensor) else None,
+    )
+
+
+@repeated
+def poly_binary_cross_entropy(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    epsilon: float = 2.0,
+    gamma: float = 0.0,
+    alpha: float | Tensor | None = None,
+    *,
+    reduction: str = "mean",
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Poly-1 binary cross entropy on logits, as timm.loss.PolyBinaryCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
+
+    L = w α_t (1 - p_t)^γ [BCE(x, y) + ε (1 - p_t)], p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is None or
+    negative. γ = 0 is Poly-1 of the cross entropy, other γ of the focal loss.
+
+    Args: target, alpha, gamma: as in sigmoid_focal_loss; epsilon: 0 is the plain loss; reduction: also "batchmean", the sum divided by the
+    number of samples, input.shape[0]. Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    checks.number("epsilon", epsilon)
+    checks.number("gamma", gamma, 0.0)
+    hyper = [epsilon, gamma]
+    if not isinstance(alpha, Tensor):
+        hyper.append(-1.0 if alpha is None else alpha)
+        checks.number("alpha", hyper[-1], high=1.0)
+    return elementwise_loss(
+        "poly_bce",
+        input,
+        target,
+        hyper,
+        _per_sample(reduction, input, options),
+        options,
+        weight=weight,
+        parameter=alpha if isinstance(alpha, Tensor) else None,
+    )

@@ -1,0 +1,41 @@
+"""Preference objectives over log-probabilities, as functions and modules.
+
+They are plain torch: their tensors hold one number a sequence or token.
+
+Everywhere:
+
+logps: natural logarithms of the probabilities that a model gives to a completion, summed over its tokens (one number a sequence) unless
+    the loss says mean. `sequence_logps` makes them from per-token ones.
+reduction: "mean" (default), "sum", or "none" for one loss an item, in the shape of the items.
+normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum". Give the
+    number of items of the whole batch where it is split into micro-batches or over devices.
+empty: what a mean over nothing (a divisor of 0) gives: "nan", or "zero", with gradient 0.
+
+Arguments may be float32, float16, bfloat16 or float64, mixed. Everything is computed and returned in float32 (float64 where an argument is
+float64); gradients come in the dtype of their argument, for every floating argument unless a loss says otherwise, as often as one likes.
+Arguments are checked from shapes, dtypes and devices alone, before any computation; nothing synchronises with the host.
+"""
+
+from lossforge.losses.preference.common import sequence_logps
+from lossforge.losses.preference.grpo import grpo_loss
+from lossforge.losses.preference.kto import kto_loss
+from lossforge.losses.preference.modules import BradleyTerryLoss, CPOLoss, DPOLoss, GRPOLoss, KTOLoss, ORPOLoss, SimPOLoss
+from lossforge.losses.preference.pairwise import bradley_terry_loss, cpo_loss, dpo_loss, orpo_loss, simpo_loss
+
+__all__ = [
+    "BradleyTerryLoss",
+    "CPOLoss",
+    "DPOLoss",
+    "GRPOLoss",
+    "KTOLoss",
+    "ORPOLoss",
+    "SimPOLoss",
+    "bradley_terry_loss",
+    "cpo_loss",
+    "dpo_loss",
+    "grpo_loss",
+    "kto_loss",
+    "orpo_loss",
+    "sequence_logps",
+    "simpo_loss",
+]

@@ -1,0 +1,89 @@
+"""What the preference objectives share: checks, precision and reduction."""
+
+import torch
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.functional.common import Options, check_options
+
+
+def alike(tensors: dict[str, Tensor]) -> None:
+    """All floating, of one shape and on one device, those of the first."""
+    first, x = next(iter(tensors.items()))
+    for name, t in tensors.items():
+        checks.floating(name, t)
+        if t.shape != x.shape:
+            raise ValueError(f"{name} must have the shape of {first}, {tuple(x.shape)}, got {tuple(t.shape)}")
+        same_device(name, t, first, x)
+
+
+def same_device(name: str, t: Tensor, first: str, x: Tensor) -> None:
+    if t.device != x.device:
+        raise ValueError(f"{name} must be on the device of {first}, {x.device}, got {t.device}")
+
+
+def check_reduction(x: Tensor, reduction: str, normalizer: float | Tensor | None, empty: str) -> None:
+    options: Options = {"normalizer": normalizer, "empty": empty}
+    check_options(x, reduction, options, Options)
+
+
+def check_mask(mask: Tensor | None, first: str, x: Tensor) -> None:
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a tensor, got {type(mask).__name__}")
+    if mask.is_floating_point() or mask.is_complex():
+        raise TypeError(f"mask must be of dtype bool or an integer dtype, got {mask.dtype}")
+    if mask.shape != x.shape:
+        raise ValueError(f"mask must have the shape of {first}, {tuple(x.shape)}, got {tuple(mask.shape)}")
+    same_device("mask", mask, first, x)
+
+
+def accurate(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in the dtype that is computed in: float64 where one of them is, else float32."""
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    return [t.to(dtype) for t in tensors]
+
+
+def reduced(losses: Tensor, items: int | Tensor, reduction: str, normalizer: float | Tensor | None, empty: str) -> Tensor:
+    """The losses, their sum, or their sum over the normalizer or the number of items."""
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    divisor = items if normalizer is None and reduction == "mean" else normalizer
+    if divisor is None:
+        return total
+    if not isinstance(divisor, Tensor):
+        divisor = torch.full((), divisor, dtype=total.dtype, device=total.device)
+    divisor = divisor.to(total.dtype)
+    if empty == "nan":
+        return total / divisor
+    nothing = divisor == 0
+    return torch.where(nothing, 0.0, total / torch.where(nothing, 1.0, divisor))
+
+
+def sequence_logps(
+    per_token_logps: Tensor,  # (..., T)
+    mask: Tensor | None = None,  # (..., T)
+    average_log_prob: bool = False,
+) -> Tensor:
+    """log-probability of each sequence from those of its tokens.
+
+    Σₜ mₜ log pₜ, or with `average_log_prob` the mean over the sequence's tokens, Σₜ mₜ log pₜ / Σₜ mₜ, as IPO, ORPO and SimPO want.
+
+    Args: per_token_logps in nats, the tokens along the last dimension; mask: bool or integer, non-zero where a token counts (default: all).
+    What a masked token holds does not matter, nan and -inf included; its gradient is 0.
+    Returns: (...,), in float32 (float64 for float64). A sequence without tokens has 0, with `average_log_prob` too.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    checks.floating("per_token_logps", per_token_logps)
+    if not per_token_logps.ndim:
+        raise ValueError("per_token_logps must have shape (..., T), got ()")
+    check_mask(mask, "per_token_logps", per_token_logps)
+    (logps,) = accurate(per_token_logps)
+    if mask is not None:
+        logps = torch.where(mask != 0, logps, 0.0)
+    total = logps.sum(-1)
+    if not average_log_prob:
+        return total
+    return total / max(logps.shape[-1], 1) if mask is None else total / (mask != 0).sum(-1).clamp(min=1)

@@ -1,0 +1,94 @@
+"""Kahneman-Tversky optimisation: completions that are each labelled good or bad, without pairs."""
+
+import torch
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
+
+
+def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> None:
+    if not isinstance(weight, Tensor):
+        checks.number(name, weight, 0.0)
+        return
+    checks.floating(name, weight)
+    if weight.ndim and weight.shape != x.shape:
+        raise ValueError(f"{name} must be a number, 0-d, or of the shape of {first}, {tuple(x.shape)}, got {tuple(weight.shape)}")
+    same_device(name, weight, first, x)
+
+
+def kto_loss(
+    policy_chosen_logps: Tensor,  # (N_c,)
+    policy_rejected_logps: Tensor,  # (N_r,)
+    policy_KL_logps: Tensor | None,  # (N_KL,)
+    reference_chosen_logps: Tensor,  # (N_c,)
+    reference_rejected_logps: Tensor,  # (N_r,)
+    reference_KL_logps: Tensor | None,  # (N_KL,)
+    beta: float = 0.1,
+    desirable_weight: float | Tensor = 1.0,  # a number, or (N_c,)
+    undesirable_weight: float | Tensor = 1.0,  # a number, or (N_r,)
+    reduction: str = "mean",
+    *,
+    kl: float | Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+    empty: str = "nan",
+) -> Tensor:
+    """Kahneman-Tversky optimisation (KTO).
+
+    With h = log π - log π_ref and the baseline z = max(0, mean h over the KL completions), which carries no gradient:
+
+        desirable    λ_D (1 - σ(β (h - z)))
+        undesirable  λ_U (1 - σ(β (z - h)))
+
+    The mean divides by N_c + N_r. "none" gives (N_c + N_r,), the chosen ones first.
+
+    Args: logps summed over tokens, N_c desirable ("chosen") and N_r undesirable ("rejected") completions, either of which may be none;
+    the KL ones belong to mismatched pairs (prompt i with the completion of prompt i + 1), as in the paper and TRL. kl: the baseline
+    itself, in nats, in place of both KL arguments (then None), for instance one averaged over devices as TRL does; it is clamped and
+    detached too. With neither the baseline is 0, which is APO-zero for unpaired data (arXiv 2408.06266). The first version of the
+    authors' code took the mean of the batch's own undesirable completions as the baseline of the desirable ones, and the reverse.
+    beta > 0; desirable_weight λ_D and undesirable_weight λ_U: numbers, or one a completion. A weight of 0 takes a completion out of the
+    sum but not out of the mean's divisor, so that batches of a fixed shape can hold every completion twice: give `normalizer` then.
+    Others: see lossforge.losses.preference.
+    Edges: bounded by the weights; -inf under the policy gives the limits; -inf under policy and reference both, nan. No KL
+    completions: the baseline, and so the loss, is nan; 0 with empty="zero".
+    Raises: TypeError, ValueError naming the argument.
+    Source: arXiv 2402.01306.
+    """
+    chosen = {"policy_chosen_logps": policy_chosen_logps, "reference_chosen_logps": reference_chosen_logps}
+    rejected = {"policy_rejected_logps": policy_rejected_logps, "reference_rejected_logps": reference_rejected_logps}
+    groups = [chosen, rejected]
+    if (policy_KL_logps is None) != (reference_KL_logps is None):
+        missing = "policy_KL_logps" if policy_KL_logps is None else "reference_KL_logps"
+        raise ValueError(f"policy_KL_logps and reference_KL_logps go together, got None for {missing}")
+    if policy_KL_logps is not None and reference_KL_logps is not None:
+        if kl is not None:
+            raise ValueError("kl takes the place of policy_KL_logps and reference_KL_logps, got all three")
+        groups.append({"policy_KL_logps": policy_KL_logps, "reference_KL_logps": reference_KL_logps})
+    for group in groups:
+        alike(group)
+        name, t = next(iter(group.items()))
+        if t.ndim != 1:
+            raise ValueError(f"{name} must have shape (N,), got {tuple(t.shape)}")
+        same_device(name, t, "policy_chosen_logps", policy_chosen_logps)
+    if isinstance(kl, Tensor):
+        checks.floating("kl", kl)
+        if kl.ndim:
+            raise ValueError(f"kl must be a number or a 0-d tensor, got shape {tuple(kl.shape)}")
+        same_device("kl", kl, "policy_chosen_logps", policy_chosen_logps)
+    elif kl is not None:
+        checks.number("kl", kl)
+    checks.number("beta", beta, 0.0, exclusive=True)
+    _check_weight("desirable_weight", desirable_weight, "policy_chosen_logps", policy_chosen_logps)
+    _check_weight("undesirable_weight", undesirable_weight, "policy_rejected_logps", policy_rejected_logps)
+    check_reduction(policy_chosen_logps, reduction, normalizer, empty)
+
+    ratios = accurate(*(t for group in groups for t in group.values()))
+    h = [policy - reference for policy, reference in zip(ratios[::2], ratios[1::2], strict=True)]
+    if len(h) == 3:
+        kl = reduced(h[2], h[2].numel(), "mean", None, empty)
+    baseline = kl.detach().to(h[0].dtype).clamp(min=0) if isinstance(kl, Tensor) else max(kl or 0.0, 0.0)
+    desirable = desirable_weight * torch.sigmoid(beta * (baseline - h[0]))
+    undesirable = undesirable_weight * torch.sigmoid(beta * (h[1] - baseline))
+    losses = torch.cat([desirable.to(h[0].dtype), undesirable.to(h[0].dtype)])
+    return reduced(losses, losses.numel(), reduction, normalizer, empty)

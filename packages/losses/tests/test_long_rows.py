@@ -1,0 +1,114 @@
+"""Rows so long that they stay on chip between their two sweeps: the kernel that only a GPU can run."""
+
+import pytest
+import torch
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import cross_entropy, plain_torch
+from lossforge.losses.testing import error
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
+
+# 32 KiB rows up: two programs a multiprocessor, one, with chunks in registers, with chunks fetched twice; rows that begin anywhere
+CLASSES = [17000, 33001, 50257, 65536, 100003, 128256, 150001, 262144, 262145]
+OPTIONS = {
+    "plain": {},
+    "smoothing": {"label_smoothing": 0.1},
+    "weights": {"weight": None},
+    "pair": {"target_b": None, "lam": 0.3},
+    "all": {"target_b": None, "lam": 0.3, "label_smoothing": 0.2, "z_loss": 1e-3},
+    "sum": {"reduction": "sum", "weight": None},
+}
+
+
+def logits_and_target(rows: int, classes: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """With ignored rows that hold nan, -inf among the logits, and a common offset."""
+    generator = torch.Generator("cuda").manual_seed(classes)
+    x = torch.randn(rows, classes, device="cuda", generator=generator) * 3
+    x[5] += 1000
+    x[7, ::3] = float("-inf")
+    target = torch.randint(0, classes, (rows,), device="cuda", generator=generator)
+    target[7] = 1
+    target[2::5] = -100
+    x[2::10] = float("nan")
+    target[0], target[1] = 0, classes - 1
+    return x.to(dtype), target
+
+
+def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((got.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
+
+
+def judged(x, target, dtype=torch.float64, **options):
+    wide = x.detach().to(dtype, copy=True).requires_grad_()
+    options = {k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in options.items()}
+    with plain_torch():
+        value = cross_entropy(wide, target, **options)
+    value.backward()
+    return value.detach(), wide.grad
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("classes", CLASSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_against_float64(dtype, classes, name):
+    x, target = logits_and_target(300, classes, dtype)
+    options = dict(OPTIONS[name])
+    if "weight" in options:
+        options["weight"] = torch.rand(classes, device="cuda") + 0.5
+    if "target_b" in options:
+        options["target_b"] = target.flip(0).clone()
+        options["target_b"][3] = target[3]
+    if options.get("label_smoothing"):
+        x = x.clamp(min=-50)  # label smoothing of -inf is inf
+    stays = not ("target_b" in options and classes % (16 // dtype.itemsize))
+    before = launch_counts().get("resident_kernel", 0)
+    leaf = x.clone().requires_grad_()
+    value = cross_entropy(leaf, target, **options)
+    value.backward()
+    assert launch_counts().get("resident_kernel", 0) == before + stays
+    exact, gradient = judged(x, target, **options)
+    assert error(value, exact) < 1e-5
+    _, plain = judged(x.float(), target, torch.float32, **options)
+    assert torch.equal(leaf.grad[2::10][0], torch.zeros_like(leaf.grad[2])) or "target_b" in options
+    kept = ~gradient.isnan().any(1) & ~leaf.grad.isnan().any(1)
+    assert kept.sum() >= 240
+    for part in (kept, 0, -1):
+        bound = (2.0**-8 if dtype == torch.bfloat16 else 2e-6) + 2 * relative(plain[part], gradient[part])
+        assert relative(leaf.grad[part], gradient[part]) < bound
+    again = x.clone().requires_grad_()
+    cross_entropy(again, target, **options).backward()
+    assert torch.equal(again.grad.nan_to_num(7), leaf.grad.nan_to_num(7))
+
+
+@pytest.mark.parametrize("classes", [33000, 50257, 128256, 262145])
+def test_edges(classes):
+    """A class index out of range, +inf, a row of -inf, a strided view, one row, all rows ignored: as everywhere else."""
+    x = torch.randn(40, classes, device="cuda")
+    target = torch.randint(0, classes, (40,), device="cuda")
+    bad = target.clone()
+    bad[3], bad[4] = classes, -7
+    leaf = x.clone().requires_grad_()
+    cross_entropy(leaf, bad).backward()
+    assert leaf.grad[3:5].isnan().all()
+    assert leaf.grad[:3].isfinite().all()
+    assert leaf.grad[5:].isfinite().all()
+    broken = x.clone()
+    broken[6, 5] = float("inf")
+    broken[8] = float("-inf")
+    leaf = broken.requires_grad_()
+    cross_entropy(leaf, target, reduction="sum").backward()
+    assert leaf.grad[6].isnan().any()
+    assert leaf.grad[8].isnan().all()
+    assert leaf.grad[[0, 5, 7, 9, 39]].isfinite().all()
+    ignored = x.clone().requires_grad_()
+    cross_entropy(ignored, torch.full_like(target, -100)).backward()
+    assert (ignored.grad == 0).all()
+    for part in (x[:1], x[:, : classes - 17], x[::3], x[:, 5:]):
+        index = torch.randint(0, part.shape[1], (len(part),), device="cuda")
+        leaf = part.detach().requires_grad_()
+        value = cross_entropy(leaf, index)
+        (got,) = torch.autograd.grad(value, leaf)
+        exact, gradient = judged(part, index)
+        assert error(value, exact) < 1e-5
+        assert error(got, gradient) < 2e-6

@@ -1,0 +1,356 @@
+"""Preference objectives against oracles written from the papers' formulas, one item at a time in Python's floats."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from lossforge import losses as L
+
+
+def ln_sigma(x):
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def smoothed(x, e):
+    return -(1 - e) * ln_sigma(x) - e * ln_sigma(-x)
+
+
+def bradley_terry(c, r, margin=None, label_smoothing=0.0, center_rewards_coefficient=0.0):
+    m = np.broadcast_to(0.0 if margin is None else margin, c.shape)
+    losses = [smoothed(a - b - k, label_smoothing) + center_rewards_coefficient * (a + b) ** 2 for a, b, k in zip(c, r, m, strict=True)]
+    return losses, len(losses)
+
+
+def dpo_one(h, beta, e, loss_type):
+    x = beta * h
+    return {
+        "sigmoid": lambda: smoothed(x, e),
+        "robust": lambda: ((1 - e) * -ln_sigma(x) - e * -ln_sigma(-x)) / (1 - 2 * e),
+        "hinge": lambda: max(0.0, 1 - x),
+        "ipo": lambda: (h - 0.5 / beta) ** 2,
+    }[loss_type]()
+
+
+def dpo(c, r, ref_c, ref_r, beta=0.1, label_smoothing=0.0, loss_type="sigmoid"):
+    quadruples = zip(c, r, ref_c, ref_r, strict=True)
+    losses = [dpo_one((a - b) - (p - q), beta, label_smoothing, loss_type) for a, b, p, q in quadruples]
+    return losses, len(losses)
+
+
+def cpo(c, r, beta=0.1, label_smoothing=0.0, loss_type="sigmoid", cpo_alpha=1.0, policy_nll_loss=None):
+    nll = -c if policy_nll_loss is None else np.broadcast_to(policy_nll_loss, c.shape)
+    triples = zip(c, r, nll, strict=True)
+    return [dpo_one(a - b, beta, label_smoothing, loss_type) + cpo_alpha * n for a, b, n in triples], len(c)
+
+
+def simpo(c, r, beta=2.0, gamma=0.5, label_smoothing=0.0, loss_type="sigmoid"):
+    pairs = [beta * (a - b) - gamma for a, b in zip(c, r, strict=True)]
+    return [max(0.0, 1 - x) if loss_type == "hinge" else smoothed(x, label_smoothing) for x in pairs], len(c)
+
+
+def orpo(c, r, beta=0.1, alpha=1.0, policy_nll_loss=None):
+    nll = -c if policy_nll_loss is None else np.broadcast_to(policy_nll_loss, c.shape)
+    losses = []
+    for a, b, n in zip(c, r, nll, strict=True):
+        p, q = math.exp(a), math.exp(b)
+        losses.append(alpha * n - beta * ln_sigma(math.log(p / (1 - p)) - math.log(q / (1 - q))))
+    return losses, len(c)
+
+
+def kto(c, r, kl_policy, ref_c, ref_r, kl_reference, beta=0.1, desirable_weight=1.0, undesirable_weight=1.0, kl=None):
+    z = (0.0 if kl is None else float(kl)) if kl_policy is None else sum(kl_policy - kl_reference) / len(kl_policy)
+    z = max(0.0, z)
+    w_c, w_r = np.broadcast_to(desirable_weight, c.shape), np.broadcast_to(undesirable_weight, r.shape)
+    good = [w * (1 - 1 / (1 + math.exp(-beta * (a - b - z)))) for a, b, w in zip(c, ref_c, w_c, strict=True)]
+    bad = [w * (1 - 1 / (1 + math.exp(-beta * (z - a + b)))) for a, b, w in zip(r, ref_r, w_r, strict=True)]
+    return good + bad, len(good) + len(bad)
+
+
+def grpo(
+    policy,
+    advantages,
+    old=None,
+    ref=None,
+    mask=None,
+    epsilon=0.2,
+    epsilon_high=None,
+    beta=0.0,
+    importance_sampling_level="token",
+    loss_type="grpo",
+    delta=None,
+    max_completion_length=None,
+):
+    n, length = policy.shape
+    mask = np.ones((n, length)) if mask is None else mask
+    old = policy if old is None else old
+    high = 1 + (epsilon if epsilon_high is None else epsilon_high)
+    tokens = np.zeros((n, length))
+    for i in range(n):
+        counted = [t for t in range(length) if mask[i, t]]
+        for t in counted:
+            shared = sum(policy[i, s] - old[i, s] for s in counted) / len(counted)
+            r = math.exp(shared if importance_sampling_level == "sequence" else policy[i, t] - old[i, t])
+            clipped = min(max(r, 1 - epsilon), high)
+            a = advantages[i] if advantages.ndim == 1 else advantages[i, t]
+            tokens[i, t] = -min((r if delta is None else min(r, delta)) * a, clipped * a)
+            if beta:
+                tokens[i, t] += beta * (math.exp(ref[i, t] - policy[i, t]) - (ref[i, t] - policy[i, t]) - 1)
+    if loss_type == "grpo":
+        return [tokens[i].sum() / max(1, mask[i].astype(bool).sum()) for i in range(n)], n
+    divisor = n * (max_completion_length or length) if loss_type == "dr_grpo" else mask.astype(bool).sum()
+    return tokens, divisor
+
+
+def logps(*shape, seed=0, low=-6.0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=g, dtype=torch.float64) * (low + 0.05) - 0.05
+
+
+def pairs(n=5, count=2):
+    return [logps(n, seed=i) for i in range(count)]
+
+
+def tokens(n=4, t=6, count=3):
+    """Policy, old and reference so far apart that ratios are clipped on both sides, and a mask with one empty completion."""
+    policy = logps(n, t, seed=1)
+    return [policy, *(policy + (logps(n, t, seed=2 + i, low=-1.2) + 0.6) for i in range(count - 1))]
+
+
+A = torch.tensor([1.3, -0.7, 0.4, -2.0], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0] * 6, [1] * 6])
+KTO = [logps(4, seed=0), logps(3, seed=1), logps(2, seed=3), logps(4, seed=4), logps(3, seed=5), logps(2, seed=6) - 1.0]
+POLICY, OLD, REF = tokens()
+
+
+def case(name, function, oracle, tensors, **kwargs):
+    return pytest.param(function, oracle, tensors, kwargs, id=name)
+
+
+CASES = [
+    case("bt", L.bradley_terry_loss, bradley_terry, pairs()),
+    case("bt_margin", L.bradley_terry_loss, bradley_terry, pairs(), margin=0.7, label_smoothing=0.2, center_rewards_coefficient=0.01),
+    case("bt_margins", L.bradley_terry_loss, bradley_terry, pairs(count=3)),
+    *(case(f"dpo_{t}", L.dpo_loss, dpo, pairs(count=4), loss_type=t, beta=0.3) for t in ("sigmoid", "robust", "hinge", "ipo")),
+    *(case(f"dpo_{t}_smooth", L.dpo_loss, dpo, pairs(count=4), loss_type=t, label_smoothing=0.1) for t in ("sigmoid", "robust")),
+    *(case(f"cpo_{t}", L.cpo_loss, cpo, pairs(), loss_type=t) for t in ("sigmoid", "hinge", "ipo")),
+    case("cpo_smooth", L.cpo_loss, cpo, pairs(), label_smoothing=0.1, cpo_alpha=0.0),
+    case("cpo_nll", L.cpo_loss, cpo, pairs(), policy_nll_loss=torch.tensor(1.7, dtype=torch.float64), cpo_alpha=0.5),
+    case("simpo", L.simpo_loss, simpo, pairs()),
+    case("simpo_hinge", L.simpo_loss, simpo, pairs(), loss_type="hinge", beta=0.4),
+    case("simpo_smooth", L.simpo_loss, simpo, pairs(), gamma=1.2, label_smoothing=0.3),
+    case("orpo", L.orpo_loss, orpo, pairs(8)),
+    case("orpo_ratio", L.orpo_loss, orpo, pairs(8), alpha=0.0, beta=1.0),
+    case("orpo_nll", L.orpo_loss, orpo, pairs(8), policy_nll_loss=logps(8, seed=9).abs()),
+    case("kto", L.kto_loss, kto, KTO),
+    case("kto_below", L.kto_loss, kto, [*KTO[:2], KTO[5], *KTO[3:5], KTO[2]], beta=0.5),
+    case("kto_weights", L.kto_loss, kto, KTO, desirable_weight=1.33, undesirable_weight=torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)),
+    case("kto_kl", L.kto_loss, kto, [*KTO[:2], None, *KTO[3:5], None], kl=0.8),
+    case("kto_kl_tensor", L.kto_loss, kto, [*KTO[:2], None, *KTO[3:5], None], kl=torch.tensor(1.8, dtype=torch.float64)),
+    case("kto_apo_zero", L.kto_loss, kto, [*KTO[:2], None, *KTO[3:5], None]),
+    case("grpo", L.grpo_loss, grpo, [POLICY, A, OLD]),
+    case("grpo_on_policy", L.grpo_loss, grpo, [POLICY, A]),
+    case("grpo_on_policy_kl", L.grpo_loss, grpo, [POLICY, A, None, REF], beta=0.04, mask=MASK.bool()),
+    case("grpo_kl", L.grpo_loss, grpo, [POLICY, A, OLD, REF, MASK], beta=0.04, epsilon_high=0.28),
+    case("grpo_tokens", L.grpo_loss, grpo, [POLICY, logps(4, 6, seed=8) + 3, OLD, REF, MASK], beta=0.5),
+    case("grpo_delta", L.grpo_loss, grpo, [POLICY, A, OLD, None, MASK], delta=1.4),
+    case("grpo_eps_1", L.grpo_loss, grpo, [POLICY, A, OLD], epsilon=1.0, epsilon_high=0.0),
+    *(case(t, L.grpo_loss, grpo, [POLICY, A, OLD, REF, MASK], loss_type=t, beta=0.1) for t in ("bnpo", "dapo", "dr_grpo")),
+    case("dr_grpo_length", L.grpo_loss, grpo, [POLICY, A, OLD], loss_type="dr_grpo", max_completion_length=10),
+    case("gspo", L.grpo_loss, grpo, [POLICY, A, OLD, REF, MASK], importance_sampling_level="sequence", epsilon=0.03, beta=0.04),
+    case("gspo_dapo", L.grpo_loss, grpo, [POLICY, logps(4, 6, seed=8) + 3, OLD], importance_sampling_level="sequence", loss_type="dapo"),
+    case("gspo_on_policy", L.grpo_loss, grpo, [POLICY, A, None, None, MASK], importance_sampling_level="sequence"),
+]
+every = pytest.mark.parametrize(("function", "oracle", "tensors", "kwargs"), CASES)
+
+
+def mapped(change, values):
+    return [change(v) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in values]
+
+
+def exact(oracle, tensors, kwargs):
+    def array(v):
+        return v.cpu().numpy() if isinstance(v, torch.Tensor) else v
+
+    losses, divisor = oracle(*map(array, tensors), **{k: array(v) for k, v in kwargs.items()})
+    return torch.as_tensor(np.array(losses, dtype=np.float64)), divisor
+
+
+@every
+def test_values_and_reductions(function, oracle, tensors, kwargs, device):
+    items, divisor = exact(oracle, tensors, kwargs)
+    tensors = [t.to(device) if isinstance(t, torch.Tensor) else t for t in tensors]
+    kwargs = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
+    check = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12, check_device=False)
+    check(function(*tensors, reduction="none", **kwargs), items)
+    check(function(*tensors, reduction="sum", **kwargs), items.sum())
+    check(function(*tensors, **kwargs), items.sum() / float(divisor))
+    check(function(*tensors, normalizer=3.5, **kwargs), items.sum() / 3.5)
+    count = torch.tensor(7, device=device)
+    check(function(*tensors, normalizer=count, reduction="sum", **kwargs), items.sum() / 7)
+    check(function(*tensors, normalizer=count, empty="zero", **kwargs), items.sum() / 7)
+    assert function(*tensors, normalizer=0 * count, empty="zero", **kwargs) == 0
+    assert not function(*tensors, normalizer=0 * count, **kwargs).isfinite()
+
+
+@every
+def test_gradients_of_every_argument(function, oracle, tensors, kwargs):
+    names = [k for k, v in kwargs.items() if isinstance(v, torch.Tensor) and v.is_floating_point() and k != "kl"]
+    fixed = {k: v for k, v in kwargs.items() if k not in names}
+    given = [*mapped(lambda t: t.clone().requires_grad_(), tensors), *(kwargs[k].clone().requires_grad_() for k in names)]
+    if function is L.kto_loss and tensors[2] is not None:
+        given[2], given[5] = tensors[2], tensors[5]
+    if function is L.grpo_loss and not kwargs.get("beta") and len(tensors) > 3:
+        given[3] = None
+
+    def call(*values):
+        return function(*values[: len(tensors)], **dict(zip(names, values[len(tensors) :], strict=True)), reduction="none", **fixed)
+
+    if function is L.grpo_loss and tensors[2:3] in ([], [None]):
+        # what is differentiated holds the sampling policy fixed, which differences do not: give it
+        old = tensors[0].clone()
+        ours = torch.autograd.grad(call(*given).square().sum(), given[0])[0]
+        other = torch.autograd.grad(function(given[0], given[1], old, *given[3:], reduction="none", **kwargs).square().sum(), given[0])[0]
+        assert torch.equal(ours, other)
+        assert ours.any()
+        return
+    assert torch.autograd.gradcheck(call, given)
+    assert torch.autograd.gradgradcheck(call, given, atol=1e-4)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision(function, oracle, tensors, kwargs, dtype):
+    """float32 inside: as exact on rounded arguments as float32 is."""
+    tensors = mapped(lambda t: t.to(dtype), tensors)
+    kwargs = dict(zip(kwargs, mapped(lambda t: t.to(dtype), kwargs.values()), strict=True))
+    doubled = dict(zip(kwargs, mapped(torch.Tensor.double, kwargs.values()), strict=True))
+    items, divisor = exact(oracle, mapped(torch.Tensor.double, tensors), doubled)
+    given = mapped(lambda t: t.clone().requires_grad_(), tensors)
+    none, mean = function(*given, reduction="none", **kwargs), function(*given, **kwargs)
+    assert none.dtype == mean.dtype == torch.float32
+    torch.testing.assert_close(none.double(), items, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(mean.double(), items.sum() / float(divisor), rtol=2e-6, atol=2e-6)
+    mean.backward()
+    wide = mapped(lambda t: t.double().requires_grad_(), tensors)
+    function(*wide, **kwargs).backward()
+    for a, b in zip(given, wide, strict=True):
+        if isinstance(a, torch.Tensor) and a.grad is not None:
+            assert a.grad.dtype == dtype
+            torch.testing.assert_close(a.grad.double(), b.grad, rtol=2 * torch.finfo(dtype).eps + 2e-5, atol=1e-6)
+
+
+def test_mixed_precision_takes_the_widest():
+    c, r = pairs()
+    assert L.simpo_loss(c.half(), r.bfloat16()).dtype == torch.float32
+    assert L.simpo_loss(c.half(), r).dtype == torch.float64
+
+
+@every
+def test_compile(function, oracle, tensors, kwargs):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *t: function(*t, **kwargs), fullgraph=True, dynamic=True, backend="aot_eager")
+    given, again = (mapped(lambda t: t.clone().requires_grad_(), tensors) for _ in range(2))
+    ours, eager = compiled(*given), function(*again, **kwargs)
+    torch.testing.assert_close(ours, eager)
+    ours.backward()
+    eager.backward()
+    for a, b in zip(given, again, strict=True):
+        if isinstance(a, torch.Tensor) and a.is_floating_point():
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_inductor():
+    module = L.GRPOLoss(beta=0.1)
+
+    def step(chosen, rejected):
+        return module(POLICY, A, OLD, REF, MASK) + L.orpo_loss(chosen, rejected)
+
+    torch.testing.assert_close(torch.compile(step, fullgraph=True)(*pairs()), step(*pairs()))
+
+
+@every
+def test_autocast_changes_nothing(function, oracle, tensors, kwargs):
+    tensors = mapped(torch.Tensor.float, tensors)
+    kwargs = dict(zip(kwargs, mapped(torch.Tensor.float, kwargs.values()), strict=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = function(*tensors, **kwargs)
+    assert torch.equal(inside, function(*tensors, **kwargs))
+
+
+def test_new_settings_and_sizes_compile_few_graphs():
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(L.dpo_loss, fullgraph=True, backend=backend)
+    for n, beta in ((3, 0.1), (4, 0.2), (5, 0.3), (6, 0.4), (7, 0.5)):
+        args = pairs(n, 4)
+        torch.testing.assert_close(compiled(*args, beta), L.dpo_loss(*args, beta))
+    assert len(graphs) <= 3
+
+
+@every
+def test_func(function, oracle, tensors, kwargs):
+    """torch.func.grad is autograd's, and vmap is one call after another."""
+
+    def call(x):
+        return function(x, *tensors[1:], **kwargs)
+
+    x = tensors[0].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(call(x), x)
+    torch.testing.assert_close(torch.func.grad(call)(tensors[0]), gradient)
+    stacked = torch.stack([tensors[0], tensors[0] - 0.1])
+    torch.testing.assert_close(torch.func.vmap(call)(stacked), torch.stack([call(x) for x in stacked]))
+    direction = torch.cos(tensors[0])
+    torch.testing.assert_close(torch.func.jvp(call, (tensors[0],), (direction,))[1], (gradient * direction).sum())
+
+
+def test_hand_computed():
+    zero = torch.zeros(1)
+    ln2 = math.log(2)
+    assert L.bradley_terry_loss(zero, zero).item() == pytest.approx(ln2)
+    assert L.bradley_terry_loss(torch.tensor([math.log(3)]), zero).item() == pytest.approx(math.log(4 / 3))
+    assert L.bradley_terry_loss(zero + 2, zero - 1, center_rewards_coefficient=1.0, margin=3.0).item() == pytest.approx(ln2 + 1)
+    assert L.dpo_loss(zero, zero, zero, zero).item() == pytest.approx(ln2)
+    assert L.dpo_loss(zero - 1, zero - 3, zero - 2, zero - 2, loss_type="ipo", beta=0.5).item() == pytest.approx(1.0)
+    assert L.dpo_loss(zero - 1, zero - 3, zero - 2, zero - 2, loss_type="hinge", beta=0.25).item() == pytest.approx(0.5)
+    assert L.simpo_loss(zero - 1, zero - 1.25).item() == pytest.approx(ln2)
+    assert L.cpo_loss(zero - 2, zero - 2).item() == pytest.approx(ln2 + 2)
+    half, third = torch.tensor([0.5]).log(), torch.tensor([1 / 3]).log()
+    # odds 1 and 1/2: ln(1 + 1/2)
+    assert L.orpo_loss(half, third, beta=1.0).item() == pytest.approx(math.log(1.5) + ln2, rel=1e-6)
+    assert L.kto_loss(zero, zero, None, zero, zero, None).item() == pytest.approx(0.5)
+    assert L.kto_loss(zero[:0], zero, zero + 1, zero[:0], zero, zero, beta=math.log(3)).item() == pytest.approx(0.25)
+    ratio = torch.tensor([[2.0, 1.1, 0.5]]).log()
+    one = torch.ones(1)
+    assert L.grpo_loss(ratio, one, 0 * ratio).item() == pytest.approx(-(1.2 + 1.1 + 0.5) / 3)
+    assert L.grpo_loss(ratio, -one, 0 * ratio).item() == pytest.approx((2.0 + 1.1 + 0.8) / 3)
+    assert L.grpo_loss(ratio, -one, 0 * ratio, delta=1.5).item() == pytest.approx((1.5 + 1.1 + 0.8) / 3)
+    assert L.grpo_loss(ratio, one, 0 * ratio, importance_sampling_level="sequence").item() == pytest.approx(-(1.1 ** (1 / 3)))
+
+
+def test_hand_computed_gradients():
+    c, r = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    (3 * L.dpo_loss(c, r, torch.zeros(1), torch.zeros(1), beta=0.2)).backward()
+    assert (c.grad.item(), r.grad.item()) == pytest.approx((-0.3, 0.3))
+    x = torch.tensor([[2.0, 1.1, 0.5]]).log().requires_grad_()
+    L.grpo_loss(x, torch.ones(1), torch.zeros(1, 3), loss_type="dapo").backward()
+    assert x.grad[0].tolist() == pytest.approx([0, -1.1 / 3, -0.5 / 3])
+    x = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    L.grpo_loss(x, torch.tensor([2.0]), normalizer=4, reduction="sum", loss_type="dapo").backward()
+    assert x.grad[0].tolist() == [-0.5, -0.5]
+
+
+def test_robust_is_the_mean_over_the_noise_and_conservative_is_not():
+    """Labels swapped at rate ε: the robust loss is the clean one in expectation (arXiv 2403.00409, lemma 3.1)."""
+    c, r, p, q = pairs(count=4)
+    clean = L.dpo_loss(c, r, p, q)
+    for loss_type, same in (("robust", True), ("sigmoid", False)):
+        loss = partial(L.dpo_loss, label_smoothing=0.2, loss_type=loss_type)
+        assert torch.isclose(0.8 * loss(c, r, p, q) + 0.2 * loss(r, c, q, p), clean).item() is same

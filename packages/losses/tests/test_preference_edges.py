@@ -1,0 +1,388 @@
+"""Preference objectives at the edges: extremes, masks, empty batches, errors; and their modules."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from lossforge import losses as L
+
+INF = math.inf
+
+
+def logps(*shape, seed):
+    return -6 * torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pairs(n=5, count=2):
+    return [logps(n, seed=i) for i in range(count)]
+
+
+KTO = [logps(n, seed=i) for i, n in enumerate((4, 3, 2, 4, 3, 2))]
+POLICY = logps(4, 6, seed=1)
+OLD, REF = (POLICY + logps(4, 6, seed=2 + i) / 5 + 0.6 for i in range(2))
+A = torch.tensor([1.3, -0.7, 0.4, -2.0], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0] * 6, [1] * 6])
+
+
+def value_and_gradients(function, *values, **kwargs):
+    given = [torch.tensor(v, requires_grad=True) for v in values]
+    out = function(*given, reduction="none", **kwargs)
+    return out.tolist(), [g.tolist() for g in torch.autograd.grad(out.sum(), given)]
+
+
+def hinge(c, r, **kwargs):
+    return L.dpo_loss(c, r, torch.zeros_like(c), torch.zeros_like(r), beta=1.0, loss_type="hinge", **kwargs)
+
+
+def kto_without_baseline(c, r, **kwargs):
+    return L.kto_loss(c, r, None, torch.full_like(c, -1.0), torch.full_like(r, -1.0), None, **kwargs)
+
+
+@pytest.mark.parametrize("low", [-1e4, -INF])
+def test_extreme_log_probabilities(low):
+    """The chosen one at `low`, then the rejected one."""
+    far = -low
+    (worst, best), gradients = value_and_gradients(L.simpo_loss, [low, -1.0], [-1.0, low])
+    assert (worst, best) == (2 * far - 1.5, 0)
+    assert gradients == [[-2, 0], [2, 0]]
+    (worst, best), gradients = value_and_gradients(L.dpo_loss, [low, -1.0], [-1.0, low], [-1.0, -1.0], [-1.0, -1.0], beta=1.0)
+    assert (worst, best) == (far - 1, 0)
+    assert gradients == [[-1, 0], [1, 0], [1, 0], [-1, 0]]
+    (worst, best), gradients = value_and_gradients(hinge, [low, -1.0], [-1.0, low])
+    assert (worst, best) == (far, 0)
+    assert gradients == [[-1, 0], [1, 0]]
+    (lost, kept), gradients = value_and_gradients(kto_without_baseline, [low], [low])
+    assert (lost, kept) == (1, 0)
+    assert gradients == [[0], [0]]
+    (worst, best), gradients = value_and_gradients(L.bradley_terry_loss, [low, 1.0], [1.0, low], label_smoothing=0.25)
+    assert (worst, best) == (0.75 * (far + 1), 0.25 * (far + 1))
+    assert gradients == [[-0.75, 0.25], [0.75, -0.25]]
+
+
+def test_policy_and_reference_both_without_the_completion():
+    low, one = torch.tensor([-INF]), torch.tensor([-1.0])
+    assert L.dpo_loss(low, one, low, one).isnan()
+    assert L.kto_loss(low, one, None, low, one, None).isnan()
+    assert L.dpo_loss(low, one, one, one, loss_type="robust", label_smoothing=0.1) == INF
+    assert L.dpo_loss(low, one, one, one, loss_type="ipo") == INF
+
+
+@pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-12, 1e-30])
+def test_odds_near_one(small):
+    """odds = 1 / expm1(-log p); at p = 1 - 1e-12 the quotient p / (1 - p) of float32 is a division by 0."""
+    for a, b in ((small, 0.5), (0.5, small), (small, 3 * small), (small, 90.0), (small, 1e4)):
+        (loss,), gradients = value_and_gradients(L.orpo_loss, [-a], [-b], beta=1.0, alpha=0.0)
+        a, b = float(np.float32(a)), float(np.float32(b))
+        u, v = math.expm1(a), math.expm1(min(b, 700.0))
+        assert loss == pytest.approx(math.log1p(u / v), rel=1e-5, abs=1e-40)
+        wanted = [-math.exp(a) / (u + v), u * math.exp(min(b, 700.0)) / v / (u + v)]
+        assert [g[0] for g in gradients] == pytest.approx(wanted, rel=1e-5, abs=1e-37)
+
+
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (30.0, 95.0), (95.0, 100.0), (100.0, 95.0), (200.0, 1e4), (1e4, 1e4)])
+def test_small_odds(a, b):
+    """Far from 1, odds are p, and e^90 is beyond float32."""
+    (loss,), gradients = value_and_gradients(L.orpo_loss, [-a], [-b], beta=1.0, alpha=0.0)
+    share = 1 / (1 + math.exp(min(b - a, 700.0)))
+    assert loss == pytest.approx(-math.log1p(-share), rel=1e-5)
+    rise = math.e / (math.e - 1) if a == 1 else 1.0
+    assert [g[0] for g in gradients] == pytest.approx([-rise * share, rise * share], rel=1e-5, abs=1e-37)
+
+
+def test_odds_at_the_ends():
+    (loss,), ((dc,), (dr,)) = value_and_gradients(L.orpo_loss, [0.0], [-math.log(2)], beta=1.0, alpha=0.0)
+    assert (loss, dr) == (0, 0)
+    assert dc == pytest.approx(-1, rel=1e-6)
+    (loss,), ((dc,), _) = value_and_gradients(L.orpo_loss, [-math.log(2)], [0.0], beta=1.0, alpha=0.0)
+    assert loss == INF
+    assert dc == pytest.approx(-2, rel=1e-6)
+    (loss,), gradients = value_and_gradients(L.orpo_loss, [-1.0], [-INF], beta=1.0, alpha=0.0)
+    assert (loss, gradients) == (0, [[0], [0]])
+    (loss,), _ = value_and_gradients(L.orpo_loss, [-INF], [-1.0], beta=1.0, alpha=0.0)
+    assert loss == INF
+    (loss,), gradients = value_and_gradients(L.orpo_loss, [-1e4], [-1.0], beta=1.0, alpha=0.0)
+    assert loss == pytest.approx(1e4 - math.log(math.expm1(1)))
+    assert [g[0] for g in gradients] == pytest.approx([-1, math.e / (math.e - 1)], rel=1e-6)
+    assert L.orpo_loss(torch.zeros(1), torch.zeros(1)).isnan()
+    assert L.orpo_loss(torch.full((1,), -INF), torch.full((1,), -INF)).isnan()
+    assert L.orpo_loss(torch.full((1,), -1.0), torch.full((1,), 0.1)).isnan()
+    (loss,), ((dc,), _) = value_and_gradients(L.orpo_loss, [1e-9], [-math.log(2)], beta=1.0, alpha=0.0)
+    assert (loss, dc) == (pytest.approx(-1e-9), pytest.approx(-1))
+
+
+def test_ratios_that_overflow():
+    """exp(1000) is inf: clipped, it gives the bound and no gradient; not clipped, the loss is as large as it is."""
+    x = torch.tensor([[1000.0, -1000.0, 0.0]], requires_grad=True)
+    old = torch.zeros(1, 3)
+    for advantage, losses, gradient in ((1.0, [-1.2, 0, -1], [0, 0, -1]), (0.0, [0, 0, 0], [0, 0, 0])):
+        a = torch.tensor([advantage], requires_grad=True)
+        out = L.grpo_loss(x, a, old, loss_type="dapo", reduction="none")
+        assert out[0].tolist() == pytest.approx(losses)
+        dx, da = torch.autograd.grad(out.sum(), (x, a))
+        assert dx[0].tolist() == gradient
+        assert da.item() == pytest.approx(-2.2 if advantage else -1.2 - 0.8 - 1)
+    out = L.grpo_loss(x, torch.tensor([-1.0]), old, loss_type="dapo", reduction="none")
+    assert out[0].tolist() == pytest.approx([INF, 0.8, 1])
+    out = L.grpo_loss(x, torch.tensor([-1.0]), old, loss_type="dapo", reduction="none", delta=4.0)
+    assert out[0].tolist() == pytest.approx([4, 0.8, 1])
+    assert torch.autograd.grad(out.sum(), x)[0][0].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
+def test_what_is_masked_does_not_matter(level, loss_type):
+    clean = [t.clone().requires_grad_() for t in (POLICY, A.unsqueeze(1).expand(4, 6), OLD, REF)]
+    dirty = [
+        torch.where(MASK != 0, t.detach(), bad).requires_grad_() for t, bad in zip(clean, (torch.nan, INF, -INF, torch.nan), strict=True)
+    ]
+    results = []
+    for values in (clean, dirty):
+        out = L.grpo_loss(*values, MASK, beta=0.1, importance_sampling_level=level, loss_type=loss_type)
+        results.append([out.detach(), *torch.autograd.grad(out, values)])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+    assert all((g[MASK == 0] == 0).all() for g in results[1][1:])
+    # one advantage a completion, nan where the completion is empty
+    a = torch.where(MASK.any(1), A, torch.nan)
+    x = POLICY.clone().requires_grad_()
+    out = L.grpo_loss(x, a, OLD, None, MASK, importance_sampling_level=level, loss_type=loss_type)
+    out.backward()
+    assert out.isfinite()
+    assert x.grad.isfinite().all()
+
+
+def test_sequence_logps():
+    x = torch.tensor([[-1.0, -2.0, torch.nan], [-3.0, -INF, -1.0], [-1.0, -1.0, -1.0]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]])
+    assert L.sequence_logps(x, mask).tolist() == [-3, -4, 0]
+    mean = L.sequence_logps(x, mask.bool(), average_log_prob=True)
+    assert mean.tolist() == [-1.5, -2, 0]
+    mean.sum().backward()
+    assert x.grad.tolist() == [[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0, 0]]
+    y = torch.full((2, 3, 4), -0.5, dtype=torch.float16)
+    assert L.sequence_logps(y).tolist() == [[-2] * 3] * 2
+    assert L.sequence_logps(y, average_log_prob=True).tolist() == [[-0.5] * 3] * 2
+    assert L.sequence_logps(y).dtype == torch.float32
+    assert L.sequence_logps(y[..., :0], average_log_prob=True).tolist() == [[0] * 3] * 2
+    with pytest.raises(ValueError, match="per_token_logps must have shape"):
+        L.sequence_logps(torch.tensor(-1.0))
+    with pytest.raises(ValueError, match=re.escape("mask must have the shape of per_token_logps, (2, 3, 4), got (2, 3)")):
+        L.sequence_logps(y, torch.ones(2, 3, dtype=torch.bool))
+
+
+def none(*shape):
+    return torch.zeros(*shape, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [(L.bradley_terry_loss, 2), (L.dpo_loss, 4), (L.cpo_loss, 2), (L.simpo_loss, 2), (L.orpo_loss, 2), (L.kto_loss, 6)],
+)
+def test_empty_batches(function, count):
+    values = [none(0) for _ in range(count)]
+    assert function(*values).isnan()
+    assert function(*values, empty="zero") == 0
+    assert function(*values, reduction="sum") == 0
+    assert function(*values, normalizer=4) == 0
+    assert function(*values, reduction="none").shape == (0,)
+    function(*values, empty="zero").backward()
+    assert values[0].grad.shape == (0,)
+
+
+def test_grpo_without_tokens():
+    for loss_type in ("grpo", "dapo", "dr_grpo"):
+        x = none(0, 3)
+        assert L.grpo_loss(x, none(0), loss_type=loss_type).isnan()
+        assert L.grpo_loss(x, none(0), loss_type=loss_type, empty="zero") == 0
+    x, nothing = none(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+    assert L.grpo_loss(x, torch.ones(2), mask=nothing) == 0
+    assert L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo", empty="zero") == 0
+    out = L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo")
+    assert out.isnan()
+    out.backward()
+    assert (x.grad == 0).all()
+    assert L.grpo_loss(none(2, 0), torch.ones(2)) == 0
+
+
+def test_kto_with_one_side_or_no_baseline():
+    c, r, _, pc, pr, _ = KTO
+    one = L.kto_loss(c, r[:0], None, pc, pr[:0], None)
+    two = L.kto_loss(c[:0], r, None, pc[:0], pr, None)
+    both = L.kto_loss(c, r, None, pc, pr, None)
+    assert both.item() == pytest.approx((4 * one.item() + 3 * two.item()) / 7)
+    assert L.kto_loss(c, r, c[:0], pc, pr, c[:0]).isnan()
+    assert torch.equal(L.kto_loss(c, r, c[:0], pc, pr, c[:0], empty="zero"), both)
+    assert torch.equal(L.kto_loss(c, r, None, pc, pr, None, kl=-3.0), both)
+
+
+def test_kto_baseline_has_no_gradient():
+    c, r, k, pc, pr, pk = (t.clone().requires_grad_() for t in KTO)
+    L.kto_loss(c, r, k, pc, pr, pk).backward()
+    assert k.grad is None
+    assert pk.grad is None
+    assert c.grad.any()
+
+
+def test_kto_with_labels_as_weights():
+    """Every completion on both sides, with weights 0 and 1: the batch has one shape whatever its labels."""
+    x, ref, good = logps(6, seed=0), logps(6, seed=1), torch.tensor([1.0, 0, 0, 1, 1, 0], dtype=torch.float64)
+    masked = L.kto_loss(x, x, None, ref, ref, None, desirable_weight=good, undesirable_weight=1 - good, normalizer=6, kl=0.3)
+    g = good.bool()
+    torch.testing.assert_close(masked, L.kto_loss(x[g], x[~g], None, ref[g], ref[~g], None, kl=0.3))
+
+
+def test_shapes_of_any_number_of_dimensions():
+    values = [t.view(2, 3) for t in pairs(6, 4)]
+    assert L.dpo_loss(*values, reduction="none").shape == (2, 3)
+    torch.testing.assert_close(L.dpo_loss(*values), L.dpo_loss(*pairs(6, 4)))
+    strided = [torch.stack([t, t], -1)[..., 0] for t in values]
+    assert torch.equal(L.dpo_loss(*strided), L.dpo_loss(*values))
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "values", "settings"),
+    [
+        (L.BradleyTerryLoss, L.bradley_terry_loss, pairs(), {"label_smoothing": 0.1, "center_rewards_coefficient": 0.1}),
+        (L.DPOLoss, L.dpo_loss, pairs(count=4), {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "robust"}),
+        (L.CPOLoss, L.cpo_loss, pairs(), {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "sigmoid", "cpo_alpha": 0.2}),
+        (L.SimPOLoss, L.simpo_loss, pairs(), {"beta": 0.3, "gamma": 0.1, "label_smoothing": 0.0, "loss_type": "hinge"}),
+        (L.ORPOLoss, L.orpo_loss, pairs(), {"beta": 0.3, "alpha": 0.1}),
+        (L.KTOLoss, L.kto_loss, KTO, {"beta": 0.3, "desirable_weight": 0.5, "undesirable_weight": 0.7}),
+        (
+            L.GRPOLoss,
+            L.grpo_loss,
+            [POLICY, A, OLD, REF, MASK],
+            {
+                "epsilon": 0.1,
+                "epsilon_high": 0.3,
+                "beta": 0.3,
+                "importance_sampling_level": "sequence",
+                "loss_type": "dr_grpo",
+                "delta": 1.5,
+                "max_completion_length": 9,
+            },
+        ),
+    ],
+    ids=lambda v: v.__name__ if isinstance(v, type) else "",
+)
+def test_modules(module, function, values, settings):
+    assert torch.equal(module()(*values), function(*values))
+    for reduction in ("none", "mean", "sum"):
+        made = module(*settings.values(), reduction, empty="zero")
+        assert torch.equal(made(*values), function(*values, reduction=reduction, empty="zero", **settings))
+    assert torch.equal(module(reduction="sum")(*values, normalizer=5), function(*values, reduction="sum", normalizer=5))
+    assert not module().state_dict()
+    assert all(f"{k}={v!r}" in repr(made) for k, v in settings.items())
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        module(reduction="avg")
+
+
+def test_module_takes_what_each_call_brings():
+    c, r, m = pairs(count=3)
+    assert torch.equal(L.BradleyTerryLoss()(c, r, margin=m), L.bradley_terry_loss(c, r, m))
+    w = torch.tensor([0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
+    assert torch.equal(L.KTOLoss()(*KTO, desirable_weight=w), L.kto_loss(*KTO, desirable_weight=w))
+    assert torch.equal(L.CPOLoss()(c, r, policy_nll_loss=m), L.cpo_loss(c, r, policy_nll_loss=m))
+
+
+X, Y, INT = torch.zeros(3), torch.zeros(2), torch.zeros(3, dtype=torch.long)
+Z = torch.zeros(2, 3)
+META = torch.zeros(3, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: L.dpo_loss(X, Y, X, X), ValueError, "policy_rejected_logps must have the shape of policy_chosen_logps, (3,), got (2,)"),
+        (lambda: L.dpo_loss(X, X, X, INT), TypeError, "reference_rejected_logps must be of a floating dtype, got torch.int64"),
+        (lambda: L.dpo_loss(X, X, X, [0.0]), TypeError, "reference_rejected_logps must be a tensor, got list"),
+        (
+            lambda: L.dpo_loss(X, X, META, X),
+            ValueError,
+            "reference_chosen_logps must be on the device of policy_chosen_logps, cpu, got meta",
+        ),
+        (lambda: L.dpo_loss(X, X, X, X, 0.0), ValueError, "beta must be finite and above 0, got 0.0"),
+        (lambda: L.dpo_loss(X, X, X, X, X), TypeError, "beta must be a number, got Tensor"),
+        (
+            lambda: L.dpo_loss(X, X, X, X, loss_type="ipo2"),
+            ValueError,
+            "loss_type must be one of 'sigmoid', 'robust', 'hinge', 'ipo', got 'ipo2'",
+        ),
+        (lambda: L.dpo_loss(X, X, X, X, label_smoothing=0.6), ValueError, "label_smoothing must be finite and at least 0 and at most 0.5"),
+        (lambda: L.dpo_loss(X, X, X, X, 0.1, 0.5, "robust"), ValueError, "label_smoothing must be below 0.5"),
+        (
+            lambda: L.dpo_loss(X, X, X, X, 0.1, 0.1, "ipo"),
+            ValueError,
+            'label_smoothing needs loss_type "sigmoid" or "robust", got 0.1 with',
+        ),
+        (lambda: L.dpo_loss(X, X, X, X, reduction="avg"), ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'"),
+        (lambda: L.dpo_loss(X, X, X, X, reduction="none", normalizer=2), ValueError, "normalizer needs a scalar result"),
+        (lambda: L.dpo_loss(X, X, X, X, normalizer=X), ValueError, "normalizer must be a number or a 0-d tensor, got shape (3,)"),
+        (lambda: L.dpo_loss(X, X, X, X, empty="0"), ValueError, "empty must be one of 'nan', 'zero', got '0'"),
+        (lambda: L.bradley_terry_loss(X, X, Y), ValueError, "margin must have the shape of rewards_chosen, (3,), got (2,)"),
+        (lambda: L.bradley_terry_loss(X, X, "1"), TypeError, "margin must be a number, got str"),
+        (
+            lambda: L.bradley_terry_loss(X, X, center_rewards_coefficient=-1),
+            ValueError,
+            "center_rewards_coefficient must be finite and at least 0",
+        ),
+        (lambda: L.cpo_loss(X, X, cpo_alpha=-1.0), ValueError, "cpo_alpha must be finite and at least 0, got -1.0"),
+        (
+            lambda: L.cpo_loss(X, X, policy_nll_loss=Y),
+            ValueError,
+            "policy_nll_loss must be 0-d or have the shape of policy_chosen_logps, (3,)",
+        ),
+        (lambda: L.cpo_loss(X, X, loss_type="robust"), ValueError, "loss_type must be one of 'sigmoid', 'hinge', 'ipo', got 'robust'"),
+        (lambda: L.orpo_loss(X, X, policy_nll_loss=1.0), TypeError, "policy_nll_loss must be a tensor, got float"),
+        (lambda: L.orpo_loss(X, X, -0.1), ValueError, "beta must be finite and at least 0, got -0.1"),
+        (lambda: L.simpo_loss(X, X, gamma=INF), ValueError, "gamma must be finite, got inf"),
+        (lambda: L.simpo_loss(X, X, loss_type="ipo"), ValueError, "loss_type must be one of 'sigmoid', 'hinge', got 'ipo'"),
+        (lambda: L.kto_loss(X, Y, X, X, Y, None), ValueError, "go together, got None for reference_KL_logps"),
+        (lambda: L.kto_loss(X, Y, X, X, Y, X, kl=0.1), ValueError, "kl takes the place of policy_KL_logps"),
+        (
+            lambda: L.kto_loss(X, Y, X, X, X, X),
+            ValueError,
+            "reference_rejected_logps must have the shape of policy_rejected_logps, (2,), got (3,)",
+        ),
+        (lambda: L.kto_loss(Z, Y, None, Z, Y, None), ValueError, "policy_chosen_logps must have shape (N,), got (2, 3)"),
+        (lambda: L.kto_loss(X, Y, None, X, Y, None, kl=X), ValueError, "kl must be a number or a 0-d tensor, got shape (3,)"),
+        (
+            lambda: L.kto_loss(X, Y, None, X, Y, None, desirable_weight=Y),
+            ValueError,
+            "desirable_weight must be a number, 0-d, or of the shape",
+        ),
+        (
+            lambda: L.kto_loss(X, Y, None, X, Y, None, undesirable_weight=-1.0),
+            ValueError,
+            "undesirable_weight must be finite and at least 0",
+        ),
+        (lambda: L.grpo_loss(X, X), ValueError, "per_token_logps must have shape (N, T), got (3,)"),
+        (lambda: L.grpo_loss(Z, X), ValueError, "advantages must have shape (2,) or (2, 3), got (3,)"),
+        (lambda: L.grpo_loss(Z, Y, X), ValueError, "old_per_token_logps must have the shape of per_token_logps, (2, 3), got (3,)"),
+        (lambda: L.grpo_loss(Z, Y, beta=0.1), ValueError, "ref_per_token_logps must be given where beta is above 0"),
+        (lambda: L.grpo_loss(Z, Y, mask=Z), TypeError, "mask must be of dtype bool or an integer dtype, got torch.float32"),
+        (lambda: L.grpo_loss(Z, Y, mask=INT), ValueError, "mask must have the shape of per_token_logps, (2, 3), got (3,)"),
+        (lambda: L.grpo_loss(Z, Y, mask=[1]), TypeError, "mask must be a tensor, got list"),
+        (lambda: L.grpo_loss(Z, Y, epsilon=1.5), ValueError, "epsilon must be finite and at least 0 and at most 1, got 1.5"),
+        (lambda: L.grpo_loss(Z, Y, epsilon_high=-0.1), ValueError, "epsilon_high must be finite and at least 0, got -0.1"),
+        (lambda: L.grpo_loss(Z, Y, delta=1.1), ValueError, "delta must be finite and above 1.2, got 1.1"),
+        (
+            lambda: L.grpo_loss(Z, Y, importance_sampling_level="word"),
+            ValueError,
+            "importance_sampling_level must be one of 'token', 'sequence'",
+        ),
+        (lambda: L.grpo_loss(Z, Y, loss_type="ppo"), ValueError, "loss_type must be one of 'grpo', 'bnpo', 'dapo', 'dr_grpo', got 'ppo'"),
+        (lambda: L.grpo_loss(Z, Y, max_completion_length=5), ValueError, "max_completion_length must be at least 1, with loss_type"),
+        (
+            lambda: L.grpo_loss(Z, Y, loss_type="dr_grpo", max_completion_length=1.5),
+            TypeError,
+            "max_completion_length must be a whole number",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()

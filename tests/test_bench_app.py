@@ -1,0 +1,109 @@
+"""experiments/bench.py: a run on CPU from filters to the store, and mistakes that stop it at once."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SMALL = ["suite=small", "shape=64x10,256x1000", "milliseconds=2", "device=cpu"]
+
+
+def bench(clone, *words):
+    clone.script = "experiments/bench.py"
+    return clone.run(*words)
+
+
+@pytest.fixture(scope="module")
+def ran(new_clone):
+    clone = new_clone()
+    done = bench(clone, *SMALL, "out=figures.json", "commit=abc123", "contenders=lossforge,torch,timm,liger")
+    assert done.status == 0, done.output
+    clone.output = done.output
+    return clone
+
+
+def test_it_says_what_a_machine_without_a_gpu_cannot_measure(ran):
+    assert "No CUDA GPU: wall-clock times of the plain-torch path" in ran.output
+    assert "Not measured: the kernels, time on the device" in ran.output
+    assert "1/3 · ce 256x1000 fp32 · ms: lossforge " in ran.output
+
+
+def test_report_of_the_run(ran):
+    from lossforge.bench.report import load
+
+    report = load(ran.path / "figures.json")
+    (folder,) = ran.run_folders()
+    assert load(folder / "report.json") == report
+    assert report.commit == "abc123"
+    assert report.gpu == "none"
+    assert report.copy_bytes_per_second is None
+    assert report.settings["milliseconds"] == 2
+    assert [(r.label, r.contender) for r in report.rows] == [
+        ("ce 256x1000 fp32", "lossforge"),
+        ("ce 256x1000 fp32", "torch"),
+        ("ce label smoothing 256x1000 fp32", "lossforge"),
+        ("ce label smoothing 256x1000 fp32", "torch"),
+        ("ce label smoothing 256x1000 fp32", "timm"),
+        ("ce 64x10 fp32", "lossforge"),
+        ("ce 64x10 fp32", "torch"),
+    ]
+    assert all(r.status == "ok" and r.ms > 0 and r.gradient_error < 1e-5 for r in report.rows)
+
+
+def test_store_holds_the_run(ran):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{ran.path / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("lossforge").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "bench-measure"
+    report = json.loads((ran.path / "figures.json").read_text())
+    first = report["rows"][0]
+    assert run.data.metrics["ce 256x1000 fp32/lossforge/ms"] == pytest.approx(first["ms"])
+    assert run.data.params["suite"] == "['small']"
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"config.yaml", "metrics.jsonl", "report.json"}
+
+
+def test_a_report_compares_with_itself(ran):
+    command = [sys.executable, "-m", "lossforge.bench.compare", "figures.json", "figures.json"]
+    done = subprocess.run(command, cwd=ran.path, env=ran.env, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "0 changed, 0 in one only, 0 regressions (abc123 → abc123)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
+        (["shape=8192x3200"], ["8192x3200", "'8192x32000'"]),
+        (["dtype=fp16"], ["fp16", "bf16, fp32"]),
+        (["contenders=lossforge,triton"], ["triton", "torch.compile"]),
+        (["contenders=x*"], ["x*", "lossforge"]),
+        (["suite=tables"], ["'table'"]),
+        (["loss=mae", "shape=8192x32000"], ["no case has all of it", "loss=mae, shape=8192x32000"]),
+        (["mode=profil"], ["'profile'", "measure"]),
+        (["mode=profile", "device=cpu"], ["needs a CUDA GPU"]),
+        (["milliseconds=0"], ["milliseconds", "above 0"]),
+        (["milisecond=10"], ["'milliseconds'"]),
+        (["trackng=none"], ["'tracking'"]),
+        (["--hlep"], ["--hlep", "'--help'"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_mistake(clone, words, said):
+    before = clone.contents()
+    done = bench(clone, *words)
+    assert done.status == 1, done.output
+    assert "Traceback" not in done.output
+    assert [text for text in said if text not in done.output] == [], done.output
+    assert done.seconds < (20 if words[0] == "mode=profile" else 2)
+    assert clone.contents() == before
+
+
+def test_help_answers_at_once(clone):
+    done = bench(clone, "--help")
+    assert done.status == 0
+    assert done.seconds < 1
+    for text in ("retinanet-800x1344", "torch.compile", "8192x128256", "suite=scaling", "mode=profile"):
+        assert text in done.output
