@@ -76,9 +76,9 @@ class _Make:
 
 def samples(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> Iterator[Sample]:
     """Calls that together touch every target, weight, option and layout of the loss's template."""
-    make = _Make(device, dtype, loss.domain, seed)
-    yield from (_elementwise if loss.template == "elementwise" else _rowwise)(make)
-    plain = next(_elementwise(make) if loss.template == "elementwise" else _rowwise(make))
+    make, template = _Make(device, dtype, loss.domain, seed), _SAMPLES[loss.template]
+    yield from template(make)
+    plain = next(template(make))
     for options in loss.options:
         yield Sample(f"options {options}", plain.x, plain.target, options)
 
@@ -144,3 +144,6 @@ def _rowwise(make: _Make) -> Iterator[Sample]:
     yield Sample("mixup pair, image", make.logits(2, 5, 3, 4), image, {**every, "target_b": make.index(0, 5, 2, 3, 4), "lam": make.unit(2)})
     yield Sample("normalizer", make.logits(7, 10), index, {"normalizer": torch.tensor(3.0, device=make.device)})
     yield Sample("normalizer, number", make.logits(7, 10), index, {"normalizer": 5})
+
+
+_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {"elementwise": _elementwise, "rowwise": _rowwise}

@@ -1,51 +1,11 @@
-"""Each formula twice: as the kernels inline it, and as its plain-torch twin, which autograd differentiates.
-
-The twins of element-wise formulas take (x, y, *hyper) and return the value per element; those of row-wise ones take (z, *hyper), z per row.
-"""
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
+"""Losses of independent yes-or-no decisions."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge import kernels
-from lossforge.kernels.formulas import asymmetric, bce, focal, l1, poly, regression, softmax
-
-
-class Formula(NamedTuple):
-    """special: a quicker kernel formula for the hyper-parameters of which `applies`, a device function, is true.
-
-    hard: kernel and special for targets of 0 and 1.
-    """
-
-    kernel: Any
-    twin: Callable[..., Tensor]
-    special: Any = None
-    applies: Any = None
-    hard: tuple[Any, Any] | None = None
-
-    @property
-    def kernels(self) -> kernels.Formulas:
-        hard = None if self.hard is None else kernels.Formulas(*self.hard, self.applies)
-        return kernels.Formulas(self.kernel, self.special, self.applies, hard)
-
-
-def l1_twin(x: Tensor, y: Tensor) -> Tensor:
-    return F.l1_loss(x, y, reduction="none")
-
-
-def mse_twin(x: Tensor, y: Tensor) -> Tensor:
-    return F.mse_loss(x, y, reduction="none")
-
-
-def huber_twin(x: Tensor, y: Tensor, delta: float) -> Tensor:
-    return F.huber_loss(x, y, reduction="none", delta=delta)
-
-
-def smooth_l1_twin(x: Tensor, y: Tensor, beta: float) -> Tensor:
-    return F.smooth_l1_loss(x, y, reduction="none", beta=beta)
+from lossforge.kernels.formulas import asymmetric, bce, focal, poly
+from lossforge.losses.formulas.common import Formula
 
 
 def bce_with_logits_twin(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Tensor:
@@ -91,14 +51,9 @@ def poly_bce_twin(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Ten
 
 
 FORMULAS = {
-    "l1": Formula(l1.l1, l1_twin),
-    "mse": Formula(regression.mse, mse_twin),
-    "huber": Formula(regression.huber, huber_twin),
-    "smooth_l1": Formula(regression.smooth_l1, smooth_l1_twin),
     "bce_with_logits": Formula(bce.bce_with_logits, bce_with_logits_twin),
     "bce": Formula(bce.bce, bce_twin),
     "focal": Formula(focal.focal, focal_twin, focal.focal_2, focal.is_2, (focal.focal_hard, focal.focal_2_hard)),
     "asymmetric": Formula(asymmetric.asymmetric, asymmetric_twin),
     "poly_bce": Formula(poly.poly_bce, poly_bce_twin, poly.poly_bce_0, poly.is_0),
-    "cross_entropy": Formula(softmax.cross_entropy, lambda z: z),
 }

@@ -1,0 +1,50 @@
+"""What the registry holds of a loss."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses.operators.library import plain_torch
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
+
+    template: "elementwise" or "rowwise". domain: "logits" or "probabilities". options: argument sets beside the defaults that tests and
+    benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, or of a module class whose
+    options are the function's, where there is one.
+    """
+
+    name: str
+    template: str
+    formula: str
+    function: Callable[..., Any]
+    module: type[nn.Module]
+    hyper: dict[str, float | None] = field(default_factory=dict)
+    options: tuple[dict[str, Any], ...] = ()
+    domain: str = "logits"
+    judge: str | None = None
+    paper: str = ""
+
+    @property
+    def kernel(self) -> Formula:
+        return FORMULAS[self.formula]
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The function computed by its plain-torch reference, on any device."""
+        with plain_torch():
+            return self.function(*args, **kwargs)
+
+    def judged(self) -> Callable[..., Any] | None:
+        if self.judge is None:
+            return None
+        module, name = self.judge.split(":")
+        found = getattr(importlib.import_module(module), name)
+        if isinstance(found, type):
+            return lambda x, target, **options: found(**options)(x, target)
+        return found
