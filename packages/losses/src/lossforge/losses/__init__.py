@@ -3,6 +3,8 @@
 CUDA tensors go through the kernels; others, float64, and whatever the kernels do not differentiate through the plain-torch reference.
 """
 
+from lossforge.losses.check import check
+from lossforge.losses.custom import CustomLoss, FormulaError, elementwise
 from lossforge.losses.functional import (
     CrossEntropyOutput,
     asymmetric_loss_multi_label,
@@ -56,7 +58,9 @@ __all__ = [
     "CPOLoss",
     "CrossEntropyLoss",
     "CrossEntropyOutput",
+    "CustomLoss",
     "DPOLoss",
+    "FormulaError",
     "GRPOLoss",
     "HuberLoss",
     "KTOLoss",
@@ -73,9 +77,11 @@ __all__ = [
     "backend",
     "binary_cross_entropy_with_logits",
     "bradley_terry_loss",
+    "check",
     "cpo_loss",
     "cross_entropy",
     "dpo_loss",
+    "elementwise",
     "grpo_loss",
     "huber_loss",
     "kto_loss",

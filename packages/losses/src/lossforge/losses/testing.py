@@ -9,6 +9,13 @@ from torch import Tensor
 
 from lossforge.losses.registry import Loss
 
+BOUNDS = {
+    torch.float32: 3e-6,
+    torch.bfloat16: 2.0**-7,  # the interpreter truncates where hardware rounds: one unit in the last place
+    torch.float16: 2.0**-10,
+}
+"""How much further from float64 than plain torch in the same dtype a result may be, relative to its norm."""
+
 
 @dataclass(frozen=True)
 class Sample:

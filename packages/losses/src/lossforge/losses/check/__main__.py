@@ -1,0 +1,38 @@
+"""python -m lossforge.losses.check module:my_loss"""
+
+import argparse
+import os
+import sys
+import warnings
+
+import torch
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m lossforge.losses.check", description="Check a loss against float64 and in PyTorch; status 1 where a check fails."
+    )
+    parser.add_argument("loss", help="module:name or path/to/file.py:name of a loss of your own, or a name of the registry")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":  # chosen before anything imports triton
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        os.execve(sys.executable, [sys.executable, "-m", "lossforge.losses.check", *sys.argv[1:]], environment)
+    from lossforge.losses.check import check
+    from lossforge.losses.custom.find import find
+    from lossforge.losses.registry import LOSSES
+
+    try:
+        loss = LOSSES[given.loss] if given.loss in LOSSES else find(given.loss)
+    except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
+        print(f"{given.loss}: {problem}. In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
+        return 2
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")  # numpy's, of infinities on purpose
+    report = check(loss, device=given.device, seed=given.seed)
+    print(report)
+    return 0 if report else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""A loss among PyTorch's mechanisms: operators, compile, retained graphs, second derivatives, torch.func, CUDA graphs."""
+
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lossforge.losses.check.report import Report
+from lossforge.losses.registry import Loss
+from lossforge.losses.testing import Sample, error, run, samples
+
+SECTION, GRAPH = "in PyTorch", "CUDA graph, no host synchronisation"
+
+
+class Operators(TorchDispatchMode):
+    """Records the calls of our operators: their names and arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "lossforge":
+            self.seen.append((function.overloadpacket.__name__, args))
+        return function(*args, **(kwargs or {}))
+
+
+def check_pytorch(loss: Loss, report: Report, device: str, seed: int) -> None:
+    sample = next(s for s in samples(loss, device, seed=seed) if s.name == "class index")
+    exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")
+    assert exact.gradient is not None
+    for name, attempt in ATTEMPTS.items():
+        if name == GRAPH and device == "cpu":
+            continue
+        try:
+            problem = attempt(loss, sample, exact.gradient, device)
+        except Exception as e:  # whatever PyTorch says is the finding
+            problem = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        report.add(SECTION, name, not problem, problem)
+    if device == "cpu":
+        report.add(SECTION, GRAPH, None, "needs a GPU")
+
+
+def _opcheck(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    x = sample.x.detach().requires_grad_()
+    for mode in ("forward", "backward"):
+        with Operators() as operators:
+            loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode)
+        ((name, args),) = operators.seen
+        tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+        result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests, raise_exception=False)
+        wrong = {test: str(outcome) for test, outcome in result.items() if outcome != "SUCCESS"}
+        if wrong:
+            return str(wrong)
+    return ""
+
+
+def _compile(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: loss.function(x * 1.0, sample.target, reduction="mean") * 2, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    x = sample.x.detach().requires_grad_()
+    compiled(x).backward()
+    assert x.grad is not None
+    return _off(x.grad, 2 * exact, 3e-6)
+
+
+def _retained(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    x = sample.x.detach().requires_grad_()
+    value = loss.function(x, sample.target, reduction="mean")
+    walked = [(f, torch.autograd.grad(value, x, torch.tensor(f, device=device), retain_graph=True)[0]) for f in (2.0, 1.0, -3.0)]
+    return next((problem for f, g in walked if (problem := _off(g, f * exact, 3e-6))), "")
+
+
+def _repeated(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    first, second = (run(loss.function, sample, reduction="mean") for _ in range(2))
+    assert first.gradient is not None
+    assert second.gradient is not None
+    same = torch.equal(first.value, second.value) and torch.equal(first.gradient, second.gradient)
+    return "" if same else "two runs differ"
+
+
+def _twice(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    found = []
+    for function, dtype in ((loss.function, torch.float32), (loss.reference, torch.float64)):
+        x = sample.x.detach().to(dtype).requires_grad_()
+        (g,) = torch.autograd.grad(function(x, sample.target, reduction="mean"), x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), x)[0] if g.requires_grad else torch.zeros_like(x))
+    return _off(found[0], found[1], 1e-4)
+
+
+def _func(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    return _off(torch.func.grad(lambda x: loss.function(x, sample.target, reduction="mean"))(sample.x), exact, 3e-6)
+
+
+def _inplace(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    leaf = sample.x.detach().requires_grad_()
+    loss.function(leaf * 1.0, sample.target, reduction="mean", inplace=True).backward()
+    assert leaf.grad is not None
+    return _off(leaf.grad, exact, 3e-6)
+
+
+def _graph(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
+    """Captured with its backward, under the mode in which a host synchronisation raises; replayed on other logits."""
+    x = sample.x.detach().clone().requires_grad_()
+
+    def step() -> torch.Tensor:
+        return torch.autograd.grad(loss.function(x, sample.target, reduction="mean"), x)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gradient = step()
+    with torch.no_grad():
+        x.add_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    moved = run(loss.reference, Sample("", sample.x + 0.5, sample.target), dtype=torch.float64, reduction="mean").gradient
+    assert moved is not None
+    return _off(gradient, moved, 3e-6)
+
+
+def _off(got: torch.Tensor, exact: torch.Tensor, bound: float) -> str:
+    off = error(got, exact)
+    return "" if off <= bound else f"the gradient is off by {off:.1e}"
+
+
+ATTEMPTS: dict[str, Callable[[Loss, Sample, torch.Tensor, str], str]] = {
+    "torch.library.opcheck": _opcheck,
+    "torch.compile, fullgraph, dynamic": _compile,
+    "a retained graph walked three times": _retained,
+    "bitwise the same, run after run": _repeated,
+    "second derivative": _twice,
+    "torch.func.grad": _func,
+    "inplace=True": _inplace,
+    GRAPH: _graph,
+}

@@ -1,0 +1,288 @@
+"""Losses of one's own: derived gradients, their plain-torch counterparts, what is refused, and where they work."""
+
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from lossforge.kernels.formulas import asymmetric, bce, focal, poly, regression
+from lossforge.kernels.math import exp, log1p_unit, logistic, powers, reciprocal, tanh
+from lossforge.losses import FormulaError, check, elementwise
+from lossforge.losses.check.formula import check_formula
+from lossforge.losses.check.report import Report
+from lossforge.losses.custom.derive import with_gradient
+from lossforge.losses.custom.twin import torch_of
+from lossforge.losses.testing import error
+
+HALF = tl.constexpr(0.5)
+
+
+@triton.jit
+def bump(a, b, c=2.0):
+    """Two values, an argument left to its default."""
+    s = exp(-a * a) + HALF
+    s += b
+    return s, a * c
+
+
+@triton.jit
+def winding(x, y, gamma):
+    """Every kind of statement and most operations."""
+    d: tl.tensor = x - y
+    u, v = bump(d, gamma)
+    p, not_p, log1p = logistic(x)
+    w, _ = powers(p, gamma + 1.0)
+    z = tl.where((d > 0) & (y < 0.9), u * v, tl.maximum(u, v))
+    z -= tl.minimum(v, 0.25) / (1.0 + x * x)
+    t = tanh(d) + tl.sqrt(1.0 + d * d) + tl.abs(d) + tl.sin(x) * tl.cos(x) + tl.sigmoid(d) + tl.erf(d)
+    e = log1p_unit(tl.exp(-tl.abs(x))) + tl.log(2.0 + d * d) + tl.log2(1.0 + p) + tl.exp2(d * 0.1) + reciprocal(1.0 + not_p)
+    r = tl.rsqrt(1.0 + x * x).to(tl.float32) + tl.clamp(d, -0.7, 0.7) + tl.fma(x, d, y) + tl.floor(x) * 0.0
+    return -(w * log1p) + z + t * 0.1 + e - +r
+
+
+@triton.jit
+def ends_with_a_call(x, y):
+    return winding(x, y, 1.5)
+
+
+FORMULAS = {
+    "winding": (winding, (1.5,)),
+    "ends with a call": (ends_with_a_call, ()),
+}
+OURS = {
+    "focal": (focal.focal, (1.5, 0.3)),
+    "asymmetric": (asymmetric.asymmetric, (2.5, 1.5, 0.05, 1.3)),
+    "poly_bce": (poly.poly_bce, (1.0, 1.5, 0.3)),
+    "huber": (regression.huber, (1.0,)),
+    "bce_with_logits": (bce.bce_with_logits, (1.2,)),
+}
+
+
+def points():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(500, generator=generator, dtype=torch.float64) * 2
+    return x.requires_grad_(), torch.rand(500, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_derived_gradient_is_autograds(name):
+    """The derivative written out, translated to torch, against autograd of the value translated to torch."""
+    formula, hyper = FORMULAS[name]
+    x, y = points()
+    value = torch_of(formula)(x, y, *hyper)
+    (expected,) = torch.autograd.grad(value.sum(), x)
+    again, gradient = torch_of(with_gradient(formula))(x.detach(), y, *hyper)
+    torch.testing.assert_close(again, value.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_translation_finds_our_own_gradients(name):
+    """Autograd of a shipped formula's value, translated, against the gradient that the formula returns."""
+    formula, hyper = OURS[name]
+    x, y = points()
+    value, gradient = torch_of(formula)(x, y, *hyper)
+    (expected,) = torch.autograd.grad(value.sum(), x)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+@elementwise(hyper={"delta": 1.0})
+@triton.jit
+def charbonnier(x, y, delta):
+    """L = sqrt((x - y)² + δ²) - δ"""
+    d = x - y
+    return tl.sqrt(d * d + delta * delta) - delta
+
+
+def charbonnier_torch(x, y, delta):
+    return ((x - y).square() + delta**2).sqrt() - delta
+
+
+@elementwise
+@triton.jit
+def without_hyper(x, y):
+    return (x - y) * (x - y)
+
+
+@elementwise(reference=lambda x, y: F.softplus(x) - x * y)
+@triton.jit
+def with_reference(x, y):
+    p, _, log1p = logistic(x)
+    return tl.maximum(x, 0.0) - x * y + log1p, p - y
+
+
+def test_kernel_computes_value_and_gradient(device):
+    x, y = (t.detach().float().view(20, 25).to(device) for t in points())
+    for loss, hyper, plain in ((charbonnier, {"delta": 0.5}, charbonnier_torch), (without_hyper, {}, lambda x, y: (x - y).square())):
+        leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        value = loss(leaf, y, **hyper, weight=y[:1])
+        value.backward()
+        expected = (plain(wide, y.double(), **hyper) * y[:1]).mean()
+        expected.backward()
+        assert error(value, expected) < 1e-6
+        assert error(leaf.grad, wide.grad) < 1e-6
+    index = torch.tensor([*range(18), -1, -2], device=device)
+    one_hot = (index.unsqueeze(1) == torch.arange(25, device=device)).float()
+    expected = charbonnier_torch(x, one_hot, 0.5)[:-1].mean()
+    assert error(charbonnier(x, index, delta=0.5), expected) < 1e-6
+
+
+def test_a_tensor_as_the_last_hyper_parameter(device):
+    x, y = (t.detach().float().view(20, 25).to(device) for t in points())
+    delta = torch.linspace(0.1, 1.0, 25, device=device)
+    expected = charbonnier_torch(x, y, delta).mean()
+    assert error(charbonnier(x, y, delta=delta), expected) < 1e-6
+    module = charbonnier.module(delta=delta)
+    assert "delta" in dict(module.named_buffers())
+    assert error(module(x, y), expected) < 1e-6
+
+
+def test_module_keeps_its_options():
+    x, y = (t.detach().float() for t in points())
+    module = charbonnier.module(delta=0.5, reduction="sum")
+    assert torch.equal(module(x, y), charbonnier(x, y, delta=0.5, reduction="sum"))
+    assert "delta=0.5" in repr(module)
+    with pytest.raises(TypeError, match="CustomModule takes no option 'delto'"):
+        charbonnier.module(delto=0.5)
+
+
+def test_names_survive_a_pickle():
+    assert pickle.loads(pickle.dumps(charbonnier)) is charbonnier
+    assert charbonnier.__doc__ == "L = sqrt((x - y)² + δ²) - δ"
+    assert "delta=1.0" in repr(charbonnier)
+    assert "derived" in repr(charbonnier)
+    assert "given" in repr(with_reference)
+
+
+def test_second_definition_takes_its_own_formula():
+    made = []
+    for _ in range(2):
+
+        @elementwise
+        @triton.jit
+        def twice(x, y):
+            return (x - y) * 2.0
+
+        made.append(twice)
+    assert made[0].loss.name != made[1].loss.name
+
+
+def test_all_checks_pass(device):
+    report = check(charbonnier, device=device)
+    assert report.passed, str(report)
+    assert len(report.findings) > 15
+    assert {f.name for f in report.findings if f.passed is None} <= {"CUDA graph, no host synchronisation"}
+
+
+@elementwise(reference=lambda x, y: (x - y).abs())
+@triton.jit
+def wrong_reference(x, y):
+    d = x - y
+    return d * d
+
+
+def test_check_finds_a_wrong_reference():
+    report = Report("wrong_reference")
+    check_formula(wrong_reference.loss, report, 0)
+    (failure,) = report.failures
+    assert failure.name == "reference against the formula"
+    assert re.match(r"at x=.*, y=.*: formula .*, reference", failure.detail)
+    assert not report
+
+
+def refused(function):
+    return pytest.raises(FormulaError, match=function)
+
+
+def test_what_cannot_be_derived_is_named():
+    @triton.jit
+    def branches(x, y):
+        if y > 0:
+            x = -x
+        return x
+
+    @triton.jit
+    def sums(x, y):
+        return tl.sum(x * y, 0)
+
+    @triton.jit
+    def remainder(x, y):
+        return x % 2.0
+
+    @triton.jit
+    def three(x, y):
+        return x, y, x
+
+    @triton.jit
+    def other_names(x, y, beta):
+        return x - y
+
+    @triton.jit
+    def taken(x, y, dim):
+        return x - y
+
+    for formula, hyper, message in (
+        (branches, {}, r"branches: if is no formula: .* choose by tl.where, in `if y > 0:` \(.*test_custom.py:\d+\)"),
+        (sums, {}, r"sums: has no derivative here; return the gradient beside the value, in `tl.sum\(x \* y, 0\)`"),
+        (remainder, {}, r"remainder: has no derivative here.* in `x % 2.0`"),
+        (three, {}, "three: returns 3 values"),
+        (other_names, {"gamma": 1.0}, r"its arguments must be x, y .*: gamma; got \(x, y, beta\)"),
+        (taken, {"dim": 1.0}, "taken: dim is the name of an option that every loss has"),
+        (lambda x, y: x, {}, "a formula is a @triton.jit function, got function"),
+    ):
+        with refused(message):
+            elementwise(formula, hyper=hyper)
+    with pytest.raises(TypeError, match=r"hyper\['delta'\] must be a number, got str"):
+        elementwise(sums, hyper={"delta": "a"})
+
+
+def test_without_a_counterpart_in_torch_the_reference_is_asked_for():
+    @elementwise
+    @triton.jit
+    def bits(x, y):
+        d = x - y
+        return d * d + tl.umulhi(tl.zeros_like(x).to(tl.uint32), tl.zeros_like(x).to(tl.uint32)), 2.0 * d
+
+    with refused("tl.umulhi has no plain-torch counterpart; give reference="):
+        bits(torch.zeros(3, dtype=torch.float64), torch.zeros(3))
+
+
+def test_call_errors():
+    x = torch.zeros(3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'; the options are delta, "):
+        charbonnier(x, x, gama=1)
+    with pytest.raises(TypeError, match="delta must be a number, got str"):
+        charbonnier(x, x, delta="a")
+    with pytest.raises(ValueError, match=r"target must have the shape of input, \(3,\), got \(2,\)"):
+        charbonnier(x, x[:2])
+
+
+def shell(*words):
+    done = subprocess.run([sys.executable, "-m", "lossforge.losses.check", *words], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_check_in_the_shell(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import triton\nimport triton.language as tl\nfrom lossforge.losses import elementwise\n\n"
+        "@elementwise\n@triton.jit\ndef wrong(x, y):\n    return (x - y) * (x - y), x - y\n"
+    )
+    status, output = shell(f"{file}:wrong")
+    assert status == 1, output
+    assert re.search(r"FAIL  gradient against differences, random +at x=.*, y=.*: value .*, gradient .*, differences", output)
+    assert re.search(r"FAIL  float32 +dense, reduction='mean', gradient='forward': value off by .*, gradient by", output)
+    for words, message in (
+        ((f"{file}:absent",), "absent in .* does not exist; losses there: wrong"),
+        (("nowhere.py:loss",), "no file nowhere.py"),
+        (("focall",), "a loss is named .*In the registry: mae"),
+    ):
+        status, output = shell(*words)
+        assert status == 2, output
+        assert re.search(message, output), output
