@@ -1,17 +1,25 @@
 """Every loss trains a classifier, takes weights, groups and mixup pairs, and agrees with torch's own."""
 
 import math
+import pathlib
 
 import pytest
 import torch
 
 from lab.batch import Batch
 from lab.errors import UserError
+from lab.loss_schema import LOSSES
 from lab.losses import Criterion
-from lab.schema import LOSSES
 from lab.settings import load
 
 NAMES = sorted(LOSSES)
+EXAMPLE = f"{pathlib.Path(__file__).parents[1] / 'examples' / 'my_loss.py'}:margin_bce"
+
+
+def chosen(name: str) -> list[str]:
+    return [f"loss={name}", *([f"loss.target={EXAMPLE}", "loss.hyper.margin=0.5"] if name == "custom" else [])]
+
+
 CPU = torch.device("cpu")
 
 
@@ -28,7 +36,7 @@ def losses_of(trainer, count):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_falls(make_trainer, name):
-    words = [f"loss={name}", "data.image_size=16", "optim.schedule.warmup_epochs=0", "optim.lr=3e-3", "data.augment=false"]
+    words = [*chosen(name), "data.image_size=16", "optim.schedule.warmup_epochs=0", "optim.lr=3e-3", "data.augment=false"]
     values = losses_of(make_trainer(*words, "trainer.epochs=4"), 23)
     assert sum(values[-4:]) < 0.8 * sum(values[:4]), values
 
@@ -56,7 +64,7 @@ def example(classes=5, rows=7, *, weight=False, group=False, pair=False):
 
 
 def criterion(name, implementation, *words, groups=0):
-    config = load([f"loss={name}", f"loss.implementation={implementation}", *words]).config
+    config = load([*chosen(name), f"loss.implementation={implementation}", *words]).config
     return Criterion(config.loss, config.data, 5, groups, CPU)
 
 
@@ -79,6 +87,7 @@ CASES = [
         *([(["loss.pos_weight=[1,2,3,1,0.5]"], {"pair": True})] if name == "bce" else []),
         *([(["loss.class_weight=[1,2,3,0,0.5]", "loss.label_smoothing=0.1"], {"pair": True})] if name == "ce" else []),
         *([(["loss.class_weight=[1,2,3,0,0.5]"], {"weight": True})] if name == "ce" else []),
+        *([(["loss.hyper.margin=-0.25"], {"pair": True, "weight": True})] if name == "custom" else []),
         *([(["loss.gamma=1.5", "loss.alpha=-1"], {})] if name == "focal" else []),
         *([(["loss.delta=0.25"], {})] if name == "huber" else []),
         *([(["loss.beta=0.25"], {}), (["loss.beta=0"], {})] if name == "smooth_l1" else []),
@@ -120,6 +129,22 @@ def test_values_by_hand():
         made = Criterion(config.loss, config.data, 2, 2, CPU)
         loss = made(torch.zeros(1, 2), batch, made.share(batch))
         torch.testing.assert_close(loss, torch.tensor(value), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["loss.target=nowhere"], r'loss.target=nowhere: a loss is named "module:name" or "path/to/file.py:name"'),
+        (["loss.target=nowhere.py:loss"], "loss.target=nowhere.py:loss: no file nowhere.py"),
+        (["loss.target=no_such_module:loss"], "loss.target=.*: No module named 'no_such_module'"),
+        (["loss.target=math:pi"], "pi in math is a float, not a loss; losses there: none"),
+        (["loss.hyper.margn=1"], r"loss.hyper.margn: .*\nDid you mean 'margin'"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else " ",
+)
+def test_a_wrong_target_is_named(words, message):
+    with pytest.raises(UserError, match=message):
+        criterion("custom", "lossforge", *words)
 
 
 @pytest.mark.parametrize("name", NAMES)

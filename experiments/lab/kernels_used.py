@@ -2,7 +2,7 @@
 
 import torch
 
-from lab.schema import LossConfig
+from lab.loss_schema import LossConfig
 
 
 class KernelsUsed:

@@ -1,7 +1,7 @@
 """From a loss's settings to a function of logits and a batch."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -9,21 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.batch import Batch
-from lab.errors import UserError
-from lab.schema import (
-    AsymmetricConfig,
-    BceConfig,
-    CrossEntropyConfig,
-    DataConfig,
-    FocalConfig,
-    HuberConfig,
-    LossConfig,
-    PolyBceConfig,
-    PreferenceConfig,
-    SmoothL1Config,
-)
-
-SOFTMAX = {"ce", "mae", "mse", "huber", "smooth_l1"}
+from lab.errors import UserError, unknown
+from lab.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LossConfig, PreferenceConfig
+from lab.schema import DataConfig
 
 
 class Criterion:
@@ -34,8 +22,17 @@ class Criterion:
     """
 
     def __init__(self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device) -> None:
+        from lossforge.losses.registry import LOSSES
+
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
+        self.loss = _custom(config) if isinstance(config, CustomConfig) else LOSSES[config.name]
+        self.rowwise = self.loss.template == "rowwise"
+        names = {field.name for field in fields(config)} & set(self.loss.hyper)
+        self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
+        self.says = config.says
+        if isinstance(config, CustomConfig):
+            self.says = "softmax" if self.rowwise else "sigmoid"
         self.class_weight = self.pos_weight = self.group_weight = None
         if isinstance(config, CrossEntropyConfig):
             self.class_weight = _per_class("loss.class_weight", config.class_weight, classes, device)
@@ -45,7 +42,6 @@ class Criterion:
             self.pos_weight = _per_class("loss.pos_weight", config.pos_weight, classes, device)
         if isinstance(config, PreferenceConfig):
             self.group_weight = _group_weight(config.group_weight, groups, data, device)
-        self.call = cast(Callable[..., Tensor], getattr(self, f"_{config.name}"))
 
     def share(self, batch: Batch) -> Tensor:
         if self.class_weight is None:
@@ -63,128 +59,73 @@ class Criterion:
             batch: with targets (N,), a mixup pair of them, and weights (N,) and groups (N,) where the data has them.
             normalizer: divisor of the sum, a 0-d tensor.
         """
-        return self.call(logits, batch, normalizer)
+        given = _probabilities(logits.float(), self.config.given) if self.config.given != "logits" else logits
+        if self.rowwise:
+            return self._rows(given, batch, normalizer)
+        return self._elements(given, batch, normalizer) if self.lossforge else self._plain_elements(given, batch, normalizer)
 
-    def _ce(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        config = cast(CrossEntropyConfig, self.config)
-        options: dict[str, Any] = {"weight": self.class_weight, "label_smoothing": config.label_smoothing}
-        if not self.lossforge:
-            rows = _pair(lambda target: F.cross_entropy(logits.float(), target, reduction="none", **options), batch)
+    def _elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        tensors: dict[str, Tensor | None] = {"weight": _column(batch.weight)}
+        if isinstance(self.config, PreferenceConfig):
+            group = None if self.group_weight is None else _column(batch.group)
+            tensors = {"preference": _column(batch.weight), "group": group, "group_weight": self.group_weight}
+        if self.pos_weight is not None:
+            tensors["pos_weight"] = self.pos_weight
+        options = {**self.hyper, **tensors, **_pair_options(batch)}
+        return cast(Tensor, self.loss.function(given, batch.target, **options, reduction="sum", normalizer=normalizer))
+
+    def _plain_elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        """By the library that has the loss, else by our reference, from dense targets."""
+        options = self.hyper if self.pos_weight is None else {**self.hyper, "pos_weight": self.pos_weight}
+        function = self.loss.judged() or self.loss.reference
+        dense = _pair(lambda target: F.one_hot(target, self.classes).float(), batch)
+        with torch.autocast(given.device.type, enabled=False):
+            elements = function(given.float(), dense, **options, reduction="none")
+        weighted = elements if (weight := self._sample_weight(batch)) is None else elements * weight[:, None]
+        return cast(Tensor, weighted.sum() / normalizer)
+
+    def _rows(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        options: dict[str, Any] = dict(self.hyper)
+        if self.class_weight is not None:
+            options["weight"] = self.class_weight
+        if self.name == "ce" and not self.lossforge:
+            plain = {name: options[name] for name in ("label_smoothing", "weight") if name in options}
+            rows = _pair(lambda target: F.cross_entropy(logits.float(), target, reduction="none", **plain), batch)
         else:
-            from lossforge.losses import cross_entropy
-
-            options |= {"z_loss": config.z_loss, "softcap": config.softcap, "target_b": batch.target_b, "lam": batch.lam}
+            function = self.loss.function if self.lossforge else self.loss.reference
+            options |= _pair_options(batch)
             if batch.weight is None:
-                return cast(Tensor, cross_entropy(logits, batch.target, normalizer=normalizer, **options))
-            rows = cast(Tensor, cross_entropy(logits, batch.target, reduction="none", **options))
+                return cast(Tensor, function(logits, batch.target, **options, reduction="sum", normalizer=normalizer))
+            rows = function(logits, batch.target, **options, reduction="none")
         return (rows if batch.weight is None else rows * batch.weight).sum() / normalizer
 
-    def _mae(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        return self._difference("l1_loss", logits, batch, normalizer)
-
-    def _mse(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        return self._difference("mse_loss", logits, batch, normalizer)
-
-    def _huber(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        return self._difference("huber_loss", logits, batch, normalizer, delta=cast(HuberConfig, self.config).delta)
-
-    def _smooth_l1(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        return self._difference("smooth_l1_loss", logits, batch, normalizer, beta=cast(SmoothL1Config, self.config).beta)
-
-    def _difference(self, function: str, logits: Tensor, batch: Batch, normalizer: Tensor, **shape: float) -> Tensor:
-        """A loss of the softmax probabilities' difference from the target's."""
-        probability = logits.float().softmax(-1)
-        if self.lossforge:
-            import lossforge.losses
-
-            options: dict[str, Any] = {"weight": _column(batch.weight), "normalizer": normalizer}
-            return cast(Tensor, getattr(lossforge.losses, function)(probability, batch.target, **shape, **_pair_options(batch), **options))
-        return self._reduce(getattr(F, function)(probability, self._dense(batch), reduction="none", **shape), batch, normalizer)
-
-    def _focal(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        config = cast(FocalConfig, self.config)
-        shape: dict[str, Any] = {"alpha": config.alpha, "gamma": config.gamma}
-        if self.lossforge:
-            from lossforge.losses import sigmoid_focal_loss
-
-            options: dict[str, Any] = {"reduction": "mean", "weight": _column(batch.weight), "normalizer": normalizer}
-            return sigmoid_focal_loss(logits, batch.target, **shape, **_pair_options(batch), **options)
-        from torchvision.ops import sigmoid_focal_loss as reference
-
-        return self._reduce(reference(logits.float(), self._dense(batch), **shape, reduction="none"), batch, normalizer)
-
-    def _asymmetric(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        config = cast(AsymmetricConfig, self.config)
-        shape: dict[str, Any] = {"gamma_neg": config.gamma_neg, "gamma_pos": config.gamma_pos, "clip": config.clip}
-        if self.lossforge:
-            from lossforge.losses import asymmetric_loss_multi_label
-
-            options: dict[str, Any] = {"weight": _column(batch.weight), "normalizer": normalizer}
-            return asymmetric_loss_multi_label(logits, batch.target, **shape, **_pair_options(batch), **options)
-        from timm.loss import AsymmetricLossMultiLabel
-
-        return self._reduce(AsymmetricLossMultiLabel(**shape, reduction="none")(logits, self._dense(batch)), batch, normalizer)
-
-    def _poly_bce(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        config = cast(PolyBceConfig, self.config)
-        shape: dict[str, Any] = {"epsilon": config.epsilon, "gamma": config.gamma, "alpha": config.alpha}
-        if self.lossforge:
-            from lossforge.losses import poly_binary_cross_entropy
-
-            options: dict[str, Any] = {"weight": _column(batch.weight), "normalizer": normalizer}
-            return poly_binary_cross_entropy(logits, batch.target, **shape, **_pair_options(batch), **options)
-        from timm.loss import PolyBinaryCrossEntropy
-
-        return self._reduce(PolyBinaryCrossEntropy(**shape, reduction="none")(logits, self._dense(batch)), batch, normalizer)
-
-    def _bce(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        if self.lossforge:
-            from lossforge.losses import binary_cross_entropy_with_logits
-
-            options: dict[str, Any] = {"weight": _column(batch.weight), "pos_weight": self.pos_weight, "normalizer": normalizer}
-            return binary_cross_entropy_with_logits(logits, batch.target, **options, **_pair_options(batch))
-        rows = F.binary_cross_entropy_with_logits(logits.float(), self._dense(batch), pos_weight=self.pos_weight, reduction="none")
-        return self._reduce(rows, batch, normalizer)
-
-    def _preference_bce(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        if self.lossforge:
-            from lossforge.losses import preference_bce_with_logits
-
-            return preference_bce_with_logits(
-                logits, batch.target, **self._preferences(batch), **_pair_options(batch), normalizer=normalizer
-            )
-        rows = F.binary_cross_entropy_with_logits(logits.float(), self._dense(batch), reduction="none")
-        return self._reduce(rows, self._grouped(batch), normalizer)
-
-    def _preference_bce_probability(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        probability = logits.float().sigmoid()
-        if self.lossforge:
-            from lossforge.losses import preference_bce
-
-            return preference_bce(probability, batch.target, **self._preferences(batch), **_pair_options(batch), normalizer=normalizer)
-        with torch.autocast(logits.device.type, enabled=False):
-            rows = F.binary_cross_entropy(probability, self._dense(batch), reduction="none")
-        return self._reduce(rows, self._grouped(batch), normalizer)
-
-    def _preferences(self, batch: Batch) -> dict[str, Any]:
-        group = None if self.group_weight is None else _column(batch.group)
-        return {"preference": _column(batch.weight), "group": group, "group_weight": self.group_weight}
-
-    def _grouped(self, batch: Batch) -> Batch:
+    def _sample_weight(self, batch: Batch) -> Tensor | None:
         if self.group_weight is None or batch.group is None:
-            return batch
+            return batch.weight
         weight = self.group_weight[batch.group]
-        return replace(batch, weight=weight if batch.weight is None else batch.weight * weight)
-
-    def _dense(self, batch: Batch) -> Tensor:
-        return _pair(lambda target: F.one_hot(target, self.classes).float(), batch)
-
-    def _reduce(self, elements: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        return (elements if batch.weight is None else elements * batch.weight[:, None]).sum() / normalizer
+        return weight if batch.weight is None else batch.weight * weight
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What the trained model says a class's probability is: softmax or sigmoid, as the loss taught it."""
-        return logits.softmax(-1) if self.name in SOFTMAX else logits.sigmoid()
+        return _probabilities(logits, self.says)
+
+
+def _probabilities(logits: Tensor, kind: str) -> Tensor:
+    return logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
+
+
+def _custom(config: CustomConfig) -> Any:
+    """The registry's kind of entry for a loss of one's own."""
+    from lossforge.losses.custom import find
+
+    try:
+        loss = find(config.target).loss
+    except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
+        raise UserError(f"loss.target={config.target}: {problem}") from None
+    for name in config.hyper:
+        if name not in loss.hyper:
+            raise unknown(f"loss.hyper.{name}", name, loss.hyper)
+    return loss
 
 
 def _pair(function: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:

@@ -6,22 +6,8 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from lab.errors import UserError, unknown
-
-
-def number(
-    default: Any, *, above: float | None = None, least: float | None = None, below: float | None = None, most: float | None = None
-) -> Any:
-    """A number with its range: `above` and `below` are outside the range, `least` and `most` inside."""
-    return field(default=default, metadata={"above": above, "least": least, "below": below, "most": most})
-
-
-def choice(default: Any, *choices: str) -> Any:
-    return field(default=default, metadata={"choices": choices})
-
-
-def some(factory: Any, **limits: Any) -> Any:
-    """A list or a map whose values lie in a range."""
-    return field(default_factory=factory, metadata=limits)
+from lab.fields import choice, number, some
+from lab.loss_schema import CrossEntropyConfig, LossConfig
 
 
 @dataclass
@@ -37,82 +23,6 @@ class ModelConfig:
     drop_rate: float = number(0.0, least=0, below=1)
     drop_path_rate: float | None = number(None, least=0, below=1)
     args: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class LossConfig:
-    name: str = "ce"
-    implementation: str = choice("lossforge", "lossforge", "torch")
-
-
-@dataclass
-class CrossEntropyConfig(LossConfig):
-    label_smoothing: float = number(0.0, least=0, most=1)
-    z_loss: float = number(0.0, least=0)
-    softcap: float | None = number(None, above=0)
-    class_weight: list[float] | None = number(None, least=0)
-
-
-@dataclass
-class MaeConfig(LossConfig):
-    name: str = "mae"
-
-
-@dataclass
-class MseConfig(LossConfig):
-    name: str = "mse"
-
-
-@dataclass
-class HuberConfig(LossConfig):
-    name: str = "huber"
-    delta: float = number(1.0, above=0)
-
-
-@dataclass
-class SmoothL1Config(LossConfig):
-    name: str = "smooth_l1"
-    beta: float = number(1.0, least=0)
-
-
-@dataclass
-class SigmoidConfig(LossConfig):
-    prior_bias: bool = True
-
-
-@dataclass
-class BceConfig(SigmoidConfig):
-    name: str = "bce"
-    pos_weight: list[float] | None = number(None, least=0)
-
-
-@dataclass
-class FocalConfig(SigmoidConfig):
-    name: str = "focal"
-    alpha: float = number(0.25, least=-1, most=1)
-    gamma: float = number(2.0, least=0)
-
-
-@dataclass
-class AsymmetricConfig(SigmoidConfig):
-    name: str = "asymmetric"
-    gamma_neg: float = number(4.0, least=0)
-    gamma_pos: float = number(1.0, least=0)
-    clip: float | None = number(0.05, least=0, most=1)
-
-
-@dataclass
-class PolyBceConfig(SigmoidConfig):
-    name: str = "poly_bce"
-    epsilon: float = number(2.0)
-    gamma: float = number(0.0, least=0)
-    alpha: float | None = number(None, least=-1, most=1)
-
-
-@dataclass
-class PreferenceConfig(SigmoidConfig):
-    name: str = "preference_bce"
-    group_weight: list[float] | None = number(None, least=0)
 
 
 @dataclass
@@ -219,7 +129,7 @@ class TrainConfig:
     name: str | None = None
     task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: LossConfig = field(default_factory=CrossEntropyConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -248,19 +158,6 @@ class BenchConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
-LOSSES: dict[str, type[LossConfig]] = {
-    "ce": CrossEntropyConfig,
-    "mae": MaeConfig,
-    "mse": MseConfig,
-    "huber": HuberConfig,
-    "smooth_l1": SmoothL1Config,
-    "bce": BceConfig,
-    "focal": FocalConfig,
-    "asymmetric": AsymmetricConfig,
-    "poly_bce": PolyBceConfig,
-    "preference_bce": PreferenceConfig,
-    "preference_bce_probability": PreferenceConfig,
-}
 DATA: dict[str, type[DataConfig]] = {
     "digits": DigitsConfig,
     "folder": FolderConfig,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from lab.errors import UserError, nearest, unknown
-from lab.schema import DATA, LOSSES, BenchConfig, TrainConfig, check, range_text
+from lab.loss_schema import LOSSES
+from lab.schema import DATA, BenchConfig, TrainConfig, check, range_text
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from lab.batch import Batch
 from lab.data import Data
+from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.metrics import ClassificationCounts, ClassificationResult
 from lab.models import build_model, set_prior
 from lab.plots import calibration_picture, confusion_picture
-from lab.schema import SigmoidConfig, TrainConfig
+from lab.schema import TrainConfig
 
 
 class Task(Protocol):

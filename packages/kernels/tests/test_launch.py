@@ -10,6 +10,7 @@ from lossforge.kernels.formulas.focal import focal
 from lossforge.kernels.formulas.l1 import l1
 from lossforge.kernels.formulas.softmax import cross_entropy
 from lossforge.kernels.launch import Plan, Slot, filler, workspace
+from lossforge.kernels.tiles import backward_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
@@ -19,6 +20,12 @@ def test_filler():
     fixed = torch.float32, "name"
     arguments = (Slot(1), (Slot(0), 7, None), fixed, (Slot(2),), (), 2**40, True)
     assert filler(arguments)(("a", "b", 0.5)) == ("b", ("a", 7, None), fixed, (0.5,), (), 2**40, True)
+
+
+@pytest.mark.parametrize("classes", [1, 64, 50257, 4_194_305, 2**28 + 1, 2**30])
+def test_backward_grid_fits_its_second_axis(classes):
+    for shift, adjacent in ((1, False), (8, False), (1, True)):
+        assert triton.cdiv(classes + shift - 1, backward_tiles(classes, shift, adjacent).classes) <= 65535
 
 
 @pytest.fixture

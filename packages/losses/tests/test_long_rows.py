@@ -26,9 +26,9 @@ def logits_and_target(rows: int, classes: int, dtype: torch.dtype) -> tuple[torc
     generator = torch.Generator("cuda").manual_seed(classes)
     x = torch.randn(rows, classes, device="cuda", generator=generator) * 3
     x[5] += 1000
-    x[7, ::3] = float("-inf")
+    x[8, ::3] = float("-inf")
     target = torch.randint(0, classes, (rows,), device="cuda", generator=generator)
-    target[7] = 1
+    target[8] = 1
     target[2::5] = -100
     x[2::10] = float("nan")
     target[0], target[1] = 0, classes - 1

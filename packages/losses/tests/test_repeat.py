@@ -1,5 +1,7 @@
 """Plain calls pass by the dispatcher, and repeated ones by their checks: each case in which they must not, after calls that were kept."""
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -338,3 +340,39 @@ def test_validation_from_the_environment_keeps_nothing(pair, paths, monkeypatch)
     monkeypatch.setattr(checks, "VALIDATE", True)
     focal(*pair)
     assert paths == ["direct"]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"return_lse": True}], ids=str)
+def test_no_call_keeps_its_tensors(options, device):
+    """Neither the first, which is remembered, nor one whose layout needs copies, nor one that is never kept."""
+    weight = torch.ones((), device=device, requires_grad=True)
+    table, pixels = torch.randn(12, 7, device=device), torch.randn(2, 3, 4, 8, device=device)
+    indices = torch.zeros(12, dtype=torch.long, device=device)
+    classes = torch.zeros(2, 2, 7, dtype=torch.long, device=device)
+    for _ in range(3):
+        gone = []
+        for logits, target in ((table * weight, indices), ((pixels * weight)[:, :, ::2, :7], classes)):
+            result = cross_entropy(logits, target, **options)
+            loss = result if isinstance(result, torch.Tensor) else result.loss
+            loss.sum().backward()
+            gone.append(weakref.ref(logits))
+            del logits, result, loss
+        assert [logits() for logits in gone] == [None, None]
+
+
+def test_a_half_gradient_is_multiplied_by_a_scalers_factor(device):
+    """65536, at which a gradient scaler starts, is inf in float16: the factor must not be rounded to it."""
+    x = torch.randn(64, 10, device=device, dtype=torch.float16, requires_grad=True)
+    target = torch.arange(64, device=device) % 10
+    (cross_entropy(x, target, gradient="forward") * 65536).backward()
+    wide = x.detach().double().requires_grad_()
+    (torch.nn.functional.cross_entropy(wide, target) * 65536).backward()
+    assert error(x.grad, wide.grad) < 2e-3
+
+
+def test_weighted_means_repeat_bitwise_without_a_gradient(device):
+    x, weight = torch.randn(1000, 20, device=device), torch.rand(20, device=device)
+    target = torch.arange(1000, device=device) % 20
+    with torch.no_grad():
+        first, *others = (cross_entropy(x, target, weight) for _ in range(3))
+    assert all(torch.equal(first, other) for other in others)

@@ -4,10 +4,10 @@ import contextlib
 import functools
 import itertools
 import operator
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -182,11 +182,8 @@ def _in_own_thread(make: Callable[[], Workspace]) -> Workspace:
 
     A new thread allocates as usual, on the default stream.
     """
-    made: list[Workspace] = []
-    thread = threading.Thread(target=lambda: made.append(make()))
-    thread.start()
-    thread.join()
-    return made[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def _new_workspace(programs: int, device: torch.device) -> Workspace:

@@ -200,7 +200,7 @@ def scale_(x: Tensor, factor: Tensor) -> None:
     device = x.get_device()
     if factor.get_device() != device:
         raise ValueError(f"factor must be on the device of x, {x.device}, got {factor.device}")
-    if x.numel() <= SMALL:
+    if x.numel() <= SMALL and x.dtype == torch.float32:  # torch would round the factor to a half x's dtype first
         x.mul_(factor)
         return
     _scale_plan(x.numel(), device, x.dtype, factor.dtype).launch((x, factor))

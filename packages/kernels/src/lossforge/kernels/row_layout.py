@@ -165,7 +165,8 @@ def prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> P
         (t.divisor, hyper, f.z_loss, f.scale),
         rows,
         rows_adjacent=own[1] == 1 and own[2] != 1 and rows.rows > 1,
-        wide=max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31,  # a tile may reach beyond the row
+        # a tile may reach beyond the row, and a block of rows beyond the rows
+        wide=max(max(s[2] for s in rows.strides) * (rows.classes + 65536), rows.rows + 65536) >= 2**31,
         dense=probabilities or (f.smoothing is not None and given.weight is not None),
         align=align,
         shift=shift,

@@ -270,7 +270,7 @@ def row_terms(index_a, index_b, lam, labels, outer, row, inside, x):
         a, c_a, keep, valid, logit_a = hard_term(index_a, outer, row, inside, labels.weight_ptr, labels.ignore, x)
         if index_b.ptr is not None:
             b, c_b, keep_b, valid_b, logit_b = hard_term(index_b, outer, row, inside, labels.weight_ptr, labels.ignore, x)
-            share = tl.load(lam.ptr + outer * lam.s0 + row * lam.s1, mask=inside, other=1.0).to(tl.float32)
+            share = tl.load(lam.ptr + outer * lam.s0 + row.to(tl.int64) * lam.s1, mask=inside, other=1.0).to(tl.float32)
             c_a, c_b = share * c_a, (1.0 - share) * c_b
             keep, valid = keep | keep_b, valid & valid_b
         if labels.smoothing is not None:

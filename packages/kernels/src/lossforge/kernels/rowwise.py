@@ -71,7 +71,7 @@ def rowwise_kernel(
     ALL_ROWS: tl.constexpr,  # ignored rows are read too, for outputs that do not depend on the target
     EMPTY_IS_ZERO: tl.constexpr,
     ONE_TILE: tl.constexpr,
-    WIDE: tl.constexpr,  # offsets within a row need 64 bits
+    WIDE: tl.constexpr,  # offsets within a row, or the number of rows, need 64 bits
     COUNT: tl.constexpr,
     ALIGN: tl.constexpr,  # what rows' offsets and the number of classes are multiples of
     SHIFT: tl.constexpr,  # tiles begin at a multiple of it before class 0
@@ -102,7 +102,10 @@ def rowwise_kernel(
     lanes = tl.arange(0, BC)
     program = tl.program_id(0).to(tl.int64)
     outer = program // blocks
-    row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
+    row = program - outer * blocks
+    if not WIDE:
+        row = row.to(tl.int32)
+    row = row * BR + tl.arange(0, BR)
     inside = row < rows_outer // ROWS * ROWS  # the compiler then knows that neighbours are all inside, and reads them at once
     a, c_a, logit_a, b, c_b, logit_b, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, inside, x)
     read = inside if ALL_ROWS else keep

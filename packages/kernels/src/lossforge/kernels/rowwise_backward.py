@@ -71,7 +71,10 @@ def rowwise_backward_kernel(
     scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
     program = tl.program_id(0).to(tl.int64)
     outer = program // blocks
-    row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
+    row = program - outer * blocks
+    if not WIDE:
+        row = row.to(tl.int32)
+    row = row * BR + tl.arange(0, BR)
     inside = row < rows_outer // ROWS * ROWS
     start, first = row_start(x, outer, row, ALIGN, SHIFT)
     classes = x.classes

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from triton import next_power_of_2
 
 PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
+GRID_Y = 32768  # of the 65535 programs that a GPU takes along a grid's second axis, a power of two
 COUNTED = 1024  # rows of class indices that a launch counts itself, in every program
 
 
@@ -100,9 +101,9 @@ def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTil
         return _tried[BackwardTiles]
     whole = next_power_of_2(classes)
     if rows_adjacent:
-        tile = min(whole, 64)
+        tile = min(whole, max(64, whole // GRID_Y))
         return BackwardTiles(max(32, 4096 // tile), tile, 4)
-    tile = min(whole, 4096 if shift > 1 else 2048)
+    tile = min(whole, max(4096 if shift > 1 else 2048, whole // GRID_Y))
     return BackwardTiles(max(1, 2048 // tile), tile, 4)
 
 

@@ -76,7 +76,7 @@ class InPlaceRowwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, a, in_forward):
         ctx.a, ctx.once = a._replace(x=x.detach()), None
-        *results, ctx.stats, ctx.divisor = rowwise_operator.forward(ctx.a, ctx.a.x if in_forward else None, True)
+        *results, ctx.stats, ctx.divisor = rowwise_operator.forward(ctx.a, ctx.a.x if in_forward else None, not in_forward)
         ctx.row_entropy = None if results[3] is None else results[3].detach()
         if results[4] is not None:
             ctx.mark_non_differentiable(results[4])

@@ -50,9 +50,12 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
         if known is not None:
             return known(values)  # type: ignore[return-value]  # a Tensor: only calls that returned one are kept
         _noted.total = None
-        result = function(*args, **kwargs)
-        if _noted.total is not None and isinstance(result, Tensor):
-            _keep(found, values, *_noted.total)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            noted, _noted.total = _noted.total, None  # it holds the call's tensors
+        if noted is not None and isinstance(result, Tensor):
+            _keep(found, values, *noted)
         return result
 
     return call

@@ -121,10 +121,10 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
     )
     if planned is not None:
         return planned
-    others = a[1 + len(a.tensors) :]
+    name, others = a.loss, a[1 + len(a.tensors) :]  # not a, whose tensors the function would keep
 
     def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Any:
-        return _launch(Arguments(a.loss, *tensors, *others), divisor, value="sum", gradient=written)
+        return _launch(Arguments(name, *tensors, *others), divisor, value="sum", gradient=written)
 
     return total
 

@@ -186,7 +186,7 @@ class Once:
         if gradient is None:
             return None
         if not (_ordinary(gradient) and _ordinary(upstream)):  # traced, where nothing may be overwritten, or many upstreams at once
-            return (gradient * upstream).to(gradient.dtype)
+            return (gradient.float() * upstream).to(gradient.dtype)
         scale_(gradient, upstream)
         return gradient
 

@@ -135,10 +135,10 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
     planned = kernels.planned_rowwise(_spec(a, divisor), a.x, written)
     if planned is not None:
         return planned
-    others = a[1 + len(a.tensors) :]
+    name, others = a.loss, a[1 + len(a.tensors) :]  # not a, whose tensors the function would keep
 
     def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Any:
-        return kernels.rowwise(_spec(Arguments(a.loss, *tensors, *others), divisor), tensors[0], gradient=written).loss
+        return kernels.rowwise(_spec(Arguments(name, *tensors, *others), divisor), tensors[0], gradient=written).loss
 
     return total
 
@@ -216,7 +216,7 @@ def direct(a: Arguments, in_forward: bool) -> Sequence[Tensor | None]:
     """The operator's (loss, z_loss, lse, entropy, correct), where library.plain holds for its tensors; None where not asked for."""
     if a.x.requires_grad and torch.is_grad_enabled():
         return Direct.apply(a.x, a, in_forward)
-    return forward(a, None, False)[:5]
+    return forward(a, None, False, itself=True)[:5]
 
 
 def _forward(*args):

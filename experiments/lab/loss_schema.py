@@ -1,0 +1,125 @@
+"""The settings of each loss."""
+
+# ruff: noqa: RUF009 (number and choice return dataclass fields)
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from lab.fields import choice, number
+
+
+@dataclass
+class LossConfig:
+    """given: what the loss takes of a model: its logits, or their softmax or sigmoid. says: what its trained logits' probabilities are."""
+
+    given: ClassVar[str] = "logits"
+    says: ClassVar[str] = "softmax"
+    name: str = "ce"
+    implementation: str = choice("lossforge", "lossforge", "torch")
+
+
+@dataclass
+class CrossEntropyConfig(LossConfig):
+    label_smoothing: float = number(0.0, least=0, most=1)
+    z_loss: float = number(0.0, least=0)
+    softcap: float | None = number(None, above=0)
+    class_weight: list[float] | None = number(None, least=0)
+
+
+@dataclass
+class DifferenceConfig(LossConfig):
+    given: ClassVar[str] = "softmax"
+
+
+@dataclass
+class MaeConfig(DifferenceConfig):
+    name: str = "mae"
+
+
+@dataclass
+class MseConfig(DifferenceConfig):
+    name: str = "mse"
+
+
+@dataclass
+class HuberConfig(DifferenceConfig):
+    name: str = "huber"
+    delta: float = number(1.0, above=0)
+
+
+@dataclass
+class SmoothL1Config(DifferenceConfig):
+    name: str = "smooth_l1"
+    beta: float = number(1.0, least=0)
+
+
+@dataclass
+class SigmoidConfig(LossConfig):
+    says: ClassVar[str] = "sigmoid"
+    prior_bias: bool = True
+
+
+@dataclass
+class BceConfig(SigmoidConfig):
+    name: str = "bce"
+    pos_weight: list[float] | None = number(None, least=0)
+
+
+@dataclass
+class FocalConfig(SigmoidConfig):
+    name: str = "focal"
+    alpha: float = number(0.25, least=-1, most=1)
+    gamma: float = number(2.0, least=0)
+
+
+@dataclass
+class AsymmetricConfig(SigmoidConfig):
+    name: str = "asymmetric"
+    gamma_neg: float = number(4.0, least=0)
+    gamma_pos: float = number(1.0, least=0)
+    clip: float | None = number(0.05, least=0, most=1)
+
+
+@dataclass
+class PolyBceConfig(SigmoidConfig):
+    name: str = "poly_bce"
+    epsilon: float = number(2.0)
+    gamma: float = number(0.0, least=0)
+    alpha: float | None = number(None, least=-1, most=1)
+
+
+@dataclass
+class PreferenceConfig(SigmoidConfig):
+    name: str = "preference_bce"
+    group_weight: list[float] | None = number(None, least=0)
+
+
+@dataclass
+class PreferenceProbabilityConfig(PreferenceConfig):
+    given: ClassVar[str] = "sigmoid"
+    name: str = "preference_bce_probability"
+
+
+@dataclass
+class CustomConfig(LossConfig):
+    """A loss of one's own: target is module:name or path/to/file.py:name. It takes logits; an element-wise one teaches sigmoids."""
+
+    name: str = "custom"
+    target: str = "???"
+    hyper: dict[str, float] = field(default_factory=dict)
+
+
+LOSSES: dict[str, type[LossConfig]] = {
+    "ce": CrossEntropyConfig,
+    "mae": MaeConfig,
+    "mse": MseConfig,
+    "huber": HuberConfig,
+    "smooth_l1": SmoothL1Config,
+    "bce": BceConfig,
+    "focal": FocalConfig,
+    "asymmetric": AsymmetricConfig,
+    "poly_bce": PolyBceConfig,
+    "preference_bce": PreferenceConfig,
+    "preference_bce_probability": PreferenceProbabilityConfig,
+    "custom": CustomConfig,
+}
