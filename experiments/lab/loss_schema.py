@@ -17,6 +17,10 @@ class LossConfig:
     name: str = "ce"
     implementation: str = choice("lossforge", "lossforge", "torch")
 
+    @property
+    def title(self) -> str:
+        return self.name
+
 
 @dataclass
 class CrossEntropyConfig(LossConfig):
@@ -107,6 +111,10 @@ class CustomConfig(LossConfig):
     name: str = "custom"
     target: str = "???"
     hyper: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return self.target.rpartition(":")[2]
 
 
 LOSSES: dict[str, type[LossConfig]] = {
