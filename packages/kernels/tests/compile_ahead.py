@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 import triton
@@ -83,6 +83,12 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample("several tiles a program", torch.zeros(2**13, 2**11, dtype=dtype), torch.zeros(2**13, dtype=torch.int64))
         yield Sample("64-bit", torch.zeros(1).to(dtype).expand(2**16, 2**15, 2), torch.zeros(1).to(dtype).expand(2**16, 2**15, 2))
         yield Sample("pixels", torch.zeros(2, 32, 16, 16, dtype=dtype), torch.zeros(2, 16, 16, dtype=torch.int64), {"dim": 1})
+        rows = 2**14
+        x, names = torch.zeros(rows, 80, dtype=dtype), inspect.signature(loss.function).parameters
+        if "score" in names:
+            yield Sample("boxes", x, torch.zeros(rows, dtype=torch.int64), {"score": torch.zeros(rows)})
+        if "negative_only" in names:
+            yield Sample("pairs", torch.zeros(2**10, 2**12, dtype=dtype), None, {"offset": 2**10})
         return
     for classes in (16, 1000, 4096, 8192, 9000, 32000, 50257, 65536, 128256):
         yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64))
@@ -108,7 +114,7 @@ def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
     for name in ("weight", "preference", "pos_weight"):
         if name in names and loss.template == "elementwise":
             yield {name: x[:1].detach()}
-    if "alpha" in names:
+    if "alpha" in names and Tensor in get_args(names["alpha"].annotation):
         yield {"alpha": x[0].detach()}
     if "group" in names:
         yield {"group": torch.zeros(x.shape, dtype=torch.int64), "group_weight": torch.ones(3, dtype=x.dtype)}

@@ -18,7 +18,8 @@ from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
 
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
-COMPILED = ("dense", "class index", "class index, middle dimension", "mixup pair", "image", "probabilities", "class weights and smoothing")
+COMPILED = {"dense", "class index", "class index, middle dimension", "class index, scores", "diagonal, a shard", "mixup pair"}
+COMPILED |= {"image", "probabilities", "class weights and smoothing"}
 
 
 class Operators(TorchDispatchMode):

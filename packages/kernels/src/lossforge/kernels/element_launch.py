@@ -98,12 +98,23 @@ class Formulas(NamedTuple):
     hard: "Formulas | None" = None
 
 
+def _loader(given: Tensors, diagonal: bool, indices: bool) -> Callable[..., Any]:
+    if diagonal:
+        return targets.diagonal
+    if not indices:
+        return targets.dense
+    if given.target_b is not None:
+        return targets.mixup
+    return targets.class_index if given.lam is None else targets.scored
+
+
 @functools.lru_cache(maxsize=PLANS)
 def _plan(
     formulas: Formulas,
     layouts: tuple[Layout | None, ...],  # of Tensors but the sum's three
     class_dim: int,
     ignore_index: int,
+    offset: int,
     hyper: int,  # how many
     total: bool,
     empty_is_zero: bool,
@@ -113,8 +124,10 @@ def _plan(
     """None where the dimensions of the tensors do not join into three."""
     given = Tensors(*layouts)
     shape, _, _, device, _ = given.x
-    indices = not given.target[2].is_floating_point
-    if indices and given.target_b is None and formulas.hard is not None:
+    diagonal = given.target is None
+    indices = not diagonal and not given.target[2].is_floating_point
+    by_row = diagonal or indices
+    if by_row and given.target_b is None and given.lam is None and formulas.hard is not None:
         formulas = formulas.hard
     names = [name for name in STRIDED if getattr(given, name) is not None]
     rows = ("target", "target_b", "lam") if indices else ()
@@ -122,7 +135,7 @@ def _plan(
     for name in names:
         sizes, steps, *_ = getattr(given, name)
         strides.append(per_row(sizes, steps, shape, class_dim) if name in rows else broadcast(sizes, steps, shape))
-    g = geometry(shape, strides, class_dim if indices else None)
+    g = geometry(shape, strides, class_dim if by_row else None)
     if g is None:
         return None
     present = [*(one is not None for one in layouts), total, total, total]
@@ -131,9 +144,9 @@ def _plan(
         name: Strided(getattr(t, name), *steps) for name, steps in zip(names, g.strides, strict=True)
     }
     n = math.prod(shape)
-    columns = None if g.flat and not indices else g.columns
+    columns = None if g.flat and not by_row else g.columns
     read = 2 + (given.weight is not None) + (given.parameter is not None)
-    tiles = element_tiles(n, given.x[2].itemsize, read, indices, formulas.special is not None)
+    tiles = element_tiles(n, given.x[2].itemsize, read, by_row, formulas.special is not None)
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
     return Plan(
         elementwise_kernel,
@@ -150,22 +163,23 @@ def _plan(
             n,
             g.n1,
             g.n2,
-            shape[class_dim] if indices else 0,
+            shape[class_dim] if by_row else 0,
             given.group_weight[0][0] if given.group_weight is not None else 0,
             ignore_index,
+            offset,
             math.prod(given.target[0]) if counted else 0,
         ),
         formula=formulas.formula,
         special=formulas.special,
         applies=formulas.applies,
-        load_target=targets.dense if not indices else targets.class_index if given.target_b is None else targets.mixup,
+        load_target=_loader(given, diagonal, indices),
         COLUMNS=columns,
-        FLAT=g.flat and not indices,
+        FLAT=g.flat and not by_row,
         BIG=g.big(n, tiles.block),
         EMPTY_IS_ZERO=empty_is_zero,
         COUNT=COUNTED if counted else 0,
         BLOCK=tiles.block,
-        G=8 if indices and columns is not None and columns % 8 == 0 else 1,
+        G=8 if by_row and columns is not None and columns % 8 == 0 else 1,
         num_warps=tiles.warps,
     )
 
@@ -173,12 +187,13 @@ def _plan(
 def elementwise(
     formulas: Formulas,
     x: Tensor,
-    target: Tensor,
+    target: Tensor | None,
     hyper: Sequence[float],
     *,
     target_b: Tensor | None = None,
     lam: Tensor | None = None,
     ignore_index: int = -2,
+    offset: int = 0,
     class_dim: int = -1,
     weight: Tensor | None = None,
     group: Tensor | None = None,
@@ -194,7 +209,8 @@ def elementwise(
 ) -> Tensor | None:
     """One launch over x (any shape and strides): value · scale / divisor, and where `gradient` is given, dvalue/dx written into it.
 
-    target: of the shape of x, or class indices along class_dim, of the shape of x without it; target_b and lam broadcast to that.
+    target: of the shape of x, or class indices along class_dim, of the shape of x without it; target_b and lam broadcast to that. lam
+    without target_b is each row's score, the target in its class. None: the diagonal, column row + offset, of an x of two dimensions.
     weight, group and parameter: broadcast to x. divisor: 0-d. upstream: 0-d, or of the shape of x.
     counted: in place of a divisor, the launch counts the elements of rows not ignored itself (see counts_itself).
     value: "sum" returns the total (0-d float32), "each" the values in x's dtype, "nothing" None.
@@ -207,6 +223,7 @@ def elementwise(
         tuple([layout(t) for t in tensors]),
         class_dim % (x.ndim or 1),
         ignore_index,
+        offset,
         len(hyper),
         value == "sum",
         empty_is_zero,
@@ -215,18 +232,19 @@ def elementwise(
     )
     if plan is None:
 
-        def copied(t: Tensor | None, like: Tensor = x) -> Tensor | None:
-            return None if t is None else t.expand(like.shape).contiguous()
+        def copied(t: Tensor | None, like: Tensor | None = x) -> Tensor | None:
+            return None if t is None or like is None else t.expand(like.shape).contiguous()
 
         fresh = None if gradient is None else torch.empty(x.shape, dtype=gradient.dtype, device=x.device)
         result = elementwise(
             formulas,
             x.contiguous(),
-            target.contiguous(),
+            copied(target, target),
             hyper,
             target_b=copied(target_b, target),
             lam=copied(lam, target),
             ignore_index=ignore_index,
+            offset=offset,
             class_dim=class_dim,
             weight=copied(weight),
             group=copied(group),
@@ -256,6 +274,7 @@ def planned_elementwise(
     hyper: Sequence[float],
     scale: float,
     ignore_index: int,
+    offset: int,
     class_dim: int,
     empty_is_zero: bool,
     counted: bool,
@@ -271,7 +290,7 @@ def planned_elementwise(
 
     layouts = tuple([layout(t) for t in ordered(tensors, divisor, gradient)])
     x = tensors[0]
-    plan = _plan(formulas, layouts, class_dim % (x.ndim or 1), ignore_index, len(hyper), True, empty_is_zero, counted, tried())
+    plan = _plan(formulas, layouts, class_dim % (x.ndim or 1), ignore_index, offset, len(hyper), True, empty_is_zero, counted, tried())
     if plan is None:
         return None
     programs, device, floats = plan.grid[0], x.device, (scale, *hyper)

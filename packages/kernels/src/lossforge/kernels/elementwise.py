@@ -80,6 +80,7 @@ def one_tile(
     classes,
     groups,
     ignore,
+    offset,
     formula: tl.constexpr,
     load_target: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -88,11 +89,11 @@ def one_tile(
     G: tl.constexpr,
 ):
     """Values of one tile, 0 where ignored; gradient and values are stored where they are asked for. A mask of None: all inside."""
-    INDEX: tl.constexpr = target.ptr.dtype.element_ty.is_int()
+    INDEX: tl.constexpr = target.ptr is not None and target.ptr.dtype.element_ty.is_int()
     at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
     at_row = coordinates(start, r, tl.zeros([1, 1], tl.int32), n1, n2, COLUMNS, FLAT, BIG, G)
     x_tile = load(x, at, mask, 0.0).to(tl.float32)
-    y, counts, valid = load_target(target, target_b, lam, classes, ignore, at, at_row, at[4], mask)
+    y, counts, valid = load_target(target, target_b, lam, classes, ignore, offset, at, at_row, at[4], mask)
     if INDEX:
         x_tile = tl.where(counts, x_tile, 0.5)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
     if parameter.ptr is None:
@@ -135,6 +136,7 @@ def all_tiles(
     classes,
     groups,
     ignore,
+    offset,
     formula: tl.constexpr,
     load_target: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -153,19 +155,19 @@ def all_tiles(
     for k in range(tl.cdiv(full - first, programs)):
         part += one_tile(
             (first + k * programs) * BLOCK, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
-            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, formula, load_target, COLUMNS, FLAT, BIG, G,
+            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, G,
         )
     rest = (n - full * BLOCK).to(tl.int32)
     if (rest > 0) & (full % programs == first):
         part += one_tile(
             full * BLOCK, r * G < rest, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
-            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, formula, load_target, COLUMNS, FLAT, BIG, G,
+            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, G,
         )
     # fmt: on
     return part
 
 
-@triton.jit(do_not_specialize=("n", "rows"))
+@triton.jit(do_not_specialize=("n", "offset", "rows"))
 def elementwise_kernel(
     x,  # this and all without _ptr down to `gradient`: Strided
     target,
@@ -189,6 +191,7 @@ def elementwise_kernel(
     classes,
     groups,
     ignore,
+    offset,  # of the diagonal that takes the place of a target
     rows,  # of a class-index target, counted here where COUNT
     formula: tl.constexpr,
     special: tl.constexpr,  # a quicker formula for hyper-parameters of which `applies` is true; None without one
@@ -214,18 +217,18 @@ def elementwise_kernel(
     if special is None:
         part = all_tiles(
             n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-            n1, n2, classes, groups, ignore, formula, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
+            n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
         )
     else:
         if applies(*hyper):  # one branch a program: inside the loop it would cost registers and time
             part = all_tiles(
                 n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-                n1, n2, classes, groups, ignore, special, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
+                n1, n2, classes, groups, ignore, offset, special, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
             )
         else:
             part = all_tiles(
                 n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-                n1, n2, classes, groups, ignore, formula, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
+                n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
             )
     # fmt: on
     if sum is not None:

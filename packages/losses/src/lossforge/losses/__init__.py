@@ -16,12 +16,17 @@ from lossforge.losses.functional import (
     poly_binary_cross_entropy,
     preference_bce,
     preference_bce_with_logits,
+    quality_focal_loss,
+    siglip_loss,
     sigmoid_focal_loss,
     smooth_l1_loss,
+    smoothed_binary_cross_entropy,
+    varifocal_loss,
 )
 from lossforge.losses.modules import (
     AsymmetricLossMultiLabel,
     BCEWithLogitsLoss,
+    BinaryCrossEntropy,
     CrossEntropyLoss,
     HuberLoss,
     L1Loss,
@@ -29,8 +34,11 @@ from lossforge.losses.modules import (
     PolyBinaryCrossEntropy,
     PreferenceBCELoss,
     PreferenceBCEWithLogitsLoss,
+    QualityFocalLoss,
+    SigLIPLoss,
     SigmoidFocalLoss,
     SmoothL1Loss,
+    VarifocalLoss,
 )
 from lossforge.losses.operators.library import backend, plain_torch
 from lossforge.losses.preference import (
@@ -54,6 +62,7 @@ from lossforge.losses.preference import (
 __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
+    "BinaryCrossEntropy",
     "BradleyTerryLoss",
     "CPOLoss",
     "CrossEntropyLoss",
@@ -70,9 +79,12 @@ __all__ = [
     "PolyBinaryCrossEntropy",
     "PreferenceBCELoss",
     "PreferenceBCEWithLogitsLoss",
+    "QualityFocalLoss",
+    "SigLIPLoss",
     "SigmoidFocalLoss",
     "SimPOLoss",
     "SmoothL1Loss",
+    "VarifocalLoss",
     "asymmetric_loss_multi_label",
     "backend",
     "binary_cross_entropy_with_logits",
@@ -92,8 +104,12 @@ __all__ = [
     "poly_binary_cross_entropy",
     "preference_bce",
     "preference_bce_with_logits",
+    "quality_focal_loss",
     "sequence_logps",
+    "siglip_loss",
     "sigmoid_focal_loss",
     "simpo_loss",
     "smooth_l1_loss",
+    "smoothed_binary_cross_entropy",
+    "varifocal_loss",
 ]

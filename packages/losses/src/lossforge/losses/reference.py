@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from lossforge.losses.operators.rowwise import Arguments as Rowwise
 
 
+ROW_MEAN = "mean of rows"
+"""The reduction of element-wise losses that sums over the classes and takes the mean of the rows not ignored."""
+
+
 def _accurate(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
@@ -42,13 +46,23 @@ def _one_hot(index: Tensor, classes: int, ignore_index: int, dim: int, dtype: to
     return y.movedim(-1, dim), counts.unsqueeze(dim)
 
 
+def _diagonal(x: Tensor, dim: int, offset: int) -> Tensor:
+    """y of a matrix x: 1 in column row + offset along `dim`."""
+    rows, columns = (torch.arange(n, device=x.device) for n in (x.shape[1 - dim % 2], x.shape[dim]))
+    return (rows.unsqueeze(dim) + offset == columns.unsqueeze(1 - dim % 2)).to(x.dtype)
+
+
 def elementwise(a: Elementwise) -> Tensor:
     x = _accurate(a.x)
-    indices = not a.target.is_floating_point()
-    if indices:
+    indices = a.target is not None and not a.target.is_floating_point()
+    if a.target is None:
+        y, counts = _diagonal(x, a.dim, a.offset), None
+    elif indices:
         classes, dim = x.shape[a.dim], a.dim % x.ndim
         y, counts = _one_hot(a.target, classes, a.ignore_index, dim, x.dtype)
-        if a.target_b is not None and a.lam is not None:
+        if a.target_b is None and a.lam is not None:
+            y = torch.where(y == 1, a.lam.to(x.dtype).unsqueeze(dim), y)
+        elif a.target_b is not None and a.lam is not None:
             y_b, counts_b = _one_hot(a.target_b, classes, a.ignore_index, dim, x.dtype)
             lam = a.lam.to(x.dtype).unsqueeze(dim)
             y = torch.where(counts, lam * y, 0.0) + torch.where(counts_b, (1 - lam) * y_b, 0.0)
@@ -69,9 +83,9 @@ def elementwise(a: Elementwise) -> Tensor:
     if counts is not None:
         values = torch.where(counts, values, 0.0)
     divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
+    if divisor is None and a.reduction in ("mean", ROW_MEAN):
         divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
-    result = _reduce(values, a.scale, divisor, a.reduction, a.empty_is_zero)
+    result = _reduce(values, a.factor, divisor, a.reduction, a.empty_is_zero)
     return result.to(a.x.dtype) if a.reduction == "none" else result
 
 

@@ -1,5 +1,6 @@
 """Samples of every loss in the registry, and its exact value, for tests and checks: a registered loss needs no test file of its own."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ class Sample:
 
     name: str
     x: Tensor
-    target: Tensor
+    target: Tensor | None
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self, change: Callable[[Tensor], Tensor]) -> "Sample":
@@ -85,6 +86,8 @@ def samples(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32,
     """Calls that together touch every target, weight, option and layout of the loss's template."""
     make, template = _Make(device, dtype, loss.domain, seed), _SAMPLES[loss.template]
     yield from template(make)
+    if "negative_only" in inspect.signature(loss.function).parameters:
+        yield from _diagonal(make)
     plain = next(template(make))
     for options in loss.options:
         yield Sample(f"options {options}", plain.x, plain.target, options)
@@ -107,12 +110,25 @@ def _elementwise(make: _Make) -> Iterator[Sample]:
     index = make.index(-2, 5, 2, 3, 4)
     yield Sample("class index, middle dimension", make.logits(2, 5, 3, 4), index, {"dim": 1})
     yield Sample("class index, middle dimension last in memory", make.logits(2, 3, 4, 5).permute(0, 3, 1, 2), index, {"dim": 1})
+    yield Sample("class index, scores", make.logits(9, 7), make.index(-2, 7, 9), {"score": make.unit(9)})
+    yield Sample("class index, scores, middle dimension", make.logits(2, 5, 3, 4), index, {"dim": 1, "score": make.unit(2, 4, 3).mT})
     yield Sample("mixup pair", make.logits(2, 4, 7), make.index(-2, 7, 2, 4), {"target_b": make.index(-2, 7, 2, 4), "lam": 0.3})
     yield Sample(
         "mixup pair, λ a sample", make.logits(3, 4, 7), make.index(0, 7, 3, 4), {"target_b": make.index(0, 7, 3, 4), "lam": make.unit(3)}
     )
     yield Sample("normalizer", make.logits(9, 7), make.index(-1, 7, 9), {"normalizer": torch.tensor(3.0, device=make.device)})
     yield Sample("normalizer, number", make.logits(9, 7), make.unit(9, 7), {"normalizer": 5})
+
+
+def _diagonal(make: _Make) -> Iterator[Sample]:
+    yield Sample("diagonal", make.logits(9, 7), None)
+    yield Sample("diagonal, a shard", make.logits(5, 24), None, {"offset": 8, "weight": make.unit(5, 1)})
+    yield Sample("diagonal, a shard of columns", make.logits(24, 5), None, {"offset": -8})
+    yield Sample("diagonal, along the rows", make.logits(9, 7), None, {"offset": -1, "dim": 0})
+    yield Sample("diagonal, transposed", make.logits(8, 16).t(), None, {"normalizer": 5})
+    yield Sample("diagonal, sliced", make.logits(6, 32)[:, ::2], None, {"offset": 3})
+    yield Sample("diagonal, more than a tile", make.logits(17, 130), None, {"offset": 113})
+    yield Sample("no diagonal", make.logits(9, 7), None, {"negative_only": True})
 
 
 def _rowwise(make: _Make) -> Iterator[Sample]:

@@ -4,6 +4,12 @@ On logits, with weight c of the positive class (softplus(x) = ln(1 + eˣ)):
 
     L = c y softplus(-x) + (1 - y) softplus(x)        dL/dx = (1 - y) σ(x) - c y σ(-x)
 
+and for y of 0 or 1, with u = x where y is 0 and -x where it is 1, in fewer instructions:
+
+    L = c^y softplus(u)        dL/du = c^y σ(u)
+
+Softened targets (timm, arXiv 2110.00476) are y ← y slope + offset, and then 1 where above a threshold, else 0; -inf: no threshold.
+
 On probabilities, as in PyTorch with each logarithm kept above -100:
 
     L = -[y ln p + (1 - y) ln(1 - p)]                 dL/dp = (1 - y)/(1 - p) - y/p
@@ -24,6 +30,23 @@ def bce_with_logits(x, y, pos_weight):
     negative = 1.0 - y
     value = positive * (tl.maximum(-x, 0.0) + log1p) + negative * (tl.maximum(x, 0.0) + log1p)
     return value, negative * p - positive * q
+
+
+@triton.jit
+def bce_with_logits_hard(x, y, pos_weight):
+    positive = y > 0.5
+    u = tl.where(positive, -x, x)
+    w = tl.where(positive, pos_weight, 1.0)
+    q, _, log1p = logistic(u)
+    slope = w * q
+    return w * (tl.maximum(u, 0.0) + log1p), tl.where(positive, -slope, slope)
+
+
+@triton.jit
+def bce_with_logits_softened(x, y, slope, offset, threshold, pos_weight):
+    soft = y * slope + offset
+    hard = tl.where(soft > threshold, 1.0, 0.0)
+    return bce_with_logits(x, tl.where(threshold > float("-inf"), hard, soft), pos_weight)
 
 
 @triton.jit

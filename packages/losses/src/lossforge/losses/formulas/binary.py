@@ -4,12 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.formulas import asymmetric, bce, focal, poly
+from lossforge.kernels.formulas import asymmetric, bce, focal, poly, quality, varifocal
 from lossforge.losses.formulas.common import Formula
 
 
 def bce_with_logits_twin(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Tensor:
     return -pos_weight * y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
+
+
+def softened_bce_twin(x: Tensor, y: Tensor, slope: float, offset: float, threshold: float, pos_weight: Tensor | float) -> Tensor:
+    y = y * slope + offset
+    if threshold > -torch.inf:
+        y = (y > threshold).to(y.dtype)
+    return bce_with_logits_twin(x, y, pos_weight)
 
 
 def _bounded_log(p: Tensor, floor: float) -> Tensor:
@@ -50,10 +57,32 @@ def poly_bce_twin(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Ten
     return _balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * (entropy + epsilon * q)
 
 
+def quality_twin(x: Tensor, y: Tensor, beta: float) -> Tensor:
+    distance = (x.sigmoid() * (1 - y) - (-x).sigmoid() * y).abs().clamp(min=torch.finfo(x.dtype).tiny)
+    return distance**beta * bce_with_logits_twin(x, y, 1.0)
+
+
+def varifocal_twin(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float) -> Tensor:
+    negative = alpha * x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
+    w = torch.where(y > 0, y if iou_weighted else torch.ones_like(y), negative)
+    return w * bce_with_logits_twin(x, y, 1.0)
+
+
 FORMULAS = {
-    "bce_with_logits": Formula(bce.bce_with_logits, bce_with_logits_twin),
+    "bce_with_logits": Formula(bce.bce_with_logits, bce_with_logits_twin, hard=(bce.bce_with_logits_hard, None)),
+    "bce_softened": Formula(bce.bce_with_logits_softened, softened_bce_twin),
     "bce": Formula(bce.bce, bce_twin),
     "focal": Formula(focal.focal, focal_twin, focal.focal_2, focal.is_2, (focal.focal_hard, focal.focal_2_hard)),
     "asymmetric": Formula(asymmetric.asymmetric, asymmetric_twin),
     "poly_bce": Formula(poly.poly_bce, poly_bce_twin, poly.poly_bce_0, poly.is_0),
+    "quality_focal": Formula(
+        quality.quality, quality_twin, quality.quality_2, quality.is_2, (quality.quality_hard, quality.quality_2_hard)
+    ),
+    "varifocal": Formula(
+        varifocal.varifocal,
+        varifocal_twin,
+        varifocal.varifocal_2,
+        varifocal.is_2,
+        (varifocal.varifocal_hard, varifocal.varifocal_2_hard),
+    ),
 }

@@ -5,6 +5,8 @@ Options that every function has:
 
 target_b, lam: with class indices, a mixup pair: the target is λ times the class `target` plus 1 - λ times the class `target_b`; λ a
     number, one a sample, or one a row. No one-hot tensor is built.
+score: element-wise losses with class indices: one number a row, the target in the row's class where it otherwise is 1. For background
+    and ignored rows it does not matter.
 normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum".
 empty: what a mean over nothing (a divisor of 0) gives: "nan" as in torch, or "zero", with gradient 0.
 gradient: "forward" writes the gradient in the same launch as the loss, "backward" computes it when it is asked for. By default
@@ -26,8 +28,11 @@ from lossforge.losses.functional.binary import (
     preference_bce,
     preference_bce_with_logits,
     sigmoid_focal_loss,
+    smoothed_binary_cross_entropy,
 )
+from lossforge.losses.functional.detection import quality_focal_loss, varifocal_loss
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
+from lossforge.losses.functional.siglip import siglip_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
 
 __all__ = [
@@ -41,6 +46,10 @@ __all__ = [
     "poly_binary_cross_entropy",
     "preference_bce",
     "preference_bce_with_logits",
+    "quality_focal_loss",
+    "siglip_loss",
     "sigmoid_focal_loss",
     "smooth_l1_loss",
+    "smoothed_binary_cross_entropy",
+    "varifocal_loss",
 ]

@@ -1,5 +1,6 @@
 """Losses of independent yes-or-no decisions: one logit or probability each."""
 
+import math
 from typing import Unpack
 
 import torch
@@ -20,6 +21,9 @@ def binary_cross_entropy_with_logits(
     reduce: bool | None = None,
     reduction: str = "mean",
     pos_weight: Tensor | None = None,  # broadcasts to input
+    *,
+    label_smoothing: float = 0.0,
+    target_threshold: float | None = None,
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
     """Binary cross entropy on logits, as torch.nn.functional.binary_cross_entropy_with_logits.
@@ -27,18 +31,84 @@ def binary_cross_entropy_with_logits(
     L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight. Exact at any logit.
 
     Args: target in [0, 1], or class indices (one against all: the row's class 1, the others 0; -1 background, -2 ignored), with
-    target_b and lam a mixup pair; dim: the classes' dimension. Others: see lossforge.losses.functional.
+    target_b and lam a mixup pair; dim: the classes' dimension; label_smoothing, target_threshold: as in smoothed_binary_cross_entropy,
+    of class indices and pairs, and of every target. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
+    checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
+    formula, hyper = _softened(input, target, label_smoothing, target_threshold, False, options)
     return elementwise_loss(
-        "bce_with_logits",
+        formula,
         input,
         target,
-        [] if pos_weight is not None else [1.0],
+        hyper if pos_weight is not None else [*hyper, 1.0],
         checks.legacy_reduction(size_average, reduce, reduction),
         options,
         weight=weight,
         parameter=pos_weight,
+    )
+
+
+def _softened(
+    input: Tensor, target: Tensor, smoothing: float, threshold: float | None, smooth_dense: bool, options: ElementwiseOptions
+) -> tuple[str, list[float]]:
+    """The formula for targets y (1 - smoothing) + offset, 1 above the threshold and else 0, and its hyper-parameters but pos_weight."""
+    dim = options.get("dim", -1)
+    checks.whole_number("dim", dim)
+    if threshold is not None:
+        checks.number("target_threshold", threshold)
+        if isinstance(target, Tensor) and target.requires_grad and torch.is_grad_enabled():
+            raise ValueError("target has no gradient through target_threshold, got a target that requires grad: detach it")
+    indices = isinstance(target, Tensor) and not target.is_floating_point()
+    if indices and isinstance(input, Tensor) and -input.ndim <= dim < input.ndim:
+        offset = smoothing / max(int(input.shape[dim]), 1)
+    else:
+        offset = smoothing / 2
+        smoothing = smoothing if smooth_dense else 0.0
+    if not smoothing and threshold is None:
+        return "bce_with_logits", []
+    return "bce_softened", [1.0 - smoothing, offset if smoothing else 0.0, -math.inf if threshold is None else threshold]
+
+
+@repeated
+def smoothed_binary_cross_entropy(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    smoothing: float = 0.1,
+    target_threshold: float | None = None,
+    weight: Tensor | None = None,  # broadcasts to input
+    reduction: str = "mean",
+    sum_classes: bool = False,
+    pos_weight: float | Tensor | None = None,  # broadcasts to input
+    smooth_dense: bool = False,
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Binary cross entropy on logits of smoothed labels, as timm.loss.BinaryCrossEntropy (Wightman et al. 2021, arXiv 2110.00476).
+
+    L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight and, of class indices, y = 1 - s + s / C in the row's class and
+    s / C in the others, s = smoothing. Dense targets, such as those of mixup, count as smoothed already.
+
+    Args: target: as in binary_cross_entropy_with_logits; background has s / C in all classes, and a mixup pair gives what timm's Mixup
+    with label smoothing gives as dense targets; smoothing: in [0, 1]; target_threshold: smoothed targets above it become 1, others 0;
+    sum_classes: the loss summed over the classes (dim) and averaged over the rows, whatever the reduction; smooth_dense: dense targets
+    are smoothed too, y (1 - s) + s / 2. Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    checks.number("smoothing", smoothing, 0.0, 1.0)
+    formula, hyper = _softened(input, target, smoothing, target_threshold, smooth_dense, options)
+    if not isinstance(pos_weight, Tensor):
+        hyper.append(1.0 if pos_weight is None else pos_weight)
+        checks.number("pos_weight", hyper[-1])
+    return elementwise_loss(
+        formula,
+        input,
+        target,
+        hyper,
+        "mean" if sum_classes else reduction,
+        options,
+        weight=weight,
+        parameter=pos_weight if isinstance(pos_weight, Tensor) else None,
+        mean_of_rows=sum_classes,
     )
 
 

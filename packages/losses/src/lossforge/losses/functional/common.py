@@ -30,8 +30,12 @@ class Options(Settings, total=False):
     lam: float | Tensor | None
 
 
-class ElementwiseOptions(Options, ElementwiseSettings, total=False):
-    pass
+class UnscoredOptions(Options, ElementwiseSettings, total=False):
+    """For losses whose signature has the score."""
+
+
+class ElementwiseOptions(UnscoredOptions, total=False):
+    score: Tensor | None
 
 
 def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -> Tensor | None:
@@ -103,3 +107,16 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
     if lam.ndim > target.ndim or any(a not in (1, b) for a, b in zip(reversed(lam.shape), reversed(target.shape), strict=False)):
         raise ValueError(f"lam must be a number, 0-d, or one a sample or row of target {tuple(target.shape)}, got shape {tuple(lam.shape)}")
     return lam.expand(target.shape)
+
+
+def row_score(score: object, target: Tensor, target_b: Tensor | None, x: Tensor) -> Tensor:
+    """The score of each row with a class index, checked."""
+    if target.is_floating_point():
+        raise TypeError(f"target must hold class indices where score is given, got {target.dtype}")
+    if target_b is not None:
+        raise ValueError("score and target_b exclude each other, got both")
+    checks.floating_beside("score", score, x)
+    assert isinstance(score, Tensor)
+    if score.shape != target.shape:
+        raise ValueError(f"score must have the shape of target, {tuple(target.shape)}, got {tuple(score.shape)}")
+    return score

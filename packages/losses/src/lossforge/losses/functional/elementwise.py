@@ -5,17 +5,23 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.dispatch import elementwise
-from lossforge.losses.functional.common import ElementwiseOptions, check_options, factor, share
+from lossforge.losses.functional.common import ElementwiseOptions, check_options, factor, row_score, share
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
+from lossforge.losses.reference import ROW_MEAN
 
 IGNORED = -2
 """The class index of a row that does not count; -1 is background."""
 
 
+def of_dim(dim: int, x: Tensor) -> None:
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for an input of shape {tuple(x.shape)}, got {dim}")
+
+
 def elementwise_loss(
     loss: str,
     x: Tensor,
-    target: Tensor,
+    target: Tensor | None,
     hyper: list[float],
     reduction: str,
     options: ElementwiseOptions,
@@ -24,26 +30,37 @@ def elementwise_loss(
     parameter: Tensor | None = None,
     group: Tensor | None = None,
     group_weight: Tensor | None = None,
+    offset: int | None = None,
     mean_of_weights: bool = False,
+    mean_of_rows: bool = False,
 ) -> Tensor:
     """Check arguments and compute. parameter: a tensor in place of the last hyper-parameter.
 
-    mean_of_weights: a mean divides by the sum of the weights that count, where weights are given.
+    offset: a target of None is the diagonal, this many columns to the right.
+    mean_of_weights: a mean divides by the sum of the weights that count, where weights are given; mean_of_rows: by the number of rows.
     """
     checks.floating("input", x)
     divisor = check_options(x, reduction, options, ElementwiseOptions)
     normalizer, dim, target_b = options.get("normalizer"), options.get("dim", -1), options.get("target_b")
+    lam, score = options.get("lam"), options.get("score")
     checks.whole_number("dim", dim)
-    if not isinstance(target, Tensor):
+    if target is None and offset is not None:
+        if x.ndim != 2:
+            raise ValueError(f"input must be a matrix where target is None, got shape {tuple(x.shape)}")
+        if given := [name for name, t in (("target_b", target_b), ("lam", lam), ("score", score)) if t is not None]:
+            raise TypeError(f"target must hold class indices where {given[0]} is given, got None")
+        of_dim(dim, x)
+    elif not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
-    if target.is_floating_point():
+    elif target.is_floating_point():
         if target.shape != x.shape:
             raise ValueError(f"target must have the shape of input, {tuple(x.shape)}, got {tuple(target.shape)}")
         checks.beside("target", target, x)
+        if mean_of_rows and x.ndim:
+            of_dim(dim, x)
     else:
         checks.integer("target", target)
-        if not -x.ndim <= dim < x.ndim:
-            raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for an input of shape {tuple(x.shape)}, got {dim}")
+        of_dim(dim, x)
         rows = [n for d, n in enumerate(x.shape) if d != dim % x.ndim]
         target = checks.indices("target", target, rows, x, -1, x.shape[dim], IGNORED, options.get("validate"))
         if target_b is not None:
@@ -63,16 +80,23 @@ def elementwise_loss(
         group_weight = group_weight.contiguous()
     if mean_of_weights and weight is not None and reduction == "mean" and normalizer is None:
         counted = weight.expand(x.shape)
-        if not target.is_floating_point():
+        if target is not None and not target.is_floating_point():
             counts = target != IGNORED if target_b is None else (target != IGNORED) | (target_b != IGNORED)
             counted = torch.where(counts.unsqueeze(dim % x.ndim), counted, 0.0)
         divisor = normalizer = counted.sum(dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    of_row = None
+    if target is not None:
+        of_row = share(lam, target, target_b, x) if score is None else row_score(score, target, target_b, x)
+    if normalizer is not None:
+        reduction = "sum"
+    elif reduction == "mean" and mean_of_rows:
+        reduction = ROW_MEAN
     a = Elementwise(
         loss,
         x,
         target,
         target_b,
-        share(options.get("lam"), target, target_b, x),
+        of_row,
         weight,
         group,
         group_weight,
@@ -82,7 +106,8 @@ def elementwise_loss(
         factor(options),
         dim,
         IGNORED,
-        reduction if normalizer is None else "sum",
+        offset or 0,
+        reduction,
         options.get("empty") == "zero",
     )
     return elementwise(a, options.get("gradient"), options.get("inplace", False))

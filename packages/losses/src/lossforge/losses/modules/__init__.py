@@ -1,23 +1,27 @@
 """The losses as modules: the functions of lossforge.losses.functional with their options kept, class-wise tensors as buffers.
 
 Every module takes, keyword-only, the options that every function has (empty, gradient, inplace, validate, and dim where targets may be
-class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, weight, preference, group, normalizer).
+class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, score, weight, preference, group, normalizer).
 """
 
 from lossforge.losses.modules.binary import (
     AsymmetricLossMultiLabel,
     BCEWithLogitsLoss,
+    BinaryCrossEntropy,
     PolyBinaryCrossEntropy,
     PreferenceBCELoss,
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
 )
+from lossforge.losses.modules.detection import QualityFocalLoss, VarifocalLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
+from lossforge.losses.modules.siglip import SigLIPLoss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
 
 __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
+    "BinaryCrossEntropy",
     "CrossEntropyLoss",
     "HuberLoss",
     "L1Loss",
@@ -25,6 +29,9 @@ __all__ = [
     "PolyBinaryCrossEntropy",
     "PreferenceBCELoss",
     "PreferenceBCEWithLogitsLoss",
+    "QualityFocalLoss",
+    "SigLIPLoss",
     "SigmoidFocalLoss",
     "SmoothL1Loss",
+    "VarifocalLoss",
 ]

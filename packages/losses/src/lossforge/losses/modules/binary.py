@@ -2,6 +2,7 @@
 
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from lossforge.losses import checks, functional
@@ -25,6 +26,32 @@ class BCEWithLogitsLoss(LossModule):
     ) -> None:
         buffers = {"weight": weight, "pos_weight": pos_weight}
         super().__init__(checks.legacy_reduction(size_average, reduce, reduction), buffers, {}, options)
+
+
+class BinaryCrossEntropy(LossModule):
+    """Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy: see functional.smoothed_binary_cross_entropy."""
+
+    function = staticmethod(functional.smoothed_binary_cross_entropy)
+
+    def __init__(
+        self,
+        smoothing: float = 0.1,
+        target_threshold: float | None = None,
+        weight: Tensor | None = None,
+        reduction: str = "mean",
+        sum_classes: bool = False,
+        pos_weight: float | Tensor | None = None,
+        smooth_dense: bool = False,
+        **options: Unpack[ElementwiseSettings],
+    ) -> None:
+        settings: dict[str, Any] = {
+            "smoothing": smoothing,
+            "target_threshold": target_threshold,
+            "sum_classes": sum_classes,
+            "smooth_dense": smooth_dense,
+        }
+        pos_weight = torch.tensor(pos_weight) if isinstance(pos_weight, (int, float)) else pos_weight  # a buffer, as in timm
+        super().__init__(reduction, {"weight": weight, "pos_weight": pos_weight}, settings, options)
 
 
 class PreferenceBCEWithLogitsLoss(LossModule):

@@ -28,7 +28,7 @@ class LossModule(nn.Module):
         self.buffers_given = tuple(buffers)
         self.settings = {**settings, **options}
 
-    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Any:
+    def forward(self, input: Tensor, target: Tensor | None, **per_call: Any) -> Any:
         tensors = {name: t for name in self.buffers_given if (t := getattr(self, name)) is not None}
         return type(self).function(input, target, reduction=self.reduction, **{**self.settings, **tensors, **per_call})
 

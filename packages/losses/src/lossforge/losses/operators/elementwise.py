@@ -9,19 +9,21 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
+from lossforge.losses.reference import ROW_MEAN
 from lossforge.losses.reference import elementwise as reference
 
 
 class Arguments(NamedTuple):
-    """Arguments of the operator; a class-index target has the shape of x without `dim`.
+    """Arguments of the operator; a class-index target has the shape of x without `dim`, as has `lam`, which without target_b is each
+    row's score. Without a target it is 1 on the diagonal of a matrix, `offset` columns to the right.
 
     The value is Σ (or, with reduction "none", each) loss · weight · scale / divisor. The divisor is `normalizer` where given, else
-    with reduction "mean" the number of elements not ignored.
+    with reduction "mean" the number of elements not ignored, with ROW_MEAN that of rows.
     """
 
     loss: str
     x: Tensor
-    target: Tensor
+    target: Tensor | None
     target_b: Tensor | None
     lam: Tensor | None
     weight: Tensor | None
@@ -33,6 +35,7 @@ class Arguments(NamedTuple):
     scale: float
     dim: int
     ignore_index: int
+    offset: int
     reduction: str
     empty_is_zero: bool
 
@@ -40,17 +43,26 @@ class Arguments(NamedTuple):
     def tensors(self) -> tuple[Any, ...]:
         return self[1:10]
 
+    @property
+    def factor(self) -> float:
+        """What the sum over the elements is multiplied by before it is divided by their number."""
+        return self.scale * self.x.shape[self.dim] if self.reduction == ROW_MEAN and self.x.ndim else self.scale
+
 
 SCHEMA = (
-    "str loss, Tensor x, Tensor target, Tensor? target_b, Tensor? lam, Tensor? weight, Tensor? group, Tensor? group_weight, "
-    "Tensor? parameter, Tensor? normalizer, float[] hyper, float scale, int dim, int ignore_index, str reduction, bool empty_is_zero"
+    "str loss, Tensor x, Tensor? target, Tensor? target_b, Tensor? lam, Tensor? weight, Tensor? group, Tensor? group_weight, "
+    "Tensor? parameter, Tensor? normalizer, float[] hyper, float scale, int dim, int ignore_index, SymInt offset, str reduction, "
+    "bool empty_is_zero"
 )
 define("elementwise", f"({SCHEMA}, bool gradient) -> (Tensor value, Tensor divisor, Tensor gradient)")
 define("elementwise_backward", f"({SCHEMA}, Tensor? divisor, Tensor upstream) -> Tensor")
 
 
+MEANS = ("mean", ROW_MEAN)
+
+
 def _scale(a: Arguments, divisor: Tensor | None) -> float:
-    return a.scale / a.x.numel() if a.reduction == "mean" and divisor is None and not counted(a) else a.scale
+    return a.factor / a.x.numel() if a.reduction in MEANS and divisor is None and not counted(a) else a.factor
 
 
 def _launch(a: Arguments, divisor: Tensor | None, **outputs) -> Tensor | None:
@@ -62,6 +74,7 @@ def _launch(a: Arguments, divisor: Tensor | None, **outputs) -> Tensor | None:
         target_b=a.target_b,
         lam=a.lam,
         ignore_index=a.ignore_index,
+        offset=a.offset,
         class_dim=a.dim,
         weight=a.weight,
         group=a.group,
@@ -77,11 +90,11 @@ def _launch(a: Arguments, divisor: Tensor | None, **outputs) -> Tensor | None:
 
 def counted(a: Arguments) -> bool:
     """Whether a mean divides by what is counted on the device: the elements not ignored."""
-    return a.reduction == "mean" and not a.target.is_floating_point()
+    return a.reduction in MEANS and a.target is not None and not a.target.is_floating_point()
 
 
 def find_divisor(a: Arguments) -> Tensor | None:
-    if a.normalizer is not None or not counted(a):
+    if a.normalizer is not None or a.target is None or not counted(a):
         return a.normalizer
     classes = a.x.shape[a.dim]
     return kernels.count(a.target, classes, a.ignore_index, target_b=a.target_b, scale=float(classes))
@@ -89,7 +102,7 @@ def find_divisor(a: Arguments) -> Tensor | None:
 
 def counts_itself(a: Arguments) -> bool:
     """Whether one launch finds the divisor, too."""
-    return a.normalizer is None and counted(a) and kernels.counts_itself(a.target, a.target_b)
+    return a.normalizer is None and a.target is not None and counted(a) and kernels.counts_itself(a.target, a.target_b)
 
 
 def forward(a: Arguments, written: Tensor | None, itself: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -115,6 +128,7 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
         a.hyper,
         _scale(a, divisor),
         a.ignore_index,
+        a.offset,
         a.dim,
         a.empty_is_zero,
         divisor is None and counted(a),

@@ -13,6 +13,17 @@ LOSSES = (
         judge="torch.nn.functional:binary_cross_entropy_with_logits",
     ),
     Loss(
+        "bce_smoothed",
+        "elementwise",
+        "bce_softened",
+        functional.smoothed_binary_cross_entropy,
+        modules.BinaryCrossEntropy,
+        hyper={"smoothing": 0.1, "target_threshold": None, "sum_classes": False, "smooth_dense": False},
+        options=({"smooth_dense": True}, {"sum_classes": True, "pos_weight": 3.0}),
+        judge="timm.loss:BinaryCrossEntropy",
+        paper="arXiv 2110.00476",
+    ),
+    Loss(
         "focal",
         "elementwise",
         "focal",

@@ -1,0 +1,70 @@
+"""Varifocal loss (Zhang et al. 2021, arXiv 2008.13367), for targets y in [0, 1], the quality of a box at its class and 0 elsewhere.
+
+    p = σ(x),  H = y softplus(-x) + (1 - y) softplus(x)
+
+    L = y H              dL/dx = y (p - y)                                where y > 0; the factor y is 1 unless iou_weighted
+    L = α p^γ H          dL/dx = α p^γ (p + γ (1 - p) H)                  where y = 0
+
+and for y of 0 or 1, with u = x where y is 0 and -x where it is 1, L = w softplus(u) with w of 1 or α σ(u)^γ. Saturated logits take the
+limit, also for γ < 1.
+"""
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.formulas.quality import distance
+from lossforge.kernels.math import logistic, powers
+
+
+@triton.jit
+def positive_weight(y, iou_weighted):
+    return tl.where(iou_weighted > 0.0, y, 1.0)  # the condition is the same for the whole launch
+
+
+@triton.jit
+def varifocal(x, y, alpha, gamma, iou_weighted):
+    d, entropy, tilt = distance(x, y)
+    positive = y > 0.0
+    power, lower = powers(d, gamma)
+    w = tl.where(positive, positive_weight(y, iou_weighted), alpha * power)
+    return w * entropy, w * d + tl.where(positive, 0.0, alpha * gamma * lower * tilt) * entropy
+
+
+@triton.jit
+def varifocal_2(x, y, alpha, gamma, iou_weighted):
+    """γ = 2 without powers."""
+    d, entropy, tilt = distance(x, y)
+    positive = y > 0.0
+    w = tl.where(positive, positive_weight(y, iou_weighted), alpha * (d * d))
+    return w * entropy, d * (w + tl.where(positive, 0.0, 2.0 * alpha * tilt) * entropy)
+
+
+@triton.jit
+def hard_terms(x, y):
+    """(whether y is 1, q = σ(u), 1 - q, softplus(u))"""
+    positive = y > 0.5
+    u = tl.where(positive, -x, x)
+    q, not_q, log1p = logistic(u)
+    return positive, q, not_q, tl.maximum(u, 0.0) + log1p
+
+
+@triton.jit
+def varifocal_hard(x, y, alpha, gamma, iou_weighted):
+    positive, q, not_q, entropy = hard_terms(x, y)
+    power, _ = powers(q, gamma)
+    w = tl.where(positive, 1.0, alpha * power)
+    slope = alpha * power * (q + gamma * not_q * entropy)
+    return w * entropy, tl.where(positive, -q, slope)
+
+
+@triton.jit
+def varifocal_2_hard(x, y, alpha, gamma, iou_weighted):
+    positive, q, not_q, entropy = hard_terms(x, y)
+    power = alpha * (q * q)
+    slope = power * (q + 2.0 * (not_q * entropy))
+    return tl.where(positive, 1.0, power) * entropy, tl.where(positive, -q, slope)
+
+
+@triton.jit
+def is_2(alpha, gamma, iou_weighted):
+    return gamma == 2.0

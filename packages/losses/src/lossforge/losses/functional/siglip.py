@@ -1,0 +1,46 @@
+"""The pairwise sigmoid loss of image and text embeddings."""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.functional.common import ElementwiseOptions
+from lossforge.losses.functional.elementwise import elementwise_loss
+from lossforge.losses.repeat import repeated
+
+NOWHERE = 2**62
+"""The offset of a diagonal that meets no matrix."""
+
+
+@repeated
+def siglip_loss(
+    input: Tensor,  # (N, M)
+    target: Tensor | None = None,  # as input, or (N,) class indices; None: the diagonal
+    *,
+    offset: int = 0,
+    negative_only: bool = False,
+    reduction: str = "mean",
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
+
+    L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" is their sum over the number of rows N.
+
+    The logits are x = scale · (images @ texts.T) + bias, computed outside: what gives x gives scale and bias their gradients through
+    autograd. `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), computes them without a further pass over the matrix.
+
+    Args: target: None: the pairs are j = i + offset, and no matrix of labels is built; class indices: the text of each image (-1 none,
+    -2 an image that is ignored); dense: y = (z + 1) / 2, for images with several texts; offset: where this shard's texts begin within the
+    columns, or minus where its images begin within them; negative_only: no pair on the diagonal, as with the texts of another device;
+    reduction: "mean" averages over the rows not ignored. Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    checks.whole_number("offset", offset)
+    if not -NOWHERE < offset < NOWHERE:
+        raise ValueError(f"offset must be above {-NOWHERE} and below {NOWHERE}, got {offset}")
+    if target is not None and (offset or negative_only):
+        raise ValueError(f"target must be None where {'offset' if offset else 'negative_only'} is given, got a tensor")
+    where = NOWHERE if negative_only else offset
+    return elementwise_loss("bce_with_logits", input, target, [1.0], reduction, options, weight=weight, offset=where, mean_of_rows=True)

@@ -1,0 +1,233 @@
+"""Quality focal and varifocal loss against mmdetection's formulas in float64; scores a row, their edges and errors."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lossforge.losses import (
+    QualityFocalLoss,
+    VarifocalLoss,
+    binary_cross_entropy_with_logits,
+    quality_focal_loss,
+    sigmoid_focal_loss,
+    varifocal_loss,
+)
+from lossforge.losses.testing import error
+
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+BOTH = pytest.mark.parametrize("function", [quality_focal_loss, varifocal_loss])
+NAN = float("nan")
+SATURATED = [-6e4, -1e4, -200.0, -100.0, -88.0, -30.0, -17.0, -1.0, 0.0, 0.5, 17.0, 30.0, 88.0, 100.0, 200.0, 1e4, 6e4]
+
+
+def gradient_of(function, x, *args, **kwargs):
+    x = x.detach().clone().requires_grad_()
+    value = function(x, *args, **kwargs)
+    value.sum().backward()
+    return value.detach(), x.grad
+
+
+def their_quality_focal(x, label, score, beta):
+    """Each row's loss as mmdetection has it: all as negatives, the positives then replaced."""
+    zero = F.binary_cross_entropy_with_logits(x, torch.zeros_like(x), reduction="none") * x.sigmoid() ** beta
+    rows = (label >= 0).nonzero().squeeze(1)
+    at = rows, label[rows]
+    positive = F.binary_cross_entropy_with_logits(x[at], score[rows], reduction="none") * (score[rows] - x[at].sigmoid()).abs() ** beta
+    return zero.index_put(at, positive).sum(1)
+
+
+def their_varifocal(x, y, alpha, gamma, iou_weighted):
+    """Each element's loss as mmdetection has it: the weight depends on the logits and is differentiated."""
+    positive = (y > 0).to(x.dtype)
+    w = (y if iou_weighted else 1.0) * positive + alpha * (x.sigmoid() - y).abs() ** gamma * (1 - positive)
+    return F.binary_cross_entropy_with_logits(x, y, reduction="none") * w
+
+
+def boxes(device, classes=7):
+    """Logits, class indices with background, and scores, of float32."""
+    label = torch.tensor([0, 3, -1, classes - 1, 2, -1, 1, 3], device=device)
+    return torch.randn(8, classes, device=device) * 3, label, torch.rand(8, device=device)
+
+
+def dense(label, score, classes):
+    return torch.where(label[:, None] == torch.arange(classes, device=label.device), score[:, None], 0.0)
+
+
+@MODES
+@pytest.mark.parametrize("classes", [7, 16])
+@pytest.mark.parametrize("beta", [2.0, 0.5, 1.0, 3.0])
+def test_quality_focal_is_mmdetections(beta, classes, mode, device):
+    x, label, score = boxes(device, classes)
+    weight = torch.rand(8, device=device)
+    wide, quality = x.double().requires_grad_(), score.double().requires_grad_()
+    rows = their_quality_focal(wide, label, quality, beta)
+    for options, exact in (
+        ({"gradient": mode}, rows.mean()),
+        ({"gradient": mode, "reduction": "sum"}, rows.sum()),
+        ({"gradient": mode, "weight": weight[:, None], "normalizer": 3}, (rows * weight).sum() / 3),
+    ):
+        g_exact, g_score = torch.autograd.grad(exact, (wide, quality), retain_graph=True)
+        for y, q in ((label, score), (dense(label, score, classes), None)):
+            value, g = gradient_of(quality_focal_loss, x, y, q, beta, **options)
+            assert error(value, exact.detach()) < 1e-6
+            assert error(g, g_exact) < 3e-6
+        leaf = score.clone().requires_grad_()
+        (g,) = torch.autograd.grad(quality_focal_loss(x, label, leaf, beta, **options), leaf)
+        assert error(g, g_score) < 3e-6
+    each = quality_focal_loss(x, label, score, beta, reduction="none")
+    assert error(each.sum(1), rows.detach()) < 1e-6
+
+
+@MODES
+@pytest.mark.parametrize("classes", [7, 16])
+@pytest.mark.parametrize("options", [(0.75, 2.0, True), (0.7, 2.0, False), (0.3, 0.5, True), (1.5, 3.0, False), (0.75, 0.0, True)], ids=str)
+def test_varifocal_is_mmdetections(options, classes, mode, device):
+    x, label, score = boxes(device, classes)
+    score[3] = 0.0  # a positive that is no better than background is a negative
+    wide, quality = x.double().requires_grad_(), score.double().requires_grad_()
+    each = their_varifocal(wide, dense(label, quality, classes), *options)
+    for reduction, exact in (("mean", each.mean()), ("sum", each.sum())):
+        g_exact, g_score = torch.autograd.grad(exact, (wide, quality), retain_graph=True)
+        for y, q in ((label, score), (dense(label, score, classes), None)):
+            value, g = gradient_of(varifocal_loss, x, y, q, *options, reduction, gradient=mode)
+            assert error(value, exact.detach()) < 1e-6
+            assert error(g, g_exact) < 3e-6
+        leaf = score.clone().requires_grad_()
+        (g,) = torch.autograd.grad(varifocal_loss(x, label, leaf, *options, reduction), leaf)
+        scored = score > 0  # at 0 there is no derivative
+        assert error(g[scored], g_score[scored]) < 3e-6
+
+
+@MODES
+def test_values_by_hand(mode, device):
+    """At x = 0, p = 1/2 and the cross entropy is ln 2 for any target."""
+    x, label, score = torch.zeros(1, 2, device=device), torch.tensor([0], device=device), torch.tensor([0.8], device=device)
+    ln2 = math.log(2)
+    value, g = gradient_of(quality_focal_loss, x, label, score, gradient=mode)
+    torch.testing.assert_close(value.item(), (0.09 + 0.25) * ln2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(g.cpu(), torch.tensor([[-0.3 * (0.09 + 0.5 * ln2), 0.5 * (0.25 + 0.5 * ln2)]]), rtol=1e-6, atol=0)
+    value, g = gradient_of(varifocal_loss, x, label, score, reduction="sum", gradient=mode)
+    torch.testing.assert_close(value.item(), (0.8 + 0.75 * 0.25) * ln2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(g.cpu(), torch.tensor([[0.8 * -0.3, 0.75 * 0.25 * (0.5 + ln2)]]), rtol=1e-6, atol=0)
+
+
+@MODES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0, 1.5, 2.0, 5.0])
+@pytest.mark.parametrize(("function", "name"), [(quality_focal_loss, "beta"), (varifocal_loss, "gamma")])
+def test_finite_and_exact_at_any_logit(function, name, gamma, dtype, mode, device):
+    """Targets of 0 and 1 as tensors, as class indices and as scores; and a soft one."""
+    x = torch.tensor(SATURATED, device=device, dtype=dtype)[:, None]
+    ones, zeros = torch.ones_like(x), torch.zeros_like(x)
+    first, background = torch.zeros(len(x), dtype=torch.long, device=device), torch.full((len(x),), -1, device=device)
+    cases = [(ones, ones), (zeros, zeros), (ones * 0.3, ones * 0.3), (first, ones), (background, zeros)]
+    exact_options = {name: gamma, "reduction": "sum"}
+    for y, y_exact in cases:
+        value, g = gradient_of(function, x, y, gradient=mode, **exact_options)
+        assert value.isfinite()
+        assert g.isfinite().all()
+        exact, g_exact = gradient_of(function, x.double(), y_exact.double(), **exact_options)
+        torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(g.double(), g_exact, rtol=2e-3 if dtype == torch.float16 else 1e-4, atol=1e-6)
+    value, g = gradient_of(function, x, first, ones[:, 0] * 0.3, gradient=mode, **exact_options)
+    exact, g_exact = gradient_of(function, x.double(), ones.double() * (ones * 0.3).double(), **exact_options)
+    torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(g.double(), g_exact, rtol=2e-3 if dtype == torch.float16 else 1e-4, atol=1e-6)
+
+
+@MODES
+def test_logits_of_ten_thousand(mode, device):
+    """A target of 1/4: softplus is linear there, d is ±3/4 or ±1/4."""
+    x = torch.tensor([[1e4], [-1e4]], device=device)
+    label, score = torch.zeros(2, dtype=torch.long, device=device), torch.full((2,), 0.25, device=device)
+    value, g = gradient_of(quality_focal_loss, x, label, score, reduction="sum", gradient=mode)
+    torch.testing.assert_close(value.item(), 0.5625 * 7500 + 0.0625 * 2500, rtol=1e-6, atol=0)
+    torch.testing.assert_close(g.cpu(), torch.tensor([[0.75**3], [-(0.25**3)]]), rtol=1e-6, atol=0)
+    value, g = gradient_of(varifocal_loss, x, label, score, reduction="sum", gradient=mode)
+    torch.testing.assert_close(value.item(), 0.25 * (7500 + 2500), rtol=1e-6, atol=0)
+    torch.testing.assert_close(g.cpu(), torch.tensor([[0.25 * 0.75], [-0.25 * 0.25]]), rtol=1e-6, atol=0)
+
+
+@MODES
+@BOTH
+def test_ignored_rows_and_background(function, mode, device):
+    """An ignored row may hold nan as logits and score; a score of background is not looked at; a mean counts what is kept."""
+    x, label, score = boxes(device)
+    kept = torch.ones(8, dtype=torch.bool, device=device)
+    kept[[1, 6]] = False
+    expected, g_kept = gradient_of(function, x[kept], label[kept], score[kept], gradient=mode)
+    label[~kept], score[~kept], score[label == -1], x[1] = -2, NAN, NAN, NAN
+    value, g = gradient_of(function, x, label, score, gradient=mode)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(g[kept], g_kept)
+    assert (g[~kept] == 0).all()
+    reference, _ = gradient_of(function, x.double(), label, score.double())
+    torch.testing.assert_close(value.double(), reference, rtol=1e-6, atol=0)
+
+
+@BOTH
+def test_nan_stays_where_it_is(function, device):
+    for hyper in ({}, {"beta" if function is quality_focal_loss else "gamma": 1.5}):
+        x, label, score = boxes(device)
+        x[0, 2], score[3] = NAN, NAN
+        bad = torch.zeros_like(x, dtype=torch.bool)
+        bad[0, 2] = bad[3, 6] = True
+        for y, q in ((label, score), (dense(label, score, 7), None)):
+            value, g = gradient_of(function, x, y, q, reduction="none", **hyper)
+            torch.testing.assert_close(value.isnan(), bad)
+            torch.testing.assert_close(g.isnan(), bad)
+
+
+@pytest.mark.parametrize("gamma", [2.0, 1.3])
+def test_without_a_score_it_is_focal(gamma, device):
+    x, label, _ = boxes(device)
+    got = gradient_of(quality_focal_loss, x, label, beta=gamma, reduction="sum")
+    torch.testing.assert_close(got, gradient_of(sigmoid_focal_loss, x, label, -1, gamma, "sum"), rtol=1e-6, atol=1e-7)
+    ones = torch.ones(8, device=device)
+    torch.testing.assert_close(got, gradient_of(quality_focal_loss, x, label, ones, gamma, "sum"), rtol=1e-5, atol=1e-6)
+    got = gradient_of(varifocal_loss, x, label, gamma=gamma)
+    torch.testing.assert_close(got, gradient_of(varifocal_loss, x, label, ones, gamma=gamma), rtol=1e-5, atol=1e-6)
+
+
+def test_other_losses_take_a_score(device):
+    x, label, score = boxes(device)
+    for function in (binary_cross_entropy_with_logits, sigmoid_focal_loss):
+        got = gradient_of(function, x, label, score=score, reduction="sum")
+        torch.testing.assert_close(got, gradient_of(function, x, dense(label, score, 7), reduction="sum"))
+
+
+def test_half_precision_scores_of_pixels(device):
+    x = torch.randn(2, 5, 3, 4, device=device)
+    label, score = torch.randint(-1, 5, (2, 3, 4), device=device), torch.rand(2, 3, 4, device=device).half()
+    y = torch.where(label.unsqueeze(1) == torch.arange(5, device=device).view(5, 1, 1), score.unsqueeze(1).float(), 0.0)
+    for module in (QualityFocalLoss(dim=1), VarifocalLoss(dim=1)):
+        torch.testing.assert_close(gradient_of(module, x, label, score=score), gradient_of(module, x, y))
+
+
+@pytest.mark.parametrize(
+    ("function", "target", "options", "kind", "message"),
+    [
+        (quality_focal_loss, "index", {"beta": -1}, ValueError, "beta must be finite and at least 0, got -1"),
+        (varifocal_loss, "index", {"alpha": -0.1}, ValueError, "alpha must be finite and at least 0, got -0.1"),
+        (varifocal_loss, "index", {"gamma": "2"}, TypeError, "gamma must be a number, got str"),
+        (varifocal_loss, "index", {"iou_weighted": 1}, TypeError, "iou_weighted must be a bool, got int"),
+        (quality_focal_loss, "index", {"score": torch.rand(3, 1)}, ValueError, r"score must have the shape of target, \(3,\), got"),
+        (quality_focal_loss, "index", {"score": torch.ones(3).int()}, TypeError, "score must be of a floating dtype, got torch.int32"),
+        (varifocal_loss, "index", {"score": 0.5}, TypeError, "score must be a tensor, got float"),
+        (varifocal_loss, "dense", {"score": torch.rand(3)}, TypeError, "target must hold .* where score is given, got torch.float32"),
+        (sigmoid_focal_loss, "dense", {"score": torch.rand(3)}, TypeError, "target must hold class indices where score is given"),
+        (quality_focal_loss, "dense", {"dim": 3}, ValueError, "dim must be at least -2 and below 2 .* got 3"),
+    ],
+)  # fmt: skip
+def test_mistakes(function, target, options, kind, message):
+    y = torch.rand(3, 4) if target == "dense" else torch.tensor([0, 1, 2])
+    with pytest.raises(kind, match=message):
+        function(torch.rand(3, 4), y, **options)
+
+
+def test_a_score_excludes_a_pair():
+    index = torch.tensor([0, 1, 2])
+    with pytest.raises(ValueError, match="score and target_b exclude each other, got both"):
+        quality_focal_loss(torch.rand(3, 4), index, torch.rand(3), target_b=index, lam=0.5)
