@@ -7,8 +7,9 @@ import torch
 
 from lossforge.bench import check, run
 from lossforge.bench.cases import CASES, CONTENDERS, Case
-from lossforge.bench.contenders import Contender, contenders, eager
+from lossforge.bench.contenders import Contender, contenders
 from lossforge.bench.inputs import make_inputs
+from lossforge.bench.plain import eager
 from lossforge.bench.report import Report
 from lossforge.bench.run import Measurement, measure_case, new_report
 

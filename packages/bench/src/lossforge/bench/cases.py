@@ -8,7 +8,7 @@ from typing import Any
 
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
-SUITES = ("table", "variants", "small", "scaling")
+SUITES = ("table", "losses", "variants", "small", "scaling")
 CONTENDERS = {
     "lossforge": "ours as it is called",
     "lossforge-backward": 'gradient="backward": the gradient is computed when backward asks for it',
@@ -30,7 +30,7 @@ class Case:
 
     loss: its name in lossforge.losses.registry. use: what has that shape. inputs: how lossforge.bench.inputs makes targets and weights.
     variant: what differs from the plain loss. options: keyword arguments of the loss. other: other values of some of them, with which a
-    second call should compile nothing anew.
+    second call should compile nothing anew. whole: samples do not add up to the loss, so that it cannot be judged part by part.
     """
 
     suite: str
@@ -42,6 +42,7 @@ class Case:
     variant: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     other: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
     @property
     def size(self) -> str:
@@ -63,6 +64,7 @@ class Case:
 
 SMOOTHING: dict[str, Any] = {"label_smoothing": 0.1}
 FOCAL: dict[str, Any] = {"alpha": 0.25, "gamma": 2.0, "reduction": "sum"}
+WHOLE = ("siglip",)
 VOCABULARY, HEAD = "llm-vocabulary", "timm-head"
 
 
@@ -94,6 +96,25 @@ def _table() -> Iterable[Case]:
             yield Case("table", loss, use, size, dtype, inputs, variant, options)
 
 
+def _losses() -> Iterable[Case]:
+    """Every loss of the registry that the table does not have, where its floor is long enough to measure."""
+    anchors, large, labels = (16, 120087, 80), (2**28,), (4096, 9605)
+    cases: tuple[tuple[str, str, tuple[int, ...], str, dict[str, Any], dict[str, Any]], ...] = (
+        ("mse", "large", large, "dense", {}, {}),
+        ("huber", "large", large, "dense", {"delta": 1.0}, {"delta": 0.5}),
+        ("smooth_l1", "large", large, "dense", {"beta": 1.0}, {"beta": 0.1}),
+        ("asymmetric", "open-images", labels, "multi-label", {"gamma_neg": 4.0, "gamma_pos": 1.0, "clip": 0.05}, {"gamma_neg": 3.0}),
+        ("poly_bce", "open-images", labels, "multi-label", {"epsilon": 2.0}, {"epsilon": 1.0}),
+        ("bce_smoothed", "imagenet-21k", (4096, 21841), "classes", {"smoothing": 0.1}, {"smoothing": 0.2}),
+        ("quality_focal", "retinanet-800x1344", anchors, "scored", {"beta": 2.0}, {"beta": 1.5}),
+        ("varifocal", "retinanet-800x1344", anchors, "scored", {"alpha": 0.75, "gamma": 2.0}, {"gamma": 1.5}),
+        ("siglip", "clip-16384", (16384, 16384), "nothing", {}, {}),
+    )
+    for loss, use, shape, inputs, options, other in cases:
+        for dtype in DTYPES:
+            yield Case("losses", loss, use, shape, dtype, inputs, "", {**options, "reduction": "sum"}, other, loss in WHOLE)
+
+
 def _variants() -> Iterable[Case]:
     shape = (8192, 32000)
     for variant, inputs, options, other in (
@@ -123,7 +144,7 @@ def _scaling() -> Iterable[Case]:
         yield Case("scaling", "focal", "over-n", (anchors, 80), FP32, "anchors", "over-n", FOCAL)
 
 
-CASES: tuple[Case, ...] = (*_table(), *_variants(), *_small(), *_scaling())
+CASES: tuple[Case, ...] = (*_table(), *_losses(), *_variants(), *_small(), *_scaling())
 
 
 class UnknownNameError(ValueError):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lossforge.bench.cases import Case
-from lossforge.bench.contenders import Contender, eager
+from lossforge.bench.contenders import Contender
 from lossforge.bench.inputs import IGNORE_INDEX, Inputs
+from lossforge.bench.plain import eager
 
 CHUNK = 2**25
 """Elements of a part of the reference: float64 and what torch's own computation keeps of it must fit beside the case."""
@@ -39,13 +40,13 @@ def reference(case: Case, inputs: Inputs) -> Reference:
     x, upstream = inputs.x, upstream_of(case, inputs)
     divisor = _divisor(case, inputs)
     options = case.options | ({} if upstream is not None else {"reduction": "sum"})
-    step = max(1, CHUNK // max(1, x[0].numel()))
+    step = len(x) if case.whole else max(1, CHUNK // max(1, x[0].numel()))
     values, gradient = [], torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for start in range(0, len(x), step):
         part = inputs.rows(start, start + step)
         wide = part.x.detach().double().requires_grad_()
         others = {k: t.double() if t.is_floating_point() else t for k, t in part.others.items()}
-        value = eager(case.loss)(wide, others.pop("target"), **others, **options) / divisor
+        value = eager(case.loss)(wide, *positional(others), **others, **options) / divisor
         value.backward(None if upstream is None else upstream[start : start + step].double())
         assert wide.grad is not None
         gradient[start : start + step] = wide.grad
@@ -105,8 +106,13 @@ def step(contender: Contender, case: Case, x: Tensor, others: dict[str, Tensor],
 
 
 def call(contender: Contender, case: Case, x: Tensor, others: dict[str, Tensor]) -> Tensor:
-    further = {k: t for k, t in others.items() if k != "target"}
-    return contender.call(x, others["target"], **further, **case.options)
+    others = dict(others)
+    return contender.call(x, *positional(others), **others, **case.options)
+
+
+def positional(others: dict[str, Tensor]) -> list[Tensor]:
+    """The target, where there is one, taken out of the further tensors."""
+    return [others.pop("target")] if "target" in others else []
 
 
 def _divisor(case: Case, inputs: Inputs) -> Tensor | float:

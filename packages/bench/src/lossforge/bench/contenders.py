@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.bench.cases import CONTENDERS, Case
+from lossforge.bench.plain import Call, eager, one_hot
 
-Call = Callable[..., Tensor]
 DISTRIBUTIONS = {
     "torchvision": "torchvision",
     "timm": "timm",
@@ -43,46 +43,6 @@ def contenders(case: Case, device: torch.device, names: set[str]) -> list[Conten
 
 def _installed(name: str) -> bool:
     return find_spec(_MODULES[name]) is not None
-
-
-def eager(loss: str) -> Call:
-    """Torch's own computation, which is also the reference in float64."""
-    return _EAGER[loss]
-
-
-def _cross_entropy(
-    x: Tensor, target: Tensor, *, target_b: Tensor | None = None, lam: float = 1.0, weight: Tensor | None = None, **options: Any
-) -> Tensor:
-    value = F.cross_entropy(x, target, weight, **options)
-    return value if target_b is None else lam * value + (1 - lam) * F.cross_entropy(x, target_b, weight, **options)
-
-
-def _one_hot(x: Tensor, target: Tensor) -> Tensor:
-    """A background row has no class."""
-    return target if target.is_floating_point() else (target.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)).to(x.dtype)
-
-
-def _focal(x: Tensor, target: Tensor, *, alpha: float, gamma: float, reduction: str) -> Tensor:
-    """torchvision.ops.sigmoid_focal_loss's arithmetic, so that measuring needs no torchvision."""
-    y = _one_hot(x, target)
-    p = torch.sigmoid(x)
-    entropy = F.binary_cross_entropy_with_logits(x, y, reduction="none")
-    p_t = p * y + (1 - p) * (1 - y)
-    loss = (alpha * y + (1 - alpha) * (1 - y)) * entropy * (1 - p_t) ** gamma
-    return loss.sum() if reduction == "sum" else loss
-
-
-def _preference_bce(x: Tensor, target: Tensor, *, preference: Tensor, reduction: str = "mean") -> Tensor:
-    return F.binary_cross_entropy_with_logits(x, target, preference, reduction=reduction)
-
-
-_EAGER: dict[str, Call] = {
-    "ce": _cross_entropy,
-    "focal": _focal,
-    "mae": F.l1_loss,
-    "bce": F.binary_cross_entropy_with_logits,
-    "preference_bce": _preference_bce,
-}
 
 
 def _passes(case: Case) -> str:
@@ -126,18 +86,27 @@ def _torchvision(case: Case, device: torch.device) -> Contender | None:
     if not _installed("torchvision"):
         return _absent("torchvision")
     function = import_module("torchvision.ops").sigmoid_focal_loss
-    return Contender("torchvision", lambda x, target, **options: function(x, _one_hot(x, target), **options))
+    return Contender("torchvision", lambda x, target, **options: function(x, one_hot(x, target), **options))
+
+
+_TIMM: dict[str, tuple[str, dict[str, Any]]] = {
+    "bce": ("BinaryCrossEntropy", {"smoothing": 0.0}),
+    "bce_smoothed": ("BinaryCrossEntropy", {}),
+    "asymmetric": ("AsymmetricLossMultiLabel", {}),
+    "poly_bce": ("PolyBinaryCrossEntropy", {}),
+}
+"""Modules, and what their options must be beside the case's."""
 
 
 def _timm(case: Case, device: torch.device) -> Contender | None:
-    if not (case.loss == "bce" or (case.loss == "ce" and case.variant in ("label smoothing", "soft targets", "mixup pair"))):
+    if case.loss not in _TIMM and not (case.loss == "ce" and case.variant in ("label smoothing", "soft targets", "mixup pair")):
         return None
     if not _installed("timm"):
         return _absent("timm")
     losses = import_module("timm.loss")
-    if case.loss == "bce":
-        module = losses.BinaryCrossEntropy(smoothing=0.0)
-        return Contender("timm", lambda x, target: module(x, target))
+    if case.loss in _TIMM:
+        name, fixed = _TIMM[case.loss]
+        return Contender("timm", lambda x, target, **options: getattr(losses, name)(**fixed, **options)(x, target))
     if case.variant == "label smoothing":
         return Contender("timm", lambda x, target, *, label_smoothing: losses.LabelSmoothingCrossEntropy(label_smoothing)(x, target))
     soft = losses.SoftTargetCrossEntropy()

@@ -37,9 +37,10 @@ def least_bytes(case: Case, inputs: Inputs, mode: str = "one launch") -> int:
     mode: "forward": every input read once; "one launch": and the gradient written once; "split": forward and backward as two launches,
     which read the logits twice. Rows that are ignored need not be read.
     """
-    x = _bytes(inputs.x)
-    target = inputs.others["target"]
-    counted = (target != IGNORE_INDEX).sum().item() / target.numel() if case.loss == "ce" and not target.is_floating_point() else 1.0
+    x, counted = _bytes(inputs.x), 1.0
+    target = inputs.others.get("target")
+    if case.loss == "ce" and target is not None and not target.is_floating_point():
+        counted = (target != IGNORE_INDEX).sum().item() / target.numel()
     read = round(x * counted)
     once = read + sum(map(_bytes, inputs.others.values()))
     return once + {"forward": 0, "one launch": x, "split": x + read}[mode]
@@ -93,6 +94,20 @@ def _dense(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": _uniform(x.shape, x, generator)}
 
 
+def _multi_label(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Three labels in a hundred hold."""
+    return {"target": (_uniform(x.shape, x, generator) < 0.03).to(x.dtype)}
+
+
+def _scored(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    index = _anchors(x, generator)["target"]
+    return {"target": index, "score": _uniform(index.shape, x, generator)}
+
+
+def _nothing(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return {}
+
+
 def _preference(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": _uniform(x.shape, x, generator), "preference": _uniform(x.shape, x, generator)}
 
@@ -105,5 +120,8 @@ _MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
     "probabilities": _probabilities,
     "anchors": _anchors,
     "dense": _dense,
+    "multi-label": _multi_label,
+    "scored": _scored,
+    "nothing": _nothing,
     "preference": _preference,
 }

@@ -15,9 +15,14 @@ USES = {
     "retinanet-800x1344": "RetinaNet 800×1344",
     "detr": "DETR",
     "large": "2²⁸ elements",
+    "open-images": "Open Images labels",
+    "imagenet-21k": "ImageNet-21k",
+    "clip-16384": "a batch of 16384 pairs",
 }
 LOSSES = {"ce": "cross entropy", "focal": "focal", "mae": "mean absolute error", "bce": "binary cross entropy"}
-LOSSES["preference_bce"] = "preference-weighted BCE"
+LOSSES |= {"preference_bce": "preference-weighted BCE", "mse": "mean squared error", "huber": "Huber", "smooth_l1": "smooth L1"}
+LOSSES |= {"asymmetric": "asymmetric", "poly_bce": "Poly-1 BCE", "bce_smoothed": "smoothed BCE", "siglip": "SigLIP"}
+LOSSES |= {"quality_focal": "quality focal", "varifocal": "varifocal"}
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -33,7 +38,7 @@ def provenance(report: Report) -> str:
 
 def bench(report: Report) -> str:
     """One line a case: ours beside torch, torch.compile and the best of the peers."""
-    large = [by for suite in ("table", "variants") for by in report.by_case(suite).values()]
+    large = [by for suite in ("table", "losses", "variants") for by in report.by_case(suite).values()]
     small = list(report.by_case("small").values())
     work = ("forward + backward", "shape", "dtype")
     header = (

@@ -48,6 +48,7 @@ def _both(loss: Loss, x: Tensor, target: Tensor, **options: object) -> tuple[Ten
 def check_edges(loss: Loss, report: Report, device: str) -> None:
     section = "edges"
     sample = next(s for s in samples(loss, device) if s.name == "class index")
+    assert sample.target is not None
     kept = sample.target >= 0
     x, target, ignored = sample.x[kept][:4], sample.target[kept][:4], -2 if loss.template == "elementwise" else -100
     value, gradient = _both(loss, x, target, reduction="mean")

@@ -61,11 +61,7 @@ class CustomModule(LossModule):
         buffers: dict[str, Tensor | None] = {name: value for name, value in hyper.items() if isinstance(value, Tensor)}
         settings = {name: value for name, value in hyper.items() if name not in buffers}
         super().__init__(reduction, buffers, settings, options)
-        self.loss = loss
-
-    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
-        kept = {name: getattr(self, name) for name in self.buffers_given}
-        return self.loss(input, target, reduction=self.reduction, **{**self.settings, **kept, **per_call})
+        self.function = loss
 
 
 def elementwise(

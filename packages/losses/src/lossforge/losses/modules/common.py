@@ -12,7 +12,7 @@ from lossforge.losses.functional.common import ElementwiseSettings
 class LossModule(nn.Module):
     """A function, its options, and its tensors as buffers."""
 
-    function: ClassVar[Callable[..., Any]]
+    function: Callable[..., Any]
     accepted: ClassVar[type] = ElementwiseSettings
     reductions: ClassVar[tuple[str, ...]] = checks.REDUCTIONS
 
@@ -30,7 +30,7 @@ class LossModule(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor | None, **per_call: Any) -> Any:
         tensors = {name: t for name in self.buffers_given if (t := getattr(self, name)) is not None}
-        return type(self).function(input, target, reduction=self.reduction, **{**self.settings, **tensors, **per_call})
+        return self.function(input, target, reduction=self.reduction, **{**self.settings, **tensors, **per_call})
 
     def extra_repr(self) -> str:
         return ", ".join(f"{k}={v!r}" for k, v in {"reduction": self.reduction, **self.settings}.items())
