@@ -88,6 +88,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         if "score" in names:
             yield Sample("boxes", x, torch.zeros(rows, dtype=torch.int64), {"score": torch.zeros(rows)})
         if "negative_only" in names:
+            yield Sample("64-bit", torch.zeros(1).to(dtype).expand(2**14, 2**18), None)
             yield Sample("pairs", torch.zeros(2**10, 2**12, dtype=dtype), None, {"offset": 2**10})
         return
     for classes in (16, 1000, 4096, 8192, 9000, 32000, 50257, 65536, 128256):

@@ -12,6 +12,7 @@ from lossforge.losses import (
     l1_loss,
     preference_bce,
     preference_bce_with_logits,
+    siglip_loss,
     sigmoid_focal_loss,
 )
 from lossforge.losses.registry import LOSSES
@@ -354,6 +355,8 @@ def test_strides_beyond_32_bits(device):
     exact = F.cross_entropy(x.float(), target)
     torch.testing.assert_close(cross_entropy(x, target), exact)
     torch.testing.assert_close(sigmoid_focal_loss(x, target), sigmoid_focal_loss(x.double(), target).to(x.dtype))
+    for options in ({"offset": 1}, {"offset": -1, "dim": 0}, {"offset": -(2**40)}):
+        torch.testing.assert_close(siglip_loss(x, **options), siglip_loss(x.double(), **options).float())
 
 
 def test_correct_needs_a_counted_target(device):

@@ -41,7 +41,7 @@ def test_class_wise_tensors_are_buffers():
         (PreferenceBCEWithLogitsLoss(torch.rand(2)), ["group_weight"]),
         (AsymmetricLossMultiLabel(weight=torch.rand(4), pos_weight=torch.rand(4)), ["weight", "pos_weight"]),
         (PolyBinaryCrossEntropy(alpha=torch.rand(4)), ["alpha"]),
-        (BinaryCrossEntropy(weight=torch.rand(4), pos_weight=2.0), ["weight", "pos_weight"]),
+        (BinaryCrossEntropy(weight=torch.rand(4), pos_weight=torch.rand(4)), ["weight", "pos_weight"]),
     ):
         assert list(module.state_dict()) == names
         assert all(b.dtype == torch.float64 for b in module.double().buffers())

@@ -3,7 +3,7 @@
     p = σ(x),  H = y softplus(-x) + (1 - y) softplus(x)
 
     L = y H              dL/dx = y (p - y)                                where y > 0; the factor y is 1 unless iou_weighted
-    L = α p^γ H          dL/dx = α p^γ (p + γ (1 - p) H)                  where y = 0
+    L = α p^γ H          dL/dx = α p^γ [p + γ (1 - p) H]                  where y = 0
 
 and for y of 0 or 1, with u = x where y is 0 and -x where it is 1, L = w softplus(u) with w of 1 or α σ(u)^γ. Saturated logits take the
 limit, also for γ < 1.
@@ -12,31 +12,32 @@ limit, also for γ < 1.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.formulas.quality import distance
 from lossforge.kernels.math import logistic, powers
 
 
 @triton.jit
-def positive_weight(y, iou_weighted):
-    return tl.where(iou_weighted > 0.0, y, 1.0)  # the condition is the same for the whole launch
+def terms(x, y, iou_weighted):
+    """(whether y is above 0, p, 1 - p, p - y, H, the weight of a positive)"""
+    p, not_p, log1p = logistic(x)
+    entropy = (tl.maximum(x, 0.0) - x * y) + log1p
+    w = tl.where(iou_weighted > 0.0, y, 1.0)  # the condition is the same for the whole launch
+    return y > 0.0, p, not_p, p * (1.0 - y) - not_p * y, entropy, w
 
 
 @triton.jit
 def varifocal(x, y, alpha, gamma, iou_weighted):
-    d, entropy, tilt = distance(x, y)
-    positive = y > 0.0
-    power, lower = powers(d, gamma)
-    w = tl.where(positive, positive_weight(y, iou_weighted), alpha * power)
-    return w * entropy, w * d + tl.where(positive, 0.0, alpha * gamma * lower * tilt) * entropy
+    positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
+    power, _ = powers(p, gamma)
+    w = tl.where(positive, w, alpha * power)
+    return w * entropy, w * (d + tl.where(positive, 0.0, gamma) * not_p * entropy)
 
 
 @triton.jit
 def varifocal_2(x, y, alpha, gamma, iou_weighted):
     """γ = 2 without powers."""
-    d, entropy, tilt = distance(x, y)
-    positive = y > 0.0
-    w = tl.where(positive, positive_weight(y, iou_weighted), alpha * (d * d))
-    return w * entropy, d * (w + tl.where(positive, 0.0, 2.0 * alpha * tilt) * entropy)
+    positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
+    w = tl.where(positive, w, alpha * (p * p))
+    return w * entropy, w * (d + tl.where(positive, 0.0, 2.0) * not_p * entropy)
 
 
 @triton.jit

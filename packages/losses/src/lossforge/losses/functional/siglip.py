@@ -29,12 +29,12 @@ def siglip_loss(
     L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" is their sum over the number of rows N.
 
     The logits are x = scale · (images @ texts.T) + bias, computed outside: what gives x gives scale and bias their gradients through
-    autograd. `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), computes them without a further pass over the matrix.
+    autograd. `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), adds the bias within the matrix product.
 
     Args: target: None: the pairs are j = i + offset, and no matrix of labels is built; class indices: the text of each image (-1 none,
-    -2 an image that is ignored); dense: y = (z + 1) / 2, for images with several texts; offset: where this shard's texts begin within the
-    columns, or minus where its images begin within them; negative_only: no pair on the diagonal, as with the texts of another device;
-    reduction: "mean" averages over the rows not ignored. Others: see lossforge.losses.functional.
+    -2 an image that is ignored); dense: y = (z + 1) / 2, for images with several texts; offset: the column of the first row's pair: on
+    device r with N images, r N where the texts of all devices are gathered, -r N where all images are; negative_only: no pairs, as with
+    the texts of another device; reduction: "mean" averages over the rows not ignored. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     checks.whole_number("offset", offset)

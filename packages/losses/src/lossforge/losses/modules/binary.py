@@ -2,7 +2,6 @@
 
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from lossforge.losses import checks, functional
@@ -50,8 +49,12 @@ class BinaryCrossEntropy(LossModule):
             "sum_classes": sum_classes,
             "smooth_dense": smooth_dense,
         }
-        pos_weight = torch.tensor(pos_weight) if isinstance(pos_weight, (int, float)) else pos_weight  # a buffer, as in timm
-        super().__init__(reduction, {"weight": weight, "pos_weight": pos_weight}, settings, options)
+        buffers = {"weight": weight}
+        if isinstance(pos_weight, Tensor):
+            buffers["pos_weight"] = pos_weight
+        else:
+            settings["pos_weight"] = pos_weight
+        super().__init__(reduction, buffers, settings, options)
 
 
 class PreferenceBCEWithLogitsLoss(LossModule):
