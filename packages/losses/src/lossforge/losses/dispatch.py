@@ -28,7 +28,7 @@ def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
 
 def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | None]:
     """(loss, z_loss, lse, entropy, correct), None where not asked for."""
-    if not kernels_apply(a.x, a.target, a.lam, a.weight, a.normalizer):
+    if not kernels_apply(a.x, a.target, a.lam, a.weight, a.bias, a.normalizer):
         return reference.rowwise(a)
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):

@@ -12,6 +12,12 @@ from lossforge.losses.modules.binary import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
 )
+from lossforge.losses.modules.classification import (
+    GeneralizedCrossEntropyLoss,
+    LogitAdjustedCrossEntropyLoss,
+    PolyCrossEntropyLoss,
+    SoftmaxFocalLoss,
+)
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
 
@@ -19,12 +25,16 @@ __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
+    "GeneralizedCrossEntropyLoss",
     "HuberLoss",
     "L1Loss",
+    "LogitAdjustedCrossEntropyLoss",
     "MSELoss",
     "PolyBinaryCrossEntropy",
+    "PolyCrossEntropyLoss",
     "PreferenceBCELoss",
     "PreferenceBCEWithLogitsLoss",
     "SigmoidFocalLoss",
     "SmoothL1Loss",
+    "SoftmaxFocalLoss",
 ]
