@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, over
-from lossforge.kernels.rows import LOWEST, row_terms, share_of, shrunk
+from lossforge.kernels.rows import LOWEST, row_terms, shrunk, surprise
 
 PARTS = tl.constexpr(1024)  # programs at most
 
@@ -184,14 +184,14 @@ def resident_kernel(
         total = gl.sum(s * shrunk(m, top), 0)
         ls = log(total)
         lse = top + ls
-        of_a, slope_a = phi(top - logit_a + ls, *hyper)
-        value = share_of(c_a, of_a)
-        c_a = share_of(c_a, slope_a)
+        of_a, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
+        value = c_a * of_a
+        c_a *= slope_a
         q = c_a
         if PAIR:
-            of_b, slope_b = phi(top - logit_b + ls, *hyper)
-            value += share_of(c_b, of_b)
-            c_b = share_of(c_b, slope_b)
+            of_b, slope_b = phi(surprise(c_b, top, ls, logit_b), *hyper)
+            value += c_b * of_b
+            c_b *= slope_b
             q += c_b
         if EVEN:
             dot += gl.where(seen == 0, 0.0, seen * (m - top))

@@ -292,9 +292,9 @@ def row_terms(index_a, index_b, lam, labels, outer, row, inside, x):
 
 
 @triton.jit
-def share_of(c, value):
-    """c · value, 0 where c is."""
-    return tl.where(c == 0.0, 0.0, c * value)
+def surprise(c, m, ls, logit):
+    """z = lse - x_t, 0 where its share c is."""
+    return tl.where(c == 0.0, 0.0, m - logit + ls)
 
 
 @triton.jit

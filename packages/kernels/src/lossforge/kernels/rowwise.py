@@ -31,8 +31,8 @@ from lossforge.kernels.rows import (
     own_classes,
     row_start,
     row_terms,
-    share_of,
     store_tile,
+    surprise,
     taken,
     whole,
 )
@@ -187,14 +187,14 @@ def rowwise_kernel(
     value = tl.zeros([BR], tl.float32)
     q = tl.zeros([BR], tl.float32)
     if HARD:
-        of_a, slope_a = phi(top - logit_a + ls, *hyper)
-        value += share_of(c_a, of_a)
-        c_a = share_of(c_a, slope_a)
+        of_a, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
+        value += c_a * of_a
+        c_a *= slope_a
         q += c_a
     if PAIR:
-        of_b, slope_b = phi(top - logit_b + ls, *hyper)
-        value += share_of(c_b, of_b)
-        c_b = share_of(c_b, slope_b)
+        of_b, slope_b = phi(surprise(c_b, top, ls, logit_b), *hyper)
+        value += c_b * of_b
+        c_b *= slope_b
         q += c_b
     if DENSE or EVEN:
         value += d_row * ls - dot_row

@@ -18,7 +18,7 @@ from lossforge.kernels.rows import (
     near,
     row_start,
     row_terms,
-    share_of,
+    surprise,
     store_tile,
     taken,
     whole,
@@ -98,11 +98,11 @@ def rowwise_backward_kernel(
     ls = tl.load(stats_ptr + rows + at, mask=inside, other=0.0)
     q = tl.load(stats_ptr + 2 * rows + at, mask=inside, other=0.0)
     if HARD:
-        _, slope_a = phi(top - logit_a + ls, *hyper)
-        c_a = share_of(c_a, slope_a)
+        _, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
+        c_a *= slope_a
     if PAIR:
-        _, slope_b = phi(top - logit_b + ls, *hyper)
-        c_b = share_of(c_b, slope_b)
+        _, slope_b = phi(surprise(c_b, top, ls, logit_b), *hyper)
+        c_b *= slope_b
     p_share = tl.zeros([BR], tl.float32)
     q_share = tl.zeros([BR], tl.float32)
     if upstream.loss is not None:

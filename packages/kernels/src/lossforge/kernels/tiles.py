@@ -100,7 +100,7 @@ def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTil
         return _tried[BackwardTiles]
     whole = next_power_of_2(classes)
     if rows_adjacent:
-        tile = min(whole, 64)
+        tile = min(whole, 32)  # of 64 by 64, rows and classes alike, Triton's compiler mixes up the layouts
         return BackwardTiles(max(32, 4096 // tile), tile, 4)
     tile = min(whole, 4096 if shift > 1 else 2048)
     return BackwardTiles(max(1, 2048 // tile), tile, 4)
