@@ -25,6 +25,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from lossforge.kernels import row_launch
+from lossforge.losses import clip_loss
 from lossforge.losses.operators import library
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, offered, samples
@@ -145,11 +146,26 @@ def record() -> Recorder:
                     continue
                 recorder.case = f"{loss.name} {dtype} {sample.name} {mode}"
                 x = sample.x.detach().requires_grad_(mode != "value" and sample.name != "64-bit")
-                out = loss.function(x, sample.target, **options)
-                if x.requires_grad:
-                    outs = [out] if isinstance(out, Tensor) else [t for t in out if t is not None and t.requires_grad]
-                    torch.autograd.grad(outs, x, [torch.ones_like(t) for t in outs])
+                differentiated(loss.function(x, sample.target, **options), x)
+    similarities(recorder)
     return recorder
+
+
+def differentiated(out: Any, x: Tensor) -> None:
+    if x.requires_grad:
+        outs = [out] if isinstance(out, Tensor) else [t for t in out if t is not None and t.requires_grad]
+        torch.autograd.grad(outs, x, [torch.ones_like(t) for t in outs])
+
+
+def similarities(recorder: Recorder) -> None:
+    """The contrastive losses: sizes of tiles, alignment, orders of memory, options."""
+    shapes = ((64, 64, 0), (37, 50, 1), (1, 1, 0), (2048, 4096, 16))
+    for (j, (rows, columns, offset)), (k, dtype) in itertools.product(enumerate(shapes), enumerate(DTYPES)):
+        for mode, options in list(MODES.items())[(j + k) % 2 if j else 0 :: 2 if j else 1]:
+            recorder.case = f"clip {dtype} {rows}x{columns} {mode}"
+            x = torch.zeros(columns, rows, dtype=dtype).T if k == 1 else torch.zeros(rows, columns, dtype=dtype)
+            x.requires_grad_(mode != "value")
+            differentiated(clip_loss(x, offset, **options, **({"scale": 2.0} if j % 2 else {})), x)
 
 
 def resources(cubin: bytes) -> dict[str, int]:

@@ -18,8 +18,8 @@ from lossforge.kernels.rows import (
     near,
     row_start,
     row_terms,
-    surprise,
     store_tile,
+    surprise,
     taken,
     whole,
 )

@@ -106,6 +106,27 @@ def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTil
     return BackwardTiles(max(1, 2048 // tile), tile, 4)
 
 
+class SimilarityTiles(NamedTuple):
+    rows: int
+    columns: int
+    warps: int
+
+
+class SimilarityGradientTiles(SimilarityTiles):
+    pass
+
+
+def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:
+    """Of a matrix that is summed along both sides: large tiles leave few parts to join, small ones fill the GPU."""
+    if SimilarityTiles in _tried:
+        return _tried[SimilarityTiles]
+    return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(128, 128, 16)
+
+
+def similarity_gradient_tiles() -> SimilarityGradientTiles:
+    return _tried.get(SimilarityGradientTiles, SimilarityGradientTiles(64, 64, 4))
+
+
 class ResidentTiles(NamedTuple):
     """Classes a chunk, chunks in the ring in shared memory, chunks in registers, warps, and programs a multiprocessor."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from lossforge.losses.formulas import FORMULAS
 
 if TYPE_CHECKING:
+    from lossforge.losses.operators.contrastive import Arguments as Contrastive
     from lossforge.losses.operators.elementwise import Arguments as Elementwise
     from lossforge.losses.operators.rowwise import Arguments as Rowwise
 
@@ -171,3 +172,15 @@ def rowwise(a: Rowwise) -> RowResult:
         _entropy(x) if want_entropy else None,
         _correct(x, a.target, keep) if want_correct else None,
     )
+
+
+def contrastive(a: Contrastive) -> Tensor:
+    x = _accurate(a.x) * a.scale
+    pairs = x.shape[0]
+    own = x.diagonal(a.offset)[:pairs]
+    columns = x[:, a.offset : a.offset + pairs]
+    values = 0.5 * (x.logsumexp(1) - own) + 0.5 * (columns.logsumexp(0) - own) if x.numel() else x.sum(1)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = torch.tensor(pairs, device=x.device)
+    return _reduce(values, a.factor, divisor, a.reduction, a.empty_is_zero)

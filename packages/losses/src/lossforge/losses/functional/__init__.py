@@ -34,6 +34,7 @@ from lossforge.losses.functional.classification import (
     poly_cross_entropy,
     softmax_focal_loss,
 )
+from lossforge.losses.functional.contrastive import clip_loss
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
 from lossforge.losses.functional.tokens import TokenLogps, selective_log_softmax
@@ -44,6 +45,7 @@ __all__ = [
     "asymmetric_loss_multi_label",
     "binary_cross_entropy_with_logits",
     "class_balanced_weight",
+    "clip_loss",
     "cross_entropy",
     "generalized_cross_entropy",
     "huber_loss",

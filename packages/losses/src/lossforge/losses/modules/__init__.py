@@ -18,12 +18,14 @@ from lossforge.losses.modules.classification import (
     PolyCrossEntropyLoss,
     SoftmaxFocalLoss,
 )
+from lossforge.losses.modules.contrastive import ClipLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
 
 __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
+    "ClipLoss",
     "CrossEntropyLoss",
     "GeneralizedCrossEntropyLoss",
     "HuberLoss",
