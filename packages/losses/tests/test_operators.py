@@ -171,7 +171,7 @@ def test_autocast_takes_half_precision_logits(loss, device):
 def test_backward_operators_refuse_to_be_differentiated(device):
     x = torch.randn(3, 4, device=device, requires_grad=True)
     target = torch.tensor([0, 1, 2], device=device)
-    args = ["cross_entropy", x, target, None, None, None, None, [], -100, 0.0, 1.0, None, 0.0, 1.0, "mean", False, [False] * 4]
+    args = ["cross_entropy", x, target, *[None] * 5, [], -100, 0.0, 1.0, None, 1.0, 0.0, 1.0, "mean", False, False, [False] * 4]
     out = torch.ops.lossforge.rowwise(*args, False, True)
     g = torch.ops.lossforge.rowwise_backward(*args, out[5], out[6], out[3], torch.ones((), device=device), None, None, None)
     with pytest.raises(RuntimeError, match="rowwise_backward cannot be differentiated"):

@@ -1,5 +1,6 @@
 """Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors."""
 
+from lossforge.kernels.contrastive_launch import Pairs, contrastive, contrastive_backward
 from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
 from lossforge.kernels.reduce import count, counts_itself, scale_
@@ -11,7 +12,10 @@ __all__ = [
     "INTERPRETED",
     "Formulas",
     "Outputs",
+    "Pairs",
     "Spec",
+    "contrastive",
+    "contrastive_backward",
     "count",
     "counts_itself",
     "elementwise",

@@ -91,6 +91,15 @@ def tanh(x):
 
 
 @triton.jit
+def complement(t):
+    """1 - e^-t, which keeps its digits at small t by its series, and e^-t, for t ≥ 0."""
+    e = exp(-t)
+    series = 1.0 - t * (1 / 6) * (1.0 - t * (1 / 7) * (1.0 - t * (1 / 8)))
+    series = 1.0 - t * (1 / 2) * (1.0 - t * (1 / 3) * (1.0 - t * (1 / 4) * (1.0 - t * (1 / 5) * series)))
+    return tl.where(t < 0.5, t * series, 1.0 - e), e
+
+
+@triton.jit
 def powers(q, gamma):
     """q^γ and q^(γ-1) for q in [0, 1], γ ≥ 0; 0 takes its limit, never inf."""
     exponent = log2(tl.maximum(q, TINY, propagate_nan=tl.PropagateNan.ALL))

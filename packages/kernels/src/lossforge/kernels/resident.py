@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, over
-from lossforge.kernels.rows import LOWEST, hard_part, row_terms, shrunk
+from lossforge.kernels.rows import LOWEST, row_terms, shrunk, surprise
 
 PARTS = tl.constexpr(1024)  # programs at most
 
@@ -184,24 +184,27 @@ def resident_kernel(
         total = gl.sum(s * shrunk(m, top), 0)
         ls = log(total)
         lse = top + ls
-        z = hard_part(c_a, top, ls, logit_a)
+        of_a, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
+        value = c_a * of_a
+        c_a *= slope_a
         q = c_a
         if PAIR:
-            z += hard_part(c_b, top, ls, logit_b)
+            of_b, slope_b = phi(surprise(c_b, top, ls, logit_b), *hyper)
+            value += c_b * of_b
+            c_b *= slope_b
             q += c_b
         if EVEN:
             dot += gl.where(seen == 0, 0.0, seen * (m - top))
-            z += labels.smoothing * ls - even * gl.sum(dot, 0)
+            value += labels.smoothing * ls - even * gl.sum(dot, 0)
             q += labels.smoothing
-        value, slope = phi(z, *hyper)
-        p_share = slope * q
+        p_share = q
         if z_loss is not None:
             value += z_loss * lse * lse
             p_share += 2.0 * z_loss * lse
         part += gl.where(keep, gl.where(valid & (total == total), value, float("nan")), 0.0)
         shrink = gl.where(valid, scale, float("nan"))
         p_share = gl.where(keep, p_share * shrink / total, 0.0)
-        q_share = gl.where(keep, slope * shrink, 0.0)
+        q_share = gl.where(keep, shrink, 0.0)
         top = gl.where(keep, top, 0.0)
         every = q_share * even
 

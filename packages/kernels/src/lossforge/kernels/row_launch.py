@@ -78,7 +78,8 @@ def _chip(device: int) -> tuple[int, int] | None:
 
 def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
-    plain = not (p.dense or kind.given[2] or kind.given[3] or given.target[2].is_floating_point)  # neither scaled nor soft-capped
+    changed = kind.given[2] or kind.given[3] or given.bias is not None
+    plain = not (p.dense or changed or given.target[2].is_floating_point)
     chip = _chip(given.x[3])
     if chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:
         return None
@@ -137,7 +138,7 @@ def rowwise(
 
 
 def planned_rowwise(spec: Spec, x: Tensor, gradient: Tensor | None) -> Callable[..., Tensor] | None:
-    """`rowwise` for nothing but total and gradient: ((x, target, target_b, lam, weight, …), divisor, gradient) → total.
+    """`rowwise` for nothing but total and gradient: ((x, target, target_b, lam, weight, bias, …), divisor, gradient) → total.
 
     For tensors of these layouts and a Spec otherwise the same. None where copies would be needed.
     """
@@ -148,9 +149,9 @@ def planned_rowwise(spec: Spec, x: Tensor, gradient: Tensor | None) -> Callable[
     programs, device, floats = plan.grid[0], x.device, floats_of(spec)
 
     def total(tensors: Sequence[Tensor | None], divisor: Tensor | None, gradient: Tensor | None) -> Tensor:
-        x, target, target_b, lam, weight, *_ = tensors
+        x, target, target_b, lam, weight, bias, *_ = tensors
         sum = new_sum(programs, device)
-        plan.launch((x, target, target_b, lam, gradient, weight, divisor, *sum), floats)
+        plan.launch((x, target, target_b, lam, gradient, weight, bias, divisor, *sum), floats)
         assert sum.total is not None
         return sum.total
 
@@ -162,7 +163,7 @@ NO_OUTPUTS = Outputs(None, None, None, None, None, None)
 
 def _new_outputs(x: Tensor, wanted: Sequence[bool]) -> Outputs:
     rows = (x.shape[0], *x.shape[2:])
-    shapes = [(rows, torch.float32)] * 4 + [(rows, torch.bool), ((4, x.numel() // x.shape[1]), torch.float32)]
+    shapes = [(rows, torch.float32)] * 4 + [(rows, torch.bool), ((3, x.numel() // x.shape[1]), torch.float32)]
     made = [torch.empty(s, dtype=d, device=x.device) if one else None for one, (s, d) in zip(wanted, shapes, strict=True)]
     return Outputs(*made)
 

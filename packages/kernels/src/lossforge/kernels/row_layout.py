@@ -35,6 +35,8 @@ def as_rows(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Rows | No
 class Spec(NamedTuple):
     """A loss over rows, but for its tensors' memory: the formula and what every launch of it must know.
 
+    bias: (C,), contiguous; tau times it is added to the logits, which are then not soft-capped.
+
     target: (N, d…) integers, or probabilities of the shape of x. divisor: 0-d, on the device; total and values are multiplied by
     scale / divisor. counted: in its place, a forward launch counts the class indices itself (see reduce.counts_itself).
     """
@@ -50,6 +52,8 @@ class Spec(NamedTuple):
     logit_scale: float | None = None
     softcap: float | None = None
     z_loss: float | None = None
+    bias: Tensor | None = None
+    tau: float = 1.0
     scale: float = 1.0
     divisor: Tensor | None = None
     empty_is_zero: bool = False
@@ -65,6 +69,7 @@ class Operands(NamedTuple):
     lam: Any
     gradient: Any
     weight: Any
+    bias: Any
     divisor: Any
 
 
@@ -76,6 +81,7 @@ class Numbers(NamedTuple):
     logit_scale: Any
     softcap: Any
     z_loss: Any
+    tau: Any
 
 
 class Kind(NamedTuple):
@@ -90,16 +96,16 @@ class Kind(NamedTuple):
 
 
 def operands_of(spec: Spec, x: Tensor, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-    return x, spec.target, spec.target_b, spec.lam, gradient, spec.weight, spec.divisor
+    return x, spec.target, spec.target_b, spec.lam, gradient, spec.weight, spec.bias, spec.divisor
 
 
 def kind_of(spec: Spec) -> Kind:
-    numbers = (spec.smoothing, spec.logit_scale, spec.softcap, spec.z_loss)
+    numbers = (spec.smoothing, spec.logit_scale, spec.softcap, spec.z_loss, spec.bias)
     return Kind(spec.phi, spec.ignore_index, spec.empty_is_zero, (True, *[v is not None for v in numbers]), len(spec.hyper), spec.counted)
 
 
 def floats_of(spec: Spec) -> tuple[float, ...]:
-    return spec.scale, spec.smoothing or 0.0, spec.logit_scale or 0.0, spec.softcap or 0.0, spec.z_loss or 0.0, *spec.hyper
+    return spec.scale, spec.smoothing or 0.0, spec.logit_scale or 0.0, spec.softcap or 0.0, spec.z_loss or 0.0, spec.tau, *spec.hyper
 
 
 class Prepared(NamedTuple):
@@ -158,7 +164,7 @@ def prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> P
     own, *others = rows.strides
     rest = iter(others)
     strided = [Strided() if one is None else Strided(slot, *next(rest)) for slot, one in read.values()]
-    x = Logits(t.x, *own, rows.classes, f.logit_scale, f.softcap)
+    x = Logits(t.x, *own, rows.classes, f.logit_scale, f.softcap, t.bias, f.tau)
     align, shift = _alignment(given.x, given.gradient, rows)
     return Prepared(
         (x, *strided, Labels(t.weight, kind.ignore_index, f.smoothing)),

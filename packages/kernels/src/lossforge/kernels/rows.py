@@ -1,9 +1,9 @@
 """Device functions of the row-wise template: a tile of logits, a row's target, the online softmax, the gradient of a tile.
 
-A tile has BR rows and BC classes. For a row with targets qⱼ (Σ over hard terms c[j = t] and dense terms dⱼ):
+A tile has BR rows and BC classes. For a row whose targets are hard terms c[j = t] and dense terms dⱼ:
 
     m = max xⱼ,  ls = ln Σ exp(xⱼ - m),  lse = m + ls
-    z = Σⱼ qⱼ (lse - xⱼ) = Σ c (m - x_t + ls) + Σ dⱼ (m - xⱼ + ls)
+    loss = Σ c φ(m - x_t + ls) + Σ dⱼ (m - xⱼ + ls)
 
 Classes are counted from `first`, the place of class 0 in the tile's row of lanes: where a row does not begin at an aligned address,
 its tiles begin up to SHIFT - 1 elements before it, so that all but the first and the last are read and written whole and aligned.
@@ -21,7 +21,10 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: diff
 
 
 class Logits(NamedTuple):
-    """x as (outer, rows, classes) with strides s0, s1, s2, scaled and soft-capped as it is read: x ← cap · tanh(scale · x / cap)."""
+    """x as (outer, rows, classes) with strides s0, s1, s2, scaled, soft-capped and shifted by a bias a class as it is read:
+
+    x ← cap · tanh(scale · x / cap), or x ← scale · x + tau · bias. There is no bias with a cap.
+    """
 
     ptr: Tensor
     s0: int
@@ -30,6 +33,8 @@ class Logits(NamedTuple):
     classes: int
     scale: float | None
     softcap: float | None
+    bias_ptr: Tensor | None = None
+    tau: float | None = None
 
 
 class Labels(NamedTuple):
@@ -41,12 +46,18 @@ class Labels(NamedTuple):
 
 
 @triton.jit
-def transform(seen, x):
-    """Logits as the loss sees them."""
+def transform(seen, x, column, mask):
+    """Logits of classes `column` as the loss sees them; those outside `mask` get no bias, without a mask all exist."""
     if x.scale is not None:
         seen = seen * x.scale
     if x.softcap is not None:
         seen = x.softcap * tanh(seen / x.softcap)
+    if x.bias_ptr is not None:
+        if mask is None:
+            bias = tl.load(x.bias_ptr + column)
+        else:
+            bias = tl.load(x.bias_ptr + column, mask=mask, other=0.0)
+        seen += x.tau * bias.to(tl.float32)
     return seen
 
 
@@ -120,14 +131,15 @@ def class_offset(lane, stride, WIDE: tl.constexpr):
 
 
 @triton.jit
-def logit_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """Logits (BR, BC) in float32; `other` where the mask is false. Without a mask all are read."""
+def logit_tile(x, start, lane, column, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    """Logits (BR, BC) of classes `column` in float32; `other` where the mask is false. Without a mask all are read."""
     at = x.ptr + start[:, None] + class_offset(lane, x.s2, WIDE)[None, :]
     if mask is None:
-        tile = transform(tl.load(at, eviction_policy=EVICT).to(tl.float32), x)
+        tile = transform(tl.load(at, eviction_policy=EVICT).to(tl.float32), x, column, None)
     else:
-        tile = transform(tl.load(at, mask=mask, other=other, eviction_policy=EVICT).to(tl.float32), x)
-        if x.scale is not None or x.softcap is not None:
+        inside = (column >= 0) & (column < x.classes)
+        tile = transform(tl.load(at, mask=mask, other=other, eviction_policy=EVICT).to(tl.float32), x, column, inside)
+        if x.scale is not None or x.softcap is not None or x.bias_ptr is not None:
             tile = tl.where(mask, tile, other)
     return tile
 
@@ -149,7 +161,7 @@ def hard_term(index, outer, row, inside, weight_ptr, ignore, x):
     if weight_ptr is not None:
         w = tl.load(weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
     at = outer * x.s0 + row.to(tl.int64) * x.s1 + t.to(tl.int64) * x.s2
-    logit = transform(tl.load(x.ptr + at, mask=safe, other=0.0).to(tl.float32), x)
+    logit = transform(tl.load(x.ptr + at, mask=safe, other=0.0).to(tl.float32), x, t, safe)
     return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == ignore), logit
 
 
@@ -180,7 +192,8 @@ def shrunk(before, top):
 @triton.jit
 def origin(x, outer, row, inside):
     """A logit relative to which a row's are summed, so that a common offset costs no digits: its first, if finite."""
-    first = transform(tl.load(x.ptr + outer * x.s0 + row.to(tl.int64) * x.s1, mask=inside, other=0.0).to(tl.float32), x)
+    first = tl.load(x.ptr + outer * x.s0 + row.to(tl.int64) * x.s1, mask=inside, other=0.0).to(tl.float32)
+    first = transform(first, x, row * 0, inside)
     return tl.where(tl.abs(first) < float("inf"), first, 0.0)
 
 
@@ -279,9 +292,9 @@ def row_terms(index_a, index_b, lam, labels, outer, row, inside, x):
 
 
 @triton.jit
-def hard_part(c, m, ls, logit):
-    """c (lse - x_t), 0 where c is."""
-    return tl.where(c == 0.0, 0.0, c * (m - logit + ls))
+def surprise(c, m, ls, logit):
+    """z = lse - x_t, 0 where its share c is."""
+    return tl.where(c == 0.0, 0.0, m - logit + ls)
 
 
 @triton.jit

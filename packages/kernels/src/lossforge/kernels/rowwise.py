@@ -1,8 +1,10 @@
 """The template of losses in which a row of C classes passes through one softmax.
 
-A loss adds φ(z, *hyper) → (φ, φ′) of the row's cross entropy z = Σⱼ qⱼ (lse - xⱼ). Targets, class weights, label smoothing, z-loss,
-ignored rows, reduction, scaling and addressing are the template's. One launch gives values, gradient, or both in two sweeps of a row
-(one where the row fits a tile); the classic split keeps each row's statistics and sweeps again in backward.
+A loss adds φ(z, *hyper) → (φ, φ′) of z = lse - x_t = -ln p_t of a row's class t; a row's loss is Σ c φ(z) over its classes, c their
+class weights and shares of a mixup pair. What targets give to all classes (probabilities, label smoothing) counts by -ln p itself.
+Targets, weights, smoothing, z-loss, ignored rows, reduction, scaling and addressing are the template's. One launch gives values,
+gradient, or both in two sweeps of a row (one where the row fits a tile); the classic split keeps each row's statistics and sweeps again
+in backward.
 """
 
 from typing import NamedTuple
@@ -20,7 +22,6 @@ from lossforge.kernels.rows import (
     columns,
     dense_tile,
     gradient_tile,
-    hard_part,
     in_row,
     leftovers,
     logit_tile,
@@ -31,13 +32,14 @@ from lossforge.kernels.rows import (
     row_start,
     row_terms,
     store_tile,
+    surprise,
     taken,
     whole,
 )
 
 
 class Outputs(NamedTuple):
-    """Per-row results, contiguous over the rows. stats (4, rows): max, log-sum, Σ q and z, which backward needs."""
+    """Per-row results, contiguous over the rows. stats (3, rows): max, log-sum and the share of p in the gradient, for backward."""
 
     loss: Tensor | None
     z_loss: Tensor | None
@@ -126,7 +128,7 @@ def rowwise_kernel(
     if ONE_TILE:
         column = columns(lanes, first, SHIFT)
         here = in_row(column, classes, SHIFT)
-        tile = logit_tile(x, start, lanes, inside[:, None] & here, float("-inf"), WIDE, "")
+        tile = logit_tile(x, start, lanes, column, inside[:, None] & here, float("-inf"), WIDE, "")
         top = tl.max(tile, 1)
         step = tile - top[:, None]
         e = exp2(step * LOG2E)
@@ -156,7 +158,8 @@ def rowwise_kernel(
             if at < end:
                 column = columns(at + lanes, first, SHIFT)
                 here = in_row(column, classes, SHIFT)
-                tile = logit_tile(x, start, at + lanes, inside[:, None] & near(at + lanes, end, here, SHIFT), float("-inf"), WIDE, EVICT)
+                mask = inside[:, None] & near(at + lanes, end, here, SHIFT)
+                tile = logit_tile(x, start, at + lanes, column, mask, float("-inf"), WIDE, EVICT)
                 if SHIFT > 1:
                     tile = tl.where(here, tile, float("-inf"))
                 if DENSE:
@@ -167,7 +170,7 @@ def rowwise_kernel(
         some = tl.max(read.to(tl.int32), 0)
         for at in tl.range(low, tl.where(some > 0, high, low), BC, num_stages=STAGES):
             column = columns(at + lanes, first, SHIFT)
-            tile = logit_tile(x, start, at + lanes, None if BR == 1 else first_mask, float("-inf"), WIDE, EVICT)
+            tile = logit_tile(x, start, at + lanes, column, None if BR == 1 else first_mask, float("-inf"), WIDE, EVICT)
             if DENSE:
                 d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
             m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, None, zero, ENTROPY, DENSE, EVEN)
@@ -184,19 +187,22 @@ def rowwise_kernel(
 
     ls = log(total)
     lse = top + ls
-    z = tl.zeros([BR], tl.float32)
+    value = tl.zeros([BR], tl.float32)
     q = tl.zeros([BR], tl.float32)
     if HARD:
-        z += hard_part(c_a, top, ls, logit_a)
+        of_a, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
+        value += c_a * of_a
+        c_a *= slope_a
         q += c_a
     if PAIR:
-        z += hard_part(c_b, top, ls, logit_b)
+        of_b, slope_b = phi(surprise(c_b, top, ls, logit_b), *hyper)
+        value += c_b * of_b
+        c_b *= slope_b
         q += c_b
     if DENSE or EVEN:
-        z += d_row * ls - dot_row
+        value += d_row * ls - dot_row
         q += d_row
-    value, slope = phi(z, *hyper)
-    p_share = slope * q
+    p_share = q
     if z_loss is not None:
         square = z_loss * lse * lse
         value += square
@@ -226,12 +232,11 @@ def rowwise_kernel(
         tl.store(out.stats + at, tl.where(read, top, 0.0), mask=inside)
         tl.store(out.stats + rows + at, tl.where(read, ls, 0.0), mask=inside)
         tl.store(out.stats + 2 * rows + at, tl.where(read, q, 0.0), mask=inside)
-        tl.store(out.stats + 3 * rows + at, tl.where(read, z, 0.0), mask=inside)
 
     if gradient.ptr is not None:
         shrink = tl.where(valid, scale, float("nan"))
         p_share = tl.where(keep, p_share * shrink / total, 0.0)  # rows not kept: their tiles are 0 - top = 0, their gradient 0
-        q_share = tl.where(keep, slope * shrink, 0.0)
+        q_share = tl.where(keep, shrink, 0.0)
         q_a, q_b = q_share * c_a, q_share * c_b
         top = tl.where(keep, top, 0.0)
         to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
@@ -247,7 +252,8 @@ def rowwise_kernel(
                 if at < end:
                     column = columns(at + lanes, first, SHIFT)
                     here = in_row(column, classes, SHIFT)
-                    tile = logit_tile(x, start, at + lanes, second_mask & near(at + lanes, end, here, SHIFT), 0.0, WIDE, "evict_first")
+                    mask = second_mask & near(at + lanes, end, here, SHIFT)
+                    tile = logit_tile(x, start, at + lanes, column, mask, 0.0, WIDE, "evict_first")
                     if DENSE:
                         d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
                     share = even + taken(column, a, q_a, b, q_b, q_share, d, DENSE, False, False)
@@ -259,9 +265,10 @@ def rowwise_kernel(
                     )
             for back in tl.range(low, high, BC):  # what was read last is likelier still in the cache
                 at = high + low - BC - back
-                tile = logit_tile(x, start, at + lanes, second_mask, 0.0, WIDE, "evict_first")
+                column = columns(at + lanes, first, SHIFT)
+                tile = logit_tile(x, start, at + lanes, column, second_mask, 0.0, WIDE, "evict_first")
                 if DENSE:
-                    d = dense_tile(dense, labels, outer, row, inside, columns(at + lanes, first, SHIFT), x, WIDE)
+                    d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
                 share = even + taken(lanes[None, :], a, q_a, b, q_b, q_share, d, DENSE, False, False)
                 g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
                 if ROWS > 1:
@@ -269,9 +276,10 @@ def rowwise_kernel(
                 store_tile(g, gradient, to, at + lanes, None if BR == 1 else inside[:, None], WIDE, "evict_first")
             if SHIFT > 1:
                 rest, left = leftovers(first, end, classes, SHIFT)
-                tile = logit_tile(x, start, rest, keep[:, None] & left, 0.0, WIDE, "")
+                column = columns(rest, first, SHIFT)
+                tile = logit_tile(x, start, rest, column, keep[:, None] & left, 0.0, WIDE, "")
                 if DENSE:
-                    d = dense_tile(dense, labels, outer, row, inside, columns(rest, first, SHIFT), x, WIDE)
+                    d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
                 share = even + taken(rest[None, :], a, q_a, b, q_b, q_share, d, DENSE, False, False)
                 g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
                 store_tile(g, gradient, to, rest, inside[:, None] & left, WIDE, "")

@@ -19,6 +19,7 @@ from lossforge.kernels.rows import (
     row_start,
     row_terms,
     store_tile,
+    surprise,
     taken,
     whole,
 )
@@ -83,7 +84,7 @@ def rowwise_backward_kernel(
     lanes = tl.program_id(1) * BC + tl.arange(0, BC)
     column = columns(lanes, first, SHIFT)
     here = in_row(column, classes, SHIFT)
-    a, c_a, _, b, c_b, _, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, inside, x)
+    a, c_a, logit_a, b, c_b, logit_b, keep, valid = row_terms(index_a, index_b, lam, labels, outer, row, inside, x)
     ALL_ROWS: tl.constexpr = upstream.lse is not None or upstream.entropy is not None
     read = inside if ALL_ROWS else keep
     end = classes
@@ -92,21 +93,25 @@ def rowwise_backward_kernel(
     mask = read[:, None]
     if ROWS > 1:
         mask = inside[:, None]  # neighbouring rows are read at once, what is not kept with the others
-    tile = logit_tile(x, start, lanes, mask & near(lanes, end, here, SHIFT), 0.0, WIDE, "")
+    tile = logit_tile(x, start, lanes, column, mask & near(lanes, end, here, SHIFT), 0.0, WIDE, "")
 
     at = outer * rows_outer + row
     rows = (tl.num_programs(0) // blocks).to(tl.int64) * rows_outer
     top = tl.load(stats_ptr + at, mask=inside, other=0.0)
     ls = tl.load(stats_ptr + rows + at, mask=inside, other=0.0)
     q = tl.load(stats_ptr + 2 * rows + at, mask=inside, other=0.0)
-    z = tl.load(stats_ptr + 3 * rows + at, mask=inside, other=0.0)
-    _, slope = phi(z, *hyper)
+    if HARD:
+        _, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
+        c_a *= slope_a
+    if PAIR:
+        _, slope_b = phi(surprise(c_b, top, ls, logit_b), *hyper)
+        c_b *= slope_b
     p_share = tl.zeros([BR], tl.float32)
     q_share = tl.zeros([BR], tl.float32)
     if upstream.loss is not None:
         arriving = tl.load(upstream.loss + at * upstream.loss_stride, mask=inside, other=0.0).to(tl.float32) * scale
-        q_share += arriving * slope
-        p_share += arriving * slope * q
+        q_share += arriving
+        p_share += arriving * q
         if z_loss is not None:
             p_share += arriving * 2.0 * z_loss * (top + ls)
     if upstream.z_loss is not None:
@@ -140,7 +145,7 @@ def rowwise_backward_kernel(
         if tl.program_id(1) == 0:
             rest, left = leftovers(first, end, classes, SHIFT)
             there = columns(rest, first, SHIFT)
-            few = logit_tile(x, start, rest, read[:, None] & left, 0.0, WIDE, "")
+            few = logit_tile(x, start, rest, there, read[:, None] & left, 0.0, WIDE, "")
             q_few = 0.0
             if DENSE:
                 q_few = dense_tile(dense, labels, outer, row, inside, there, x, WIDE)

@@ -101,10 +101,32 @@ def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTil
         return _tried[BackwardTiles]
     whole = next_power_of_2(classes)
     if rows_adjacent:
-        tile = min(whole, max(64, whole // GRID_Y))
-        return BackwardTiles(max(32, 4096 // tile), tile, 4)
+        tile = min(whole, max(32, whole // GRID_Y))
+        # of 64 by 64, rows and classes alike, Triton's compiler mixes up the layouts
+        return BackwardTiles(4096 // tile if tile <= 32 else 32, tile, 4)
     tile = min(whole, max(4096 if shift > 1 else 2048, whole // GRID_Y))
     return BackwardTiles(max(1, 2048 // tile), tile, 4)
+
+
+class SimilarityTiles(NamedTuple):
+    rows: int
+    columns: int
+    warps: int
+
+
+class SimilarityGradientTiles(SimilarityTiles):
+    pass
+
+
+def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:
+    """Of a matrix that is summed along both sides: large tiles leave few parts to join, small ones fill the GPU."""
+    if SimilarityTiles in _tried:
+        return _tried[SimilarityTiles]
+    return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(128, 128, 16)
+
+
+def similarity_gradient_tiles() -> SimilarityGradientTiles:
+    return _tried.get(SimilarityGradientTiles, SimilarityGradientTiles(64, 64, 4))
 
 
 class ResidentTiles(NamedTuple):

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import reference
+from lossforge.losses.operators import contrastive as contrastive_operator
 from lossforge.losses.operators import elementwise as elementwise_operator
 from lossforge.losses.operators import rowwise as rowwise_operator
+from lossforge.losses.operators.contrastive import Arguments as Contrastive
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
 from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply, plain
 from lossforge.losses.operators.rowwise import Arguments as Rowwise
@@ -28,7 +30,7 @@ def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
 
 def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | None]:
     """(loss, z_loss, lse, entropy, correct), None where not asked for."""
-    if not kernels_apply(a.x, a.target, a.lam, a.weight, a.normalizer):
+    if not kernels_apply(a.x, a.target, a.lam, a.weight, a.bias, a.normalizer):
         return reference.rowwise(a)
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
@@ -40,6 +42,18 @@ def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | No
         *a, forward, a.x.requires_grad and torch.is_grad_enabled() and rowwise_operator.keeps_stats(a, forward)
     )
     return [results[0], *(t if asked else None for t, asked in zip(results[1:5], a.outputs, strict=True))]
+
+
+def contrastive(a: Contrastive, mode: str | None, inplace: bool) -> Tensor:
+    if not kernels_apply(a.x, a.normalizer):
+        return reference.contrastive(a)
+    forward = gradient_in_forward(mode, a.x, a.reduction)
+    if inplace and _overwrites(a.x):
+        return InPlaceContrastive.apply(a.x, a, forward)
+    if plain(*a.tensors):
+        note(contrastive_operator, a, forward)
+        return contrastive_operator.direct(a, forward)
+    return torch.ops.lossforge.contrastive(*a, forward)[0]
 
 
 def _overwrites(x: Tensor) -> bool:
@@ -93,6 +107,28 @@ class InPlaceRowwise(torch.autograd.Function):
             (x,) = ctx.saved_tensors
             gradient = ctx.a.x
             rowwise_operator.backward(ctx.a, ctx.stats, ctx.divisor, ctx.row_entropy, (loss, z_loss, lse, entropy), gradient)
+            torch.autograd.graph.increment_version(x)
+        return gradient, None, None
+
+
+class InPlaceContrastive(torch.autograd.Function):
+    """The operator with its gradient in the similarities' memory, written in forward or in backward."""
+
+    @staticmethod
+    def forward(ctx, x, a, in_forward):
+        ctx.a, ctx.once = a._replace(x=x.detach()), None
+        value, *ctx.statistics = contrastive_operator.forward(ctx.a, ctx.a.x if in_forward else None)
+        _keep(ctx, x, in_forward)
+        return value
+
+    @staticmethod
+    def backward(ctx, upstream):
+        gradient = _take(ctx, upstream)
+        if gradient is None:
+            (x,) = ctx.saved_tensors
+            gradient = ctx.a.x
+            row_lse, column_lse = ctx.statistics
+            contrastive_operator.backward(ctx.a, row_lse, column_lse, upstream, gradient)
             torch.autograd.graph.increment_version(x)
         return gradient, None, None
 

@@ -5,6 +5,7 @@ This is what runs where the kernels do not, and what they are tested against. Ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from lossforge.losses.formulas import FORMULAS
 
 if TYPE_CHECKING:
+    from lossforge.losses.operators.contrastive import Arguments as Contrastive
     from lossforge.losses.operators.elementwise import Arguments as Elementwise
     from lossforge.losses.operators.rowwise import Arguments as Rowwise
 
@@ -122,25 +124,27 @@ def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int
     return torch.where(counts & ~valid, torch.nan, nll), torch.where(counts, w, 0.0), counts
 
 
-def _weighted(nll: Tensor, w: Tensor) -> Tensor:
-    """nll · w, 0 where a class of weight 0 has a logit of -inf; each factor keeps its derivative where the other is 0."""
-    return torch.where((w == 0) & nll.isinf(), 0.0, nll) * w
+def _weighted(formula: Callable[..., Tensor], hyper: list[float], nll: Tensor, w: Tensor) -> Tensor:
+    """φ(nll) · w, 0 where a class of weight 0 has a logit of -inf; each factor keeps its derivative where the other is 0."""
+    return formula(torch.where((w == 0) & nll.isinf(), 0.0, nll), *hyper) * w
 
 
 def rowwise(a: Rowwise) -> RowResult:
     x = _accurate(a.x) * a.scale
     if a.softcap is not None:
         x = a.softcap * torch.tanh(x / a.softcap)
+    per_class = (1, -1) + (1,) * (x.ndim - 2)
+    if a.bias is not None:
+        x = x + a.tau * a.bias.to(x.dtype).view(per_class)
     weight = None if a.weight is None else a.weight.to(x.dtype)
     want_z_loss, want_lse, want_entropy, want_correct = a.outputs
     lse = x.logsumexp(1) if a.z_loss or want_z_loss or want_lse else None
-    per_class = (1, -1) + (1,) * (x.ndim - 2)
-    dense = None
+    dense, formula = None, FORMULAS[a.loss].twin
     divisor: Tensor | None
     if a.target.is_floating_point():
         log_p, dense = x.log_softmax(1), a.target.to(x.dtype) * (1 - a.label_smoothing)
-        z = torch.zeros_like(x[:, 0])
-        keep, divisor = torch.ones_like(z, dtype=torch.bool), torch.tensor(z.numel(), device=x.device)
+        values = torch.zeros_like(x[:, 0])
+        keep, divisor = torch.ones_like(values, dtype=torch.bool), torch.tensor(values.numel(), device=x.device)
     else:
         keep = a.target != a.ignore_index
         if a.target_b is not None:
@@ -151,17 +155,18 @@ def rowwise(a: Rowwise) -> RowResult:
             lam = a.lam.to(x.dtype)
             nll_b, w_b, _ = _hard(log_p, a.target_b, weight, a.ignore_index)
             w, w_b = lam * w, (1 - lam) * w_b
-            z, divisor = _weighted(nll, w) + _weighted(nll_b, w_b), (w + w_b).sum()
+            values, divisor = _weighted(formula, a.hyper, nll, w) + _weighted(formula, a.hyper, nll_b, w_b), (w + w_b).sum()
         else:
-            z, divisor = _weighted(nll, w), w.sum()
-        z = z * (1 - a.label_smoothing)
+            values, divisor = _weighted(formula, a.hyper, nll, w), w.sum()
+        values = values * (1 - a.label_smoothing)
+        if a.mean_of_rows:
+            divisor = keep.sum()
     if a.label_smoothing or dense is not None:
         q = torch.zeros_like(x) if dense is None else dense
         q = q + a.label_smoothing / x.shape[1]
         if weight is not None:
             q = q * weight.view(per_class)
-        z = z - (q * torch.where((q == 0) & log_p.isinf(), 0.0, log_p)).sum(1)
-    values = FORMULAS[a.loss].twin(z, *a.hyper)
+        values = values - (q * torch.where((q == 0) & log_p.isinf(), 0.0, log_p)).sum(1)
     z_loss = None if lse is None else torch.where(keep, a.z_loss * lse.square(), 0.0)
     if a.z_loss and z_loss is not None:
         values = values + z_loss
@@ -181,3 +186,15 @@ def rowwise(a: Rowwise) -> RowResult:
         _entropy(x) if want_entropy else None,
         _correct(x, a.target, keep) if want_correct else None,
     )
+
+
+def contrastive(a: Contrastive) -> Tensor:
+    x = _accurate(a.x) * a.scale
+    pairs = x.shape[0]
+    own = x.diagonal(a.offset)[:pairs]
+    columns = x[:, a.offset : a.offset + pairs]
+    values = 0.5 * (x.logsumexp(1) - own) + 0.5 * (columns.logsumexp(0) - own) if x.numel() else x.sum(1)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = torch.tensor(pairs, device=x.device)
+    return _reduce(values, a.factor, divisor, a.reduction, a.empty_is_zero)

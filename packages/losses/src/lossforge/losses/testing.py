@@ -1,7 +1,7 @@
 """Samples of every loss in the registry, and its exact value, for tests and checks: a registered loss needs no test file of its own."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,12 +85,23 @@ class _Make:
 def samples(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> Iterator[Sample]:
     """Calls that together touch every target, weight, option and layout of the loss's template."""
     make, template = _Make(device, dtype, loss.domain, seed), _SAMPLES[loss.template]
-    yield from template(make)
+    yield from offered(loss, template(make))
     if "negative_only" in inspect.signature(loss.function).parameters:
         yield from _diagonal(make)
     plain = next(template(make))
     for options in loss.options:
-        yield Sample(f"options {options}", plain.x, plain.target, options)
+        moved = {k: v.to(device, dtype) if isinstance(v, Tensor) else v for k, v in options.items()}
+        named = {k: "per class" if isinstance(v, Tensor) else v for k, v in options.items()}
+        yield Sample(f"options {named}", plain.x, plain.target, moved)
+
+
+def offered(loss: Loss, calls: Iterable[Sample]) -> Iterator[Sample]:
+    """The calls without what the loss does not offer."""
+    for sample in calls:
+        smooth = "label_smoothing" not in loss.without and not ("weight" in sample.kwargs and "label_smoothing with weight" in loss.without)
+        kwargs = {k: v for k, v in sample.kwargs.items() if smooth or k != "label_smoothing"}
+        if "probabilities" not in loss.without or sample.target is None or not sample.target.is_floating_point():
+            yield Sample(sample.name, sample.x, sample.target, kwargs)
 
 
 def _elementwise(make: _Make) -> Iterator[Sample]:

@@ -1,9 +1,35 @@
-"""Functions φ of the cross entropy z = Σⱼ qⱼ (lse(x) - xⱼ) of a row, each with its derivative."""
+"""Functions φ of z = lse(x) - x_t = -ln p_t of a row's class t, each with its derivative. z ≥ 0, and inf where p_t is 0."""
 
 import triton
 import triton.language as tl
+
+from lossforge.kernels.math import complement, powers
 
 
 @triton.jit
 def cross_entropy(z: tl.tensor):
     return z, 1.0
+
+
+@triton.jit
+def focal(z, gamma):
+    """φ = u^γ z with u = 1 - p; φ′ = u^γ (1 + γ p z / u), finite at any γ. Lin et al. 2017, arXiv 1708.02002."""
+    u, p = complement(z)
+    power, _ = powers(u, gamma)
+    ratio = tl.where(u > 0, tl.minimum(z, 1e30) / u, 1.0)  # p z is 0 at z = inf
+    return power * z, power * (1.0 + gamma * p * ratio)
+
+
+@triton.jit
+def poly(z, epsilon, offset):
+    """φ = z + ε (1 - p) + offset. Leng et al. 2022, arXiv 2204.12511."""
+    u, p = complement(z)
+    return z + epsilon * u + offset, 1.0 + epsilon * p
+
+
+@triton.jit
+def generalized(z, q):
+    """φ = (1 - p^q) / q, which is z where q is 0. Zhang and Sabuncu 2018, arXiv 1805.07836."""
+    t = tl.where(q == 0.0, 0.0, q * z)
+    u, e = complement(t)
+    return tl.where(t < 1e-8, z, u / q), e

@@ -1,6 +1,7 @@
 """Each formula twice: as the kernels inline it, and as its plain-torch twin, which autograd differentiates.
 
-The twins of element-wise formulas take (x, y, *hyper) and return the value per element; those of row-wise ones take (z, *hyper), z per row.
+The twins of element-wise formulas take (x, y, *hyper) and return the value per element; those of row-wise ones take (z, *hyper),
+z = -ln p of a row's class.
 """
 
 from lossforge.losses.formulas import binary, regression, softmax

@@ -1,8 +1,30 @@
 """Losses of rows of classes under a softmax."""
 
+import torch
+from torch import Tensor
+
 from lossforge.kernels.formulas import softmax
 from lossforge.losses.formulas.common import Formula
 
+FAR = 50.0
+"""z from which e^-z no longer changes 1 - e^-z, in float64 either."""
+
+
+def focal(z: Tensor, gamma: float) -> Tensor:
+    near = z.clamp(max=FAR)
+    u = -torch.expm1(-near)
+    some = u > 0
+    power = torch.where(some, torch.where(some, u, 1.0) ** gamma, 0.0 if gamma else 1.0)  # the derivative at u = 0 is the limit, 0
+    return torch.where(z > FAR, z, torch.where(u.isnan(), u, power) * near)
+
+
+def generalized(z: Tensor, q: float) -> Tensor:
+    return -torch.expm1(-q * z) / q if q > 1e-30 else z
+
+
 FORMULAS = {
     "cross_entropy": Formula(softmax.cross_entropy, lambda z: z),
+    "softmax_focal": Formula(softmax.focal, focal),
+    "poly_ce": Formula(softmax.poly, lambda z, epsilon, offset: z - epsilon * torch.expm1(-z) + offset),
+    "generalized_ce": Formula(softmax.generalized, generalized),
 }

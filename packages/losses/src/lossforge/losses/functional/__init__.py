@@ -30,26 +30,43 @@ from lossforge.losses.functional.binary import (
     sigmoid_focal_loss,
     smoothed_binary_cross_entropy,
 )
+from lossforge.losses.functional.classification import (
+    class_balanced_weight,
+    generalized_cross_entropy,
+    logit_adjusted_cross_entropy,
+    poly_cross_entropy,
+    softmax_focal_loss,
+)
+from lossforge.losses.functional.contrastive import clip_loss
 from lossforge.losses.functional.detection import quality_focal_loss, varifocal_loss
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.siglip import siglip_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
+from lossforge.losses.functional.tokens import TokenLogps, selective_log_softmax
 
 __all__ = [
     "CrossEntropyOutput",
+    "TokenLogps",
     "asymmetric_loss_multi_label",
     "binary_cross_entropy_with_logits",
+    "class_balanced_weight",
+    "clip_loss",
     "cross_entropy",
+    "generalized_cross_entropy",
     "huber_loss",
     "l1_loss",
+    "logit_adjusted_cross_entropy",
     "mse_loss",
     "poly_binary_cross_entropy",
+    "poly_cross_entropy",
     "preference_bce",
     "preference_bce_with_logits",
     "quality_focal_loss",
+    "selective_log_softmax",
     "siglip_loss",
     "sigmoid_focal_loss",
     "smooth_l1_loss",
     "smoothed_binary_cross_entropy",
+    "softmax_focal_loss",
     "varifocal_loss",
 ]

@@ -13,6 +13,13 @@ from lossforge.losses.modules.binary import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
 )
+from lossforge.losses.modules.classification import (
+    GeneralizedCrossEntropyLoss,
+    LogitAdjustedCrossEntropyLoss,
+    PolyCrossEntropyLoss,
+    SoftmaxFocalLoss,
+)
+from lossforge.losses.modules.contrastive import ClipLoss
 from lossforge.losses.modules.detection import QualityFocalLoss, VarifocalLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.siglip import SigLIPLoss
@@ -22,16 +29,21 @@ __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
+    "ClipLoss",
     "CrossEntropyLoss",
+    "GeneralizedCrossEntropyLoss",
     "HuberLoss",
     "L1Loss",
+    "LogitAdjustedCrossEntropyLoss",
     "MSELoss",
     "PolyBinaryCrossEntropy",
+    "PolyCrossEntropyLoss",
     "PreferenceBCELoss",
     "PreferenceBCEWithLogitsLoss",
     "QualityFocalLoss",
     "SigLIPLoss",
     "SigmoidFocalLoss",
     "SmoothL1Loss",
+    "SoftmaxFocalLoss",
     "VarifocalLoss",
 ]

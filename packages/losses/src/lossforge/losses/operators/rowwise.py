@@ -16,7 +16,8 @@ class Arguments(NamedTuple):
     """Arguments of the operator, for logits x (N, C, d…) and class indices (N, d…) or probabilities (N, C, d…).
 
     The value is Σ (or, with reduction "none", each) loss · factor / divisor. The divisor is `normalizer` where given, else with
-    reduction "mean" the class weights of the rows not ignored; with probabilities, the number of rows.
+    reduction "mean" the class weights of the rows not ignored, or with mean_of_rows their number; with probabilities, the number of rows.
+    bias: (C,), of which tau times is added to the logits.
     """
 
     loss: str
@@ -25,27 +26,30 @@ class Arguments(NamedTuple):
     target_b: Tensor | None
     lam: Tensor | None
     weight: Tensor | None
+    bias: Tensor | None
     normalizer: Tensor | None
     hyper: list[float]
     ignore_index: int
     label_smoothing: float
     scale: float
     softcap: float | None
+    tau: float
     z_loss: float
     factor: float
     reduction: str
     empty_is_zero: bool
+    mean_of_rows: bool
     outputs: list[bool]  # z_loss, lse, entropy, correct
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        return self[1:7]
+        return self[1:8]
 
 
 SCHEMA = (
-    "str loss, Tensor x, Tensor target, Tensor? target_b, Tensor? lam, Tensor? weight, Tensor? normalizer, float[] hyper, "
-    "int ignore_index, float label_smoothing, float scale, float? softcap, float z_loss, float factor, str reduction, "
-    "bool empty_is_zero, bool[] outputs"
+    "str loss, Tensor x, Tensor target, Tensor? target_b, Tensor? lam, Tensor? weight, Tensor? bias, Tensor? normalizer, "
+    "float[] hyper, int ignore_index, float label_smoothing, float scale, float? softcap, float tau, float z_loss, float factor, "
+    "str reduction, bool empty_is_zero, bool mean_of_rows, bool[] outputs"
 )
 define(
     "rowwise",
@@ -73,6 +77,8 @@ def _spec(a: Arguments, divisor: Tensor | None) -> kernels.Spec:
         None if a.scale == 1.0 else a.scale,
         a.softcap,
         a.z_loss if a.z_loss or a.outputs[0] else None,
+        a.bias,
+        a.tau,
         a.factor / rows if a.reduction == "mean" and divisor is None and not counted(a) else a.factor,
         divisor,
         a.empty_is_zero,
@@ -81,7 +87,7 @@ def _spec(a: Arguments, divisor: Tensor | None) -> kernels.Spec:
 
 
 def counted(a: Arguments) -> bool:
-    """Whether a mean divides by what is counted on the device: the class weights of the rows not ignored."""
+    """Whether a mean divides by what is counted on the device: the class weights of the rows not ignored, or their number."""
     return a.reduction == "mean" and not a.target.is_floating_point()
 
 
@@ -93,14 +99,15 @@ def find_divisor(a: Arguments) -> Tensor | None:
         a.x.shape[1],
         a.ignore_index,
         target_b=a.target_b,
-        lam=a.lam,
-        weight=a.weight,
+        lam=None if a.mean_of_rows else a.lam,
+        weight=None if a.mean_of_rows else a.weight,
     )
 
 
 def counts_itself(a: Arguments) -> bool:
     """Whether one launch finds the divisor, too."""
-    return a.normalizer is None and counted(a) and kernels.counts_itself(a.target, a.target_b)
+    by_weight = a.weight is not None and a.mean_of_rows
+    return a.normalizer is None and counted(a) and not by_weight and kernels.counts_itself(a.target, a.target_b)
 
 
 def forward(a: Arguments, written: Tensor | None, keep: bool, itself: bool = False) -> tuple[Tensor | None, ...]:
@@ -252,7 +259,7 @@ def _fake(*args):
         new(lse, per_row),
         new(entropy, per_row),
         new(correct, per_row, torch.bool),
-        new(keep, (4, rows)),
+        new(keep, (3, rows)),
         new(counts, ()),
         torch.empty_like(a.x) if gradient else a.x.new_empty(0),
     )

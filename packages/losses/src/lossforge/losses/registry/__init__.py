@@ -1,8 +1,9 @@
 """Every loss by name. Tests, benchmarks and configs follow from this table."""
 
-from lossforge.losses.registry import binary, detection, regression, siglip, softmax
+from lossforge.losses.registry import binary, classification, detection, regression, siglip, softmax
 from lossforge.losses.registry.common import Loss
 
-LOSSES: dict[str, Loss] = {loss.name: loss for family in (regression, binary, detection, siglip, softmax) for loss in family.LOSSES}
+FAMILIES = (regression, binary, detection, siglip, softmax, classification)
+LOSSES: dict[str, Loss] = {loss.name: loss for family in FAMILIES for loss in family.LOSSES}
 
 __all__ = ["LOSSES", "Loss"]

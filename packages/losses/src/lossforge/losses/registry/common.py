@@ -16,7 +16,8 @@ class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
     template: "elementwise" or "rowwise". domain: "logits" or "probabilities". options: argument sets beside the defaults that tests and
-    benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, or of a module class whose
+    benchmarks try. without: what of its template the loss does not offer: "probabilities" as targets, "label_smoothing", or that "with
+    weight". judge: "module:function" of an independent implementation with the same first two arguments, or of a module class whose
     options are the function's, where there is one.
     """
 
@@ -27,6 +28,7 @@ class Loss:
     module: type[nn.Module]
     hyper: dict[str, float | None] = field(default_factory=dict)
     options: tuple[dict[str, Any], ...] = ()
+    without: tuple[str, ...] = ()
     domain: str = "logits"
     judge: str | None = None
     paper: str = ""

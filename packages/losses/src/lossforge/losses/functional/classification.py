@@ -1,0 +1,213 @@
+"""Losses of rows of classes under a softmax for imbalanced, hard or noisily labelled data."""
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
+from lossforge.losses.repeat import repeated
+
+
+@repeated
+def softmax_focal_loss(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…)
+    alpha: float | Tensor | None = None,  # number or (C,)
+    gamma: float = 2.0,
+    reduction: str = "none",
+    weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    """Focal loss of one class against the others under a softmax, as kornia.losses.focal_loss (Lin et al. 2017, arXiv 1708.02002).
+
+    L = w_t α_t (1 - p_t)^γ (-ln p_t), p = softmax(x). α_t = α, for class 0, the background, 1 - α; 1 where α is None.
+
+    The weights multiply the loss and do not enter the mean's divisor, which is the number of rows not ignored (kornia from 0.7 on gives
+    "none" per class and divides by the number of logits). For γ < 1 and p_t = 1 the gradient takes its limit, 0.
+
+    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b), which counts
+    once in the mean; alpha: a number in [0, 1], or one a class; gamma: at least 0; scale, softcap, z_loss: as in cross_entropy.
+    Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    checks.number("gamma", gamma, 0.0)
+    if isinstance(alpha, Tensor):
+        checks.floating_beside("alpha", alpha, input)
+        if weight is not None:
+            checks.floating_beside("weight", weight, input)
+        _of_classes("alpha", alpha, input)
+    elif alpha is not None:
+        checks.number("alpha", alpha, 0.0, 1.0)
+        checks.floating("input", input)
+        per_class = torch.full(_class_shape(input), alpha, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
+        per_class[:1] = 1.0 - alpha
+        alpha = per_class
+    if alpha is not None and weight is not None:
+        _of_classes("weight", weight, input)
+    return total(
+        rowwise_loss(
+            "softmax_focal",
+            input,
+            target,
+            [gamma],
+            reduction,
+            options,
+            weight=weight if alpha is None else alpha if weight is None else alpha * weight,
+            ignore_index=ignore_index,
+            probabilities=False,
+            mean_of_rows=True,
+        )
+    )
+
+
+def _class_shape(input: Tensor) -> tuple[int, ...]:
+    return tuple(input.shape[min(input.ndim - 1, 1) :][:1])
+
+
+def _of_classes(name: str, t: Tensor, input: Tensor) -> None:
+    if t.shape != _class_shape(input):
+        raise ValueError(f"{name} must hold one {name} a class, shape {_class_shape(input)}, got {tuple(t.shape)}")
+
+
+@repeated
+def poly_cross_entropy(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…)
+    epsilon: float = 2.0,
+    weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    """Poly-1 cross entropy, as timm.loss.PolyCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
+
+    L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] + s / C with s = label_smoothing. As in the paper's code,
+    smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
+
+    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b);
+    label_smoothing: in [0, 1), without weight; scale, softcap, z_loss: as in cross_entropy. Others: see lossforge.losses.functional.
+    In a pair of which one index is ignored, label smoothing adds its constant ε s (1 - 1 / C) in the other's share.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    checks.number("epsilon", epsilon)
+    checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
+    checks.floating("input", input)
+    offset = 0.0
+    if label_smoothing:
+        if weight is not None:
+            raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
+        if label_smoothing == 1:
+            raise ValueError(f"label_smoothing must be below 1, got {label_smoothing!r}")
+        (classes,) = _class_shape(input) or (1,)
+        offset = epsilon * label_smoothing / (1.0 - label_smoothing) * (1.0 - 1.0 / max(classes, 1))
+    return total(
+        rowwise_loss(
+            "poly_ce",
+            input,
+            target,
+            [epsilon, offset],
+            reduction,
+            options,
+            weight=weight,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            probabilities=False,
+        )
+    )
+
+
+@repeated
+def generalized_cross_entropy(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…)
+    q: float = 0.7,
+    weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    """Generalised cross entropy, for noisy labels (Zhang and Sabuncu 2018, arXiv 1805.07836).
+
+    L = w_t (1 - p_t^q) / q, p = softmax(x): the cross entropy as q → 0, 1 - p_t, half the mean absolute error, at q = 1. Exact at small q
+    and where p_t is near 1. The mean divides as that of cross_entropy.
+
+    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b); q: in [0, 1],
+    0 is the cross entropy; scale, softcap, z_loss: as in cross_entropy. Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    checks.number("q", q, 0.0, 1.0)
+    return total(
+        rowwise_loss(
+            "generalized_ce", input, target, [q], reduction, options, weight=weight, ignore_index=ignore_index, probabilities=False
+        )
+    )
+
+
+@repeated
+def logit_adjusted_cross_entropy(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
+    log_prior: Tensor | None = None,  # (C,)
+    tau: float = 1.0,
+    weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    """Logit-adjusted cross entropy, for long-tailed classes (Menon et al. 2020, arXiv 2007.07314).
+
+    L = cross_entropy(x + τ ln π, t), π the classes' prior: their shares of the training set. Predict with x alone.
+
+    The adjusted logits are never stored: τ ln π is added as they are read.
+
+    Args: log_prior: ln π, to which any constant may be added; None: equal classes, the plain cross entropy; tau: τ; scale multiplies
+    x alone; softcap is not offered. Others: as in cross_entropy.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    checks.number("tau", tau)
+    if options.get("softcap") is not None:
+        raise ValueError(f"softcap must be None for logit_adjusted_cross_entropy, got {options['softcap']!r}")
+    return total(
+        rowwise_loss(
+            "cross_entropy",
+            input,
+            target,
+            [],
+            reduction,
+            options,
+            weight=weight,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            bias=log_prior,
+            tau=tau,
+        )
+    )
+
+
+def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
+    """Class weights from the effective number of samples (Cui et al. 2019, arXiv 1901.05555), to be given as `weight`.
+
+    w_c ∝ (1 - β) / (1 - β^n_c), Σ w = C.
+
+    Args: counts: samples of each class n_c, (C,), any real dtype; a class without samples counts as having one; beta: β in [0, 1): 0
+    gives equal weights, β → 1 the inverse frequencies.
+    Returns: (C,), float32 (float64 for float64), on the device of counts.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    if not isinstance(counts, Tensor):
+        raise TypeError(f"counts must be a tensor, got {type(counts).__name__}")
+    if counts.is_complex() or counts.dtype == torch.bool:
+        raise TypeError(f"counts must be of a real dtype, got {counts.dtype}")
+    if counts.ndim != 1 or not len(counts):
+        raise ValueError(f"counts must hold one count a class, shape (C,), got {tuple(counts.shape)}")
+    checks.number("beta", beta, 0.0)
+    if beta >= 1:
+        raise ValueError(f"beta must be below 1, got {beta!r}")
+    n = counts.double().clamp(min=1.0)
+    inverse = torch.ones_like(n) if beta == 0 else -1.0 / torch.expm1(n * torch.log(torch.tensor(beta, dtype=torch.float64)).item())
+    return (inverse * (len(counts) / inverse.sum())).to(torch.float64 if counts.dtype == torch.float64 else torch.float32)

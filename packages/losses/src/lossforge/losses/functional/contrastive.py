@@ -1,0 +1,62 @@
+"""Losses over similarities of two views, of which pairs belong together."""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.dispatch import contrastive
+from lossforge.losses.functional.common import Options, check_options, factor
+from lossforge.losses.operators.contrastive import Arguments as Contrastive
+from lossforge.losses.repeat import repeated
+
+
+class ContrastiveOptions(Options, total=False):
+    """scale: a number that multiplies the similarities."""
+
+    scale: float
+
+
+@repeated
+def clip_loss(
+    similarity: Tensor,  # (N, M), M ≥ N
+    offset: int = 0,
+    reduction: str = "mean",
+    **options: Unpack[ContrastiveOptions],
+) -> Tensor:
+    """Symmetric InfoNCE over one similarity matrix, the loss of CLIP, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
+
+    L = ½ (ln Σⱼ exp xᵢⱼ - xᵢ,ᵢ₊ₒ) + ½ (ln Σₖ exp xₖ,ᵢ₊ₒ - xᵢ,ᵢ₊ₒ) with o = offset: the mean of the cross entropies over rows (image to
+    text) and over columns (text to image). Both directions come from one reading of the matrix, the gradient from another; no transposed
+    copy and no tensor of targets is made. The mean divides by the number of pairs N.
+
+    Args: similarity: logits, such as logit_scale · image_features @ text_features.T; row i and column i + offset belong together. With
+    M > N the other columns are negatives of the rows alone, as with texts gathered from other devices or a queue; scale: a number that
+    multiplies the similarities. Others: see lossforge.losses.functional.
+
+    In one direction (InfoNCE of a query against a positive and negatives; open_clip's local_loss, once for images and once for texts) the
+    loss is cross_entropy(similarity, torch.arange(N) + offset).
+    Raises: TypeError, ValueError naming the argument.
+    """
+    checks.floating("similarity", similarity)
+    checks.whole_number("offset", offset)
+    for name in ("target_b", "lam", "validate"):
+        if options.get(name) is not None:
+            raise TypeError(f"clip_loss takes no {name}: its targets are the pairs")
+    divisor = check_options(similarity, reduction, options, ContrastiveOptions)
+    if similarity.ndim != 2 or not 0 <= offset <= similarity.shape[1] - similarity.shape[0]:
+        raise ValueError(f"similarity must have shape (N, M) with 0 ≤ offset ≤ M - N, got {tuple(similarity.shape)} with offset {offset}")
+    scale = options.get("scale", 1.0)
+    checks.number("scale", scale)
+    normalizer = options.get("normalizer")
+    a = Contrastive(
+        "clip",
+        similarity,
+        divisor,
+        offset,
+        1.0 * scale,
+        factor(options),
+        reduction if normalizer is None else "sum",
+        options.get("empty") == "zero",
+    )
+    return contrastive(a, options.get("gradient"), options.get("inplace", False))

@@ -1,0 +1,63 @@
+"""Log-probabilities of tokens: what preference objectives and policy gradients start from."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss
+
+
+class TokenLogps(NamedTuple):
+    """What `selective_log_softmax` returns with return_entropy."""
+
+    logps: Tensor
+    entropy: Tensor
+
+
+def selective_log_softmax(
+    logits: Tensor,  # (..., V)
+    index: Tensor,  # (...)
+    *,
+    temperature: float = 1.0,
+    return_entropy: bool = False,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    inplace: bool = False,
+    validate: bool | None = None,
+) -> Tensor | TokenLogps:
+    """Log-probability of each token, as TRL's selective_log_softmax: log_softmax(x / T) at the indices, in one pass over the logits.
+
+    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T).
+
+    Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is stored; both results are differentiable, together in one
+    further pass.
+
+    Args: logits: the vocabulary last, as models give it (in cross_entropy it is dimension 1); index: tokens, of any integer dtype;
+    temperature: T above 0; return_entropy: H as well; softcap: logits x / T become cap · tanh(x / (T cap)); ignore_index: tokens whose
+    log-probability is 0, without gradient, and whose H is computed nevertheless; inplace, validate: see lossforge.losses.functional.
+    Returns: (...), float32 (float64 for float64), or TokenLogps(logps, entropy). `sequence_logps` adds them up to sequences.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    checks.floating("logits", logits)
+    checks.integer("index", index)
+    if not logits.ndim or index.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"index must have the shape of logits without the last dimension, {tuple(logits.shape[:-1])}, got {tuple(index.shape)}"
+        )
+    checks.number("temperature", temperature, 0.0, exclusive=True)
+    options = RowOptions(scale=1.0 / temperature, softcap=softcap, inplace=inplace, validate=validate)
+    x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
+    logps, _, _, entropy, _ = rowwise_loss(
+        "cross_entropy",
+        x,
+        index,
+        [],
+        "none",
+        options,
+        ignore_index=ignore_index,
+        outputs=(False, False, return_entropy, False),
+        factor_of=-1.0,
+    )
+    assert logps is not None
+    return logps if entropy is None else TokenLogps(logps, entropy)
