@@ -1,5 +1,6 @@
 """Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors."""
 
+from lossforge.kernels.box_launch import boxes, planned_boxes
 from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
 from lossforge.kernels.reduce import count, counts_itself, scale_
@@ -12,10 +13,12 @@ __all__ = [
     "Formulas",
     "Outputs",
     "Spec",
+    "boxes",
     "count",
     "counts_itself",
     "elementwise",
     "launch_counts",
+    "planned_boxes",
     "planned_elementwise",
     "planned_rowwise",
     "rowwise",
