@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 

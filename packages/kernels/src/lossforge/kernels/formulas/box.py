@@ -155,9 +155,7 @@ def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     turn = 2.0 * V_SCALE * alpha * angle
     turn_1, turn_2 = turn * over_diagonal(w1, h1), turn * over_diagonal(w2, h2)
     value += distance + alpha * v
-    return result(
-        value, across, down, d_inter, d_union, d_wc, d_hc, -turn_1 * h1, turn_1 * w1, turn_2 * h2, -turn_2 * w2, d_dx, d_dy
-    )
+    return result(value, across, down, d_inter, d_union, d_wc, d_hc, -turn_1 * h1, turn_1 * w1, turn_2 * h2, -turn_2 * w2, d_dx, d_dy)
 
 
 @triton.jit

@@ -27,6 +27,15 @@ from lossforge.losses.functional.binary import (
     preference_bce_with_logits,
     sigmoid_focal_loss,
 )
+from lossforge.losses.functional.box import (
+    box_iou_loss,
+    box_l1_loss,
+    box_smooth_l1_loss,
+    complete_box_iou_loss,
+    distance_box_iou_loss,
+    efficient_box_iou_loss,
+    generalized_box_iou_loss,
+)
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
 
@@ -34,7 +43,14 @@ __all__ = [
     "CrossEntropyOutput",
     "asymmetric_loss_multi_label",
     "binary_cross_entropy_with_logits",
+    "box_iou_loss",
+    "box_l1_loss",
+    "box_smooth_l1_loss",
+    "complete_box_iou_loss",
     "cross_entropy",
+    "distance_box_iou_loss",
+    "efficient_box_iou_loss",
+    "generalized_box_iou_loss",
     "huber_loss",
     "l1_loss",
     "mse_loss",

@@ -12,13 +12,29 @@ from lossforge.losses.modules.binary import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
 )
+from lossforge.losses.modules.box import (
+    BoxIoULoss,
+    BoxL1Loss,
+    BoxSmoothL1Loss,
+    CompleteBoxIoULoss,
+    DistanceBoxIoULoss,
+    EfficientBoxIoULoss,
+    GeneralizedBoxIoULoss,
+)
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
 
 __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
+    "BoxIoULoss",
+    "BoxL1Loss",
+    "BoxSmoothL1Loss",
+    "CompleteBoxIoULoss",
     "CrossEntropyLoss",
+    "DistanceBoxIoULoss",
+    "EfficientBoxIoULoss",
+    "GeneralizedBoxIoULoss",
     "HuberLoss",
     "L1Loss",
     "MSELoss",
