@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
+from lossforge.kernels.boxes import boxes_kernel
 from lossforge.kernels.elementwise import elementwise_kernel
 from lossforge.kernels.reduce import count_kernel
 from lossforge.kernels.resident import resident_kernel
@@ -60,7 +61,7 @@ def test_no_host_synchronisation(loss, mode):
 def test_cuda_graph(loss, mode):
     """Captured forward and backward, replayed on new data, on two streams at once."""
     for sample in samples(loss, "cuda"):
-        if sample.name not in ("dense", "class index", "many classes", "mixup pair", "probabilities"):
+        if sample.name not in ("dense", "class index", "many classes", "mixup pair", "probabilities", "pairs"):
             continue
         graphs = []
         for _ in range(2):
@@ -119,7 +120,7 @@ def test_reduce_overhead_mode():
 
 
 def compiled_variants() -> int:
-    kernels = (elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
+    kernels = (boxes_kernel, elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 
@@ -129,8 +130,9 @@ def test_no_recompilation(loss):
     counts = []
     for step in range(4):
         for rows in (64 + 16 * step, 33 + 2 * step):
-            x = torch.rand(rows, 48, device="cuda", requires_grad=True)
-            target = torch.randint(0, 48, (rows,), device="cuda")
+            boxes = loss.template == "boxes"
+            x = torch.rand(rows, 4 if boxes else 48, device="cuda", requires_grad=True)
+            target = torch.rand(rows, 4, device="cuda") if boxes else torch.randint(0, 48, (rows,), device="cuda")
             hyper = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v}
             for mode in ("forward", "backward"):
                 loss.function(x, target, reduction="mean", gradient=mode, **hyper).backward()

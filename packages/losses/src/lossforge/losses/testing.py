@@ -174,8 +174,8 @@ SPECIAL_PAIRS = {
 
 def _boxes(make: _Make) -> Iterator[Sample]:
     yield Sample("pairs", make.boxes(23), make.boxes(23))
-    special = [torch.cat([make.tensor(list(boxes)), make.boxes(17)]) for boxes in zip(*SPECIAL_PAIRS.values(), strict=True)]
-    yield Sample("special pairs", *special)
+    special1, special2 = (make.tensor(list(boxes)) for boxes in zip(*SPECIAL_PAIRS.values(), strict=True))
+    yield Sample("special pairs", torch.cat([special1, make.boxes(17)]), torch.cat([special2, make.boxes(17)]))
     yield Sample("one pair", make.boxes(), make.boxes())
     yield Sample("several tiles", make.boxes(300), make.boxes(300))
     yield Sample("fractions of an image", make.boxes(23) / 256, make.boxes(23) / 256)

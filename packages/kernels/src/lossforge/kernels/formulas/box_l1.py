@@ -1,7 +1,7 @@
 """Absolute and smooth absolute error of two boxes, summed over their four coordinates: `l1.py` and `regression.py`, four times."""
 
 import triton
-import triton.language as tl  # noqa: F401  # must be a name here
+import triton.language as tl  # noqa: F401
 
 from lossforge.kernels.formulas.l1 import l1
 from lossforge.kernels.formulas.regression import smooth_l1

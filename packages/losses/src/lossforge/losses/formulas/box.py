@@ -16,7 +16,7 @@ def _sides(b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _hull(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
     low, high = torch.minimum(b1[..., :2], b2[..., :2]), torch.maximum(b1[..., 2:], b2[..., 2:])
-    return (high - low).unbind(-1)
+    return _sides(torch.cat([low, high], -1))
 
 
 def _overlap(b1: Tensor, b2: Tensor, eps: float) -> tuple[Tensor, Tensor]:

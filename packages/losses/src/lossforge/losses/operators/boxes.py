@@ -193,8 +193,8 @@ def _fake_backward(*args):
 
 def _setup(ctx, inputs, output):
     *arguments, gradient1, gradient2 = inputs
-    _, *written = output
-    _keep(ctx, Arguments(*arguments), [g.detach() if w else None for g, w in zip(written, (gradient1, gradient2), strict=True)])
+    _, first, second = output
+    _keep(ctx, Arguments(*arguments), (first.detach() if gradient1 else None, second.detach() if gradient2 else None))
 
 
 def _differentiate(ctx, upstream, *_):
