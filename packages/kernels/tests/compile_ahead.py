@@ -84,6 +84,15 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample("64-bit", torch.zeros(1).to(dtype).expand(2**16, 2**15, 2), torch.zeros(1).to(dtype).expand(2**16, 2**15, 2))
         yield Sample("pixels", torch.zeros(2, 32, 16, 16, dtype=dtype), torch.zeros(2, 16, 16, dtype=torch.int64), {"dim": 1})
         return
+    if loss.template == "boxes":
+        packed, fields = torch.zeros(4096, 4, dtype=dtype), torch.zeros(4, 4096, dtype=dtype).t()
+        one = torch.zeros(1).to(dtype)
+        yield Sample("aligned", packed, packed.clone())
+        yield Sample("both differentiated", packed, packed.clone().requires_grad_())
+        yield Sample("aligned, coordinates first", fields, packed)
+        yield Sample("many tiles a program", torch.zeros(2**21, 4, dtype=dtype), torch.zeros(2**21, 4, dtype=dtype))
+        yield Sample("64-bit", one.expand(2**30, 4), one.expand(2**30, 4))
+        return
     for classes in (16, 1000, 4096, 8192, 9000, 32000, 50257, 65536, 128256):
         yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64))
     wide = torch.zeros(4, 32000, dtype=dtype)
@@ -108,6 +117,8 @@ def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
     for name in ("weight", "preference", "pos_weight"):
         if name in names and loss.template == "elementwise":
             yield {name: x[:1].detach()}
+    if loss.template == "boxes":
+        yield {"weight": x[..., 0].detach()}
     if "alpha" in names:
         yield {"alpha": x[0].detach()}
     if "group" in names:
