@@ -18,7 +18,16 @@ from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
 
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
-COMPILED = ("pairs", "dense", "class index", "class index, middle dimension", "mixup pair", "image", "probabilities", "class weights and smoothing")
+COMPILED = (
+    "pairs",
+    "dense",
+    "class index",
+    "class index, middle dimension",
+    "mixup pair",
+    "image",
+    "probabilities",
+    "class weights and smoothing",
+)
 
 
 def main_sample(loss, device, dtype=torch.float32):
@@ -85,7 +94,7 @@ def test_compile_without_graph_breaks(loss, device):
 
 @EACH
 def test_compile_does_not_recompile(loss, device):
-    """Over the number of rows, and over λ or a normalizer where it is a tensor; as everywhere in torch, other numbers are constants of the graph."""
+    """Over the number of rows, and over λ or a normalizer as a tensor; as everywhere in torch, other numbers are constants of the graph."""
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     sample = main_sample(loss, device)
