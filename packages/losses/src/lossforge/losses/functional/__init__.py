@@ -14,8 +14,10 @@ inplace: the gradient takes the memory of the logits, which must be an intermedi
 validate: check class indices on CUDA too, which synchronises with the host (default: the environment's LOSSFORGE_VALIDATE). On CPU they
     always are. Unchecked, a row with an index out of range has loss and gradient nan; other rows are unharmed.
 
+The losses of boxes take of these normalizer, empty (there "zero" by default, as in torchvision) and gradient.
+
 Every loss computes and sums in float32 (float64 for float64). Scalars and per-row losses of half-precision inputs come back in float32,
-per-element losses and gradients in the dtype of the input. What the kernels do not differentiate (targets, weights) is differentiated
+per-element losses (of boxes, per pair) and gradients in the dtype of the input. What the kernels do not differentiate (targets, weights) is differentiated
 through the plain-torch reference when it requires grad.
 """
 

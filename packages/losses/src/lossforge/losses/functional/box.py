@@ -187,7 +187,7 @@ def box_l1_loss(
     """Absolute error of boxes or of their encoded offsets.
 
     L = w Σ |b₁ - b₂| over the four coordinates of a pair. As DETR's loss_bbox (arXiv 2005.12872) with normalizer = number of boxes, and
-    as torchvision's RetinaNet and FCOS heads with reduction "sum"; a mean is four times torch's, which also divides by the coordinates.
+    as torchvision's RetinaNet head with reduction "sum"; a mean is four times torch's, which divides by the coordinates.
 
     Args: as in box_iou_loss; the coordinates are compared as they are, whatever they stand for.
     Raises: TypeError, ValueError naming the argument.
