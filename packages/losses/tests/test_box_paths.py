@@ -145,6 +145,21 @@ def test_the_operator_differentiates_both(pair, mode):
                 assert error(leaf.grad, exact) < 3e-6
 
 
+@pytest.mark.parametrize("wanted", [(True, True), (False, True)])
+def test_opcheck(pair, wanted):
+    leaves = [b.detach().clone().requires_grad_(w) for b, w in zip(pair, wanted, strict=True)]
+    args = ["ciou", *leaves, torch.rand(6, device=leaves[0].device), None, [1e-7], 1.0, True]
+    operators = torch.ops.lossforge
+    for reduction, in_forward in (("mean", True), ("none", False)):
+        each = [w and in_forward for w in wanted]
+        result = torch.library.opcheck(operators.boxes.default, (*args, reduction, True, *each))
+        assert set(result.values()) == {"SUCCESS"}, result
+    upstream = torch.rand(6, device=leaves[0].device)
+    tests = ("test_schema", "test_faketensor")  # it is not differentiable, which autograd's checks count as a failure
+    result = torch.library.opcheck(operators.boxes_backward.default, (*args, "none", True, upstream, *wanted), test_utils=tests)
+    assert set(result.values()) == {"SUCCESS"}, result
+
+
 def test_backward_operator_refuses_to_be_differentiated(pair):
     boxes1, boxes2 = pair
     args = ["giou", boxes1, boxes2, None, None, [1e-7], 1.0, False, "mean", True]

@@ -12,9 +12,9 @@ d² = w_C² + h_C², ρ the distance of the centres, wᵢ and hᵢ the sides of 
 
 A denominator below `eps` is `eps`, so that boxes without area have finite losses, and equal boxes with area one of exactly 0.
 
-Everything but the coordinates is a product, sum or quotient of five quantities an axis: the two lengths, the overlap, the hull, and the
-offset of the centres. Their derivatives come first; `edges` then takes them to the coordinates. Where two edges lie on each
-other, the derivatives of min and max are halves, as in PyTorch.
+Each loss follows from five quantities of either axis: the two lengths, their overlap, their hull, and the offset of the centres. So it is
+differentiated in these, and `edges` takes the derivatives to the coordinates. Where two edges lie on each other, the derivatives
+of min and max are halves, as in PyTorch.
 """
 
 import triton

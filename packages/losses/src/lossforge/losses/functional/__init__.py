@@ -17,8 +17,8 @@ validate: check class indices on CUDA too, which synchronises with the host (def
 The losses of boxes take of these normalizer, empty (there "zero" by default, as in torchvision) and gradient.
 
 Every loss computes and sums in float32 (float64 for float64). Scalars and per-row losses of half-precision inputs come back in float32,
-per-element losses (of boxes, per pair) and gradients in the dtype of the input. What the kernels do not differentiate (targets, weights) is differentiated
-through the plain-torch reference when it requires grad.
+per-element losses (of boxes, per pair) and gradients in the dtype of the input. What the kernels do not differentiate (targets,
+weights) is differentiated through the plain-torch reference when it requires grad.
 """
 
 from lossforge.losses.functional.binary import (

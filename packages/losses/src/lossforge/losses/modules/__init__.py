@@ -1,7 +1,8 @@
 """The losses as modules: the functions of lossforge.losses.functional with their options kept, class-wise tensors as buffers.
 
 Every module takes, keyword-only, the options that every function has (empty, gradient, inplace, validate, and dim where targets may be
-class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, weight, preference, group, normalizer). Those of boxes take empty and gradient, and `forward` weight and normalizer.
+class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, weight, preference, group, normalizer).
+Those of boxes take empty and gradient, and `forward` weight and normalizer.
 """
 
 from lossforge.losses.modules.binary import (
