@@ -92,6 +92,15 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
             yield Sample("64-bit", torch.zeros(1).to(dtype).expand(2**14, 2**18), None)
             yield Sample("pairs", torch.zeros(2**10, 2**12, dtype=dtype), None, {"offset": 2**10})
         return
+    if loss.template == "boxes":
+        packed, fields = torch.zeros(4096, 4, dtype=dtype), torch.zeros(4, 4096, dtype=dtype).t()
+        one = torch.zeros(1).to(dtype)
+        yield Sample("aligned", packed, packed.clone())
+        yield Sample("both differentiated", packed, packed.clone().requires_grad_())
+        yield Sample("aligned, coordinates first", fields, packed)
+        yield Sample("many tiles a program", torch.zeros(2**21, 4, dtype=dtype), torch.zeros(2**21, 4, dtype=dtype))
+        yield Sample("64-bit", one.expand(2**30, 4), one.expand(2**30, 4))
+        return
     sizes = (16, 1000, 4096, 8192, 9000, 32000, 50257, 65536, 128256)
     for classes in sizes if loss.name == "ce" else sizes[::4]:  # the others' kernels differ from its by a row's formula
         yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64))
@@ -123,6 +132,8 @@ def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
     for name in ("weight", "preference", "pos_weight"):
         if name in names and loss.template == "elementwise":
             yield {name: x[:1].detach()}
+    if loss.template == "boxes":
+        yield {"weight": x[..., 0].detach()}
     if "alpha" in names and Tensor in get_args(names["alpha"].annotation):
         yield {"alpha": x[0].detach()}
     if "group" in names:

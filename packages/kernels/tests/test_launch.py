@@ -1,11 +1,15 @@
 """Plans: that a launch started directly is the one Triton would start, whatever the tensors' memory and the arguments."""
 
+import itertools
+
 import pytest
 import torch
+import torchvision.ops
 import triton
 from triton.runtime.jit import compute_cache_key
 
-from lossforge.kernels import Formulas, Spec, count, elementwise, launch, launch_counts, rowwise, rowwise_backward, scale_
+from lossforge.kernels import Formulas, Spec, boxes, count, elementwise, launch, launch_counts, rowwise, rowwise_backward, scale_
+from lossforge.kernels.formulas.box import giou
 from lossforge.kernels.formulas.focal import focal
 from lossforge.kernels.formulas.l1 import l1
 from lossforge.kernels.formulas.softmax import cross_entropy
@@ -117,6 +121,28 @@ def test_elementwise_over_sizes_and_alignment(launches, shift):
         assert any(direct for _, direct in launches)
 
 
+@pytest.mark.parametrize("shift", [0, 1, 4])
+def test_boxes_over_sizes_and_alignment(launches, shift):
+    """Whole tiles, the rest of one, and vectors of four that begin anywhere; in half precision a lane has two pairs."""
+    torch.manual_seed(0)
+    for n, dtype in itertools.product((1, 2, 127, 128, 129, 300), (torch.float32, torch.bfloat16)):
+        low = torch.rand(2, n, 2, device=DEVICE) * 8
+        sides = torch.rand(2, n, 2, device=DEVICE) * 8 + 1
+        a, b = torch.cat([low, low + sides], 2).to(dtype)
+        g1, g2 = (offset(torch.full((4 * n,), float("nan"), device=DEVICE, dtype=dtype), shift).view(n, 4) for _ in range(2))
+        wide = [t.double().requires_grad_() for t in (a, b)]
+        expected = torchvision.ops.generalized_box_iou_loss(*wide, reduction="sum", eps=0.0)
+        expected.backward()
+        a, b = (offset(t.reshape(-1), shift).view(n, 4) for t in (a, b))
+        for _ in range(2):
+            value = boxes(giou, a, b, [1e-7], gradient1=g1, gradient2=g2)
+            torch.testing.assert_close(value.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+            for g, leaf in zip((g1, g2), wide, strict=True):
+                torch.testing.assert_close(g.double(), leaf.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-6)
+    if torch.cuda.is_available():
+        assert any(direct for _, direct in launches)
+
+
 def test_elementwise_over_strides_and_dtypes(launches):
     """The second operand takes other strides and dtypes under one formula; each pair twice."""
     base = torch.arange(48.0, device=DEVICE).view(6, 8)
@@ -143,11 +169,12 @@ def test_count_and_scale(launches):
 
 def test_plans_are_bounded():
     """Shapes may vary without end."""
+    from lossforge.kernels.box_launch import _plan as _box_plan
     from lossforge.kernels.element_launch import _plan
     from lossforge.kernels.reduce import _count_plan, _scale_plan
     from lossforge.kernels.row_launch import _backward_plan, _forward_plan
 
-    for plan in (_plan, _count_plan, _scale_plan, _forward_plan, _backward_plan):
+    for plan in (_plan, _box_plan, _count_plan, _scale_plan, _forward_plan, _backward_plan):
         assert plan.cache_info().maxsize == launch.PLANS
 
 

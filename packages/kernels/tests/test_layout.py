@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from lossforge.kernels.box_launch import Tensors, arrange
 from lossforge.kernels.element_launch import geometry
+from lossforge.kernels.launch import layout
 from lossforge.kernels.layout import broadcast, collapse, per_row
 from lossforge.kernels.row_layout import as_rows
 
@@ -56,6 +58,32 @@ def test_geometry_gives_up_beyond_three_dimensions():
     assert geometry(x.shape, [x.stride()], None) is None
     x = torch.zeros(2, 6, 5, 6)[:, :3, :, ::2]
     assert geometry(x.shape, [x.stride()], 2) is None
+
+
+def test_boxes_are_paired_whatever_their_strides():
+    """Each box's four coordinates, read as a launch reads them, in its order of pairs; packed ones at once where they lie in that order."""
+    base = torch.arange(2.0 * 3 * 5 * 8).view(2, 3, 5, 8)
+    packed = base[..., :4].contiguous()
+    cases = [
+        (packed, packed, (None, None)),
+        (packed, base[..., 2:6], (None, 1)),
+        (base[..., ::2], packed, (2, None)),
+        (packed.mT.contiguous().mT, packed, (5, None)),
+        (packed.transpose(0, 2), packed.transpose(0, 2), (None, None)),
+        (packed.transpose(0, 2), packed.transpose(0, 2).contiguous(), (None, 1)),
+        (packed[:1, :1, :1], packed[:1, :1, :1], (None, None)),
+        (packed[0, :, :1].expand(3, 5, 4), packed[0], (1, None)),
+    ]
+    for boxes1, boxes2, steps in cases:
+        g, found = arrange(Tensors(layout(boxes1), layout(boxes2), *(None,) * 7))
+        assert tuple(found.values()) == steps
+        read = []
+        for t, strides, step in zip((boxes1, boxes2), g.strides, steps, strict=True):
+            in_order = [s * (4 if step is None else 1) for s in (g.n1 * g.n2, g.n2, 1)]
+            read += [addressed(t[..., k], strides or in_order, g.n1, g.n2) for k in range(4)]
+        expected = torch.cat([boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)], 1)
+        assert sorted(map(tuple, torch.stack(read, 1).tolist())) == sorted(map(tuple, expected.tolist()))
+    assert arrange(Tensors(*[layout(torch.zeros(4, 4, 4, 8, 4)[::2, ::2, ::2, ::2])] * 2, *(None,) * 7)) is None
 
 
 def test_expanded_strides_are_those_of_expand():

@@ -1,11 +1,13 @@
 """Device functions against float64."""
 
+import math
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import log1p_unit, logistic, powers, tanh
+from lossforge.kernels.math import atan_ratio, log1p_unit, logistic, powers, product, tanh
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 2.0**-23
@@ -65,6 +67,45 @@ def test_tanh():
     assert relative(apply(tanh, x), x.double().tanh()) < 8 * EPS
     extremes = torch.tensor([float("inf"), float("-inf")] * 8, device=DEVICE)
     assert torch.equal(apply(tanh, extremes), extremes.sign().double())
+
+
+@triton.jit
+def binary(x_ptr, y_ptr, out_ptr, function: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, function(tl.load(x_ptr + i), tl.load(y_ptr + i)))
+
+
+def apply_two(function, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.full_like(x, float("nan"))
+    binary[(1,)](x, y, out, function=function, N=len(x))
+    return out
+
+
+def test_atan_ratio():
+    """atan(y / x) in every quadrant, also where the quotient is 0 or infinite."""
+    ratio = torch.cat([torch.logspace(-20, 20, 1022), torch.tensor([1.0, 0.0])]).to(DEVICE)
+    for x in (1.0, -1.0, 3e-5, -7e4):
+        for sign in (1.0, -1.0):
+            y = sign * ratio * x
+            got = apply_two(atan_ratio, y, torch.full_like(y, x)).double()
+            assert relative(got, torch.atan(y.double() / x)) < 5 * EPS
+    quarter = math.pi / 2
+    y = torch.tensor([2.0, -2.0, 1e-30, -1e-30, 0.0, 0.0, 0.0, float("nan")], device=DEVICE)
+    x = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 3.0, -3.0, 1.0], device=DEVICE)
+    expected = torch.tensor([quarter, -quarter, quarter, -quarter, 0.0, 0.0, 0.0, float("nan")], device=DEVICE)
+    torch.testing.assert_close(apply_two(atan_ratio, y, x), expected, equal_nan=True)
+
+
+@triton.jit
+def rounding_error(x, y):
+    return product(x, y) - product(y, x)
+
+
+def test_products_are_not_fused():
+    """x y - y x is 0; fused with the subtraction, one of the two products would keep the digits that the other rounds away."""
+    x, y = torch.rand(2, 1024, device=DEVICE)
+    assert (apply_two(rounding_error, x, y) == 0).all()
+    assert torch.equal(apply_two(product, x, y), x * y)
 
 
 @triton.jit

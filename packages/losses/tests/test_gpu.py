@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
+from lossforge.kernels.boxes import boxes_kernel
 from lossforge.kernels.elementwise import elementwise_kernel
 from lossforge.kernels.reduce import count_kernel
 from lossforge.kernels.resident import resident_kernel
 from lossforge.kernels.rowwise import rowwise_kernel
 from lossforge.kernels.rowwise_backward import rowwise_backward_kernel
-from lossforge.losses import backend, cross_entropy, l1_loss, sigmoid_focal_loss
+from lossforge.losses import backend, cross_entropy, generalized_box_iou_loss, l1_loss, sigmoid_focal_loss
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
 
@@ -60,7 +61,7 @@ def test_no_host_synchronisation(loss, mode):
 def test_cuda_graph(loss, mode):
     """Captured forward and backward, replayed on new data, on two streams at once."""
     for sample in samples(loss, "cuda"):
-        if sample.name not in ("dense", "class index", "many classes", "mixup pair", "probabilities"):
+        if sample.name not in ("dense", "class index", "many classes", "mixup pair", "probabilities", "pairs"):
             continue
         graphs = []
         for _ in range(2):
@@ -119,7 +120,7 @@ def test_reduce_overhead_mode():
 
 
 def compiled_variants() -> int:
-    kernels = (elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
+    kernels = (boxes_kernel, elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 
@@ -129,8 +130,9 @@ def test_no_recompilation(loss):
     counts = []
     for step in range(4):
         for rows in (64 + 16 * step, 33 + 2 * step):
-            x = torch.rand(rows, 48, device="cuda", requires_grad=True)
-            target = torch.randint(0, 48, (rows,), device="cuda")
+            boxes = loss.template == "boxes"
+            x = torch.rand(rows, 4 if boxes else 48, device="cuda", requires_grad=True)
+            target = torch.rand(rows, 4, device="cuda") if boxes else torch.randint(0, 48, (rows,), device="cuda")
             hyper = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v}
             for mode in ("forward", "backward"):
                 loss.function(x, target, reduction="mean", gradient=mode, **hyper).backward()
@@ -195,6 +197,29 @@ def test_more_than_two_to_the_31_elements(mode):
         exact = x.detach()[part].double().requires_grad_()
         torch.nn.functional.cross_entropy(exact, target[part], reduction="sum").backward()
         assert error(g[part], exact.grad) < 2.0**-8
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_more_than_two_to_the_31_coordinates_of_boxes(mode):
+    n = 2**29 + 1000
+    memory = torch.empty(n, 4, device="cuda", dtype=torch.bfloat16).uniform_()
+    memory[:, 2:] += 1
+    boxes1, boxes2 = memory.requires_grad_(), memory.detach()[-1:].expand(n, 4)
+    (g,) = torch.autograd.grad(generalized_box_iou_loss(boxes1, boxes2, "sum", gradient=mode), boxes1)
+    for part in (slice(0, 500), slice(2**29 - 500, 2**29 + 500), slice(-500, None)):
+        exact = memory.detach()[part].double().requires_grad_()
+        generalized_box_iou_loss(exact, boxes2[part].double(), "sum").backward()
+        assert error(g[part], exact.grad) < 2.0**-8
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_peak_memory_of_boxes(second):
+    """The gradients and nothing of a pair's beside them."""
+    boxes1 = torch.rand(2**22, 4, device="cuda", requires_grad=True)
+    boxes2 = torch.rand(2**22, 4, device="cuda", requires_grad=second)
+    leaves = [boxes1, boxes2] if second else [boxes1]
+    used = peak(lambda: torch.autograd.grad(generalized_box_iou_loss(boxes1, boxes2, "mean"), leaves))
+    assert used <= len(leaves) * 64 + 1
 
 
 def test_device_that_is_not_current():

@@ -13,13 +13,17 @@ import torch._dynamo.testing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossforge.losses import cross_entropy
-from lossforge.losses.operators import elementwise, rowwise
+from lossforge.losses.operators import boxes, elementwise, rowwise
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
 
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
-COMPILED = {"dense", "class index", "class index, middle dimension", "class index, scores", "diagonal, a shard", "mixup pair"}
+COMPILED = {"pairs", "dense", "class index", "class index, middle dimension", "class index, scores", "diagonal, a shard", "mixup pair"}
 COMPILED |= {"image", "probabilities", "class weights and smoothing"}
+
+
+def main_sample(loss, device, dtype=torch.float32):
+    return next(s for s in samples(loss, device, dtype) if s.name in ("class index", "pairs"))
 
 
 class Operators(TorchDispatchMode):
@@ -57,7 +61,7 @@ def test_opcheck(loss, device):
 
 
 def test_schemas_match_their_arguments():
-    for template in (elementwise, rowwise):
+    for template in (boxes, elementwise, rowwise):
         assert [a.split()[-1] for a in template.SCHEMA.split(", ")] == list(template.Arguments._fields)
 
 
@@ -82,15 +86,19 @@ def test_compile_without_graph_breaks(loss, device):
 
 @EACH
 def test_compile_does_not_recompile(loss, device):
-    """Over the number of rows, and over λ where it is a tensor; as everywhere in torch, other numbers are constants of the graph."""
+    """Over the number of rows, and over λ or a normalizer as a tensor; as everywhere in torch, other numbers are constants of the graph."""
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
-    kept = sample.target >= 0
-    x, target = sample.x[kept], sample.target[kept]
-    compiled = torch.compile(
-        lambda x, t, lam: loss.function(x, t, target_b=t.flip(0), lam=lam, reduction="mean"), fullgraph=True, dynamic=True, backend=compiles
-    )
+    sample = main_sample(loss, device)
+    x, target = sample.x, sample.target
+    if not target.is_floating_point():
+        x, target = x[target >= 0], target[target >= 0]
+
+    def call(x, t, number):
+        tensors = {"normalizer": number} if t.is_floating_point() else {"target_b": t.flip(0), "lam": number}
+        return loss.function(x, t, **tensors, reduction="mean")
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=compiles)
     frames = []
     for rows in (3, 4, 5, 6):
         compiled(x[:rows].detach().requires_grad_(), target[:rows], torch.tensor(rows / 10, device=device)).backward()
@@ -98,12 +106,12 @@ def test_compile_does_not_recompile(loss, device):
     assert len(set(frames)) == 1
 
 
-@pytest.mark.parametrize("name", ["focal", "ce"])
+@pytest.mark.parametrize("name", ["focal", "ce", "giou"])
 def test_inductor(name, device):
     """Around the operator, whichever template: compiled code before and after it."""
     loss = LOSSES[name]
     torch._dynamo.reset()
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = main_sample(loss, device)
     x = sample.x.detach().requires_grad_()
     compiled = torch.compile(lambda x: loss.function(x.sin().abs(), sample.target, reduction="sum") * 2, fullgraph=True)
     compiled(x).backward()
@@ -118,7 +126,7 @@ def test_export(loss, device):
         def forward(self, x, target):
             return loss.function(x * 2, target, reduction="mean")
 
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = main_sample(loss, device)
     x = sample.x / 2
     program = torch.export.export(Model(), (x, sample.target))
     assert any("lossforge" in str(node.target) for node in program.graph.nodes)
@@ -127,7 +135,7 @@ def test_export(loss, device):
 
 @EACH
 def test_torch_func(loss, device):
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = main_sample(loss, device)
 
     def call(x, target):
         return loss.function(x, target, reduction="sum")
@@ -146,7 +154,7 @@ def test_torch_func(loss, device):
 
 @EACH
 def test_forward_mode(loss, device):
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = main_sample(loss, device)
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
     direction = torch.rand_like(sample.x)
     with torch.autograd.forward_ad.dual_level():
@@ -159,7 +167,7 @@ def test_forward_mode(loss, device):
 
 @EACH
 def test_autocast_takes_half_precision_logits(loss, device):
-    sample = next(s for s in samples(loss, device, torch.bfloat16) if s.name == "class index")
+    sample = main_sample(loss, device, torch.bfloat16)
     with torch.autocast(device, torch.bfloat16):
         ours = run(loss.function, sample, reduction="mean")
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")

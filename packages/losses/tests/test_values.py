@@ -6,6 +6,7 @@ import torch
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import BOUNDS, Sample, error, run, samples
 
+STRAIGHT = ("mae", "box_l1")  # whose second derivative is 0
 ALL = [pytest.param(loss, sample.name, id=f"{loss.name}-{sample.name}") for loss in LOSSES.values() for sample in samples(loss)]
 
 
@@ -45,8 +46,8 @@ def test_reference_against_judge(loss, device):
     """The reference, which judges the kernels, against an implementation that is not ours."""
     judged = 0
     for sample in samples(loss, device, torch.float64):
-        taken = {"dense": {}, "probabilities": {}, "class index": {}, "image": {}, "class weights and smoothing": sample.kwargs}
-        options = sample.name.startswith("options") and not {"z_loss", "softcap", "scale"} & set(sample.kwargs)
+        taken = {"dense", "probabilities", "class index", "image", "class weights and smoothing", "pairs", "huge coordinates"}
+        options = sample.name.startswith("options") and not {"z_loss", "softcap", "scale", "eps", "format"} & set(sample.kwargs)
         if not options and (sample.name not in taken or (loss.template == "elementwise" and not sample.target.is_floating_point())):
             continue
         if sample.kwargs.get("gamma") == 0.5 and loss.name == "focal":
@@ -55,8 +56,9 @@ def test_reference_against_judge(loss, device):
             ours = run(loss.reference, sample, dtype=torch.float64, reduction=reduction)
             theirs = run(loss.judged(), sample, dtype=torch.float64, reduction=reduction)
             exact = theirs.value.dtype == torch.float64  # timm's losses compute in float32
-            assert error(ours.value, theirs.value) < (1e-12 if exact else 1e-6)
-            assert error(ours.gradient, theirs.gradient) < (1e-9 if exact else 3e-6)
+            added = 1e-7 if loss.template == "boxes" else 0.0  # torchvision's eps; without it they agree as others do: test_boxes.py
+            assert error(ours.value, theirs.value) < (1e-12 + added if exact else 1e-6)
+            assert error(ours.gradient, theirs.gradient) < (1e-9 + added if exact else 3e-6)
             judged += 1
     assert judged >= 3
 
@@ -64,8 +66,10 @@ def test_reference_against_judge(loss, device):
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_reference_gradients(loss, device):
     """Autograd of the reference against differences, for logits, soft targets and weights, twice over."""
+    if loss.name == "ciou":
+        pytest.skip("its α is a constant to autograd and not to differences: torchvision's derivative, which judges it above")
     for sample in samples(loss, device, torch.float64):
-        if sample.x.numel() > 100 or sample.name == "expanded":
+        if sample.x.numel() > 100 or sample.name in ("expanded", "huge coordinates"):
             continue
         if loss.domain == "probabilities":
             sample = Sample(sample.name, sample.x * 0.8 + 0.1, sample.target, sample.kwargs)
@@ -80,7 +84,7 @@ def test_reference_gradients(loss, device):
             return loss.reference(x, target, reduction="mean", **{**sample.kwargs, **dict(zip(names, rest, strict=True))})
 
         assert torch.autograd.gradcheck(call, leaves), sample.name
-        if sample.name in ("dense", "class index", "class index, scores", "probabilities", "mixup pair, λ a sample"):
+        if sample.name in ("dense", "class index", "class index, scores", "probabilities", "mixup pair, λ a sample", "one pair"):
             assert torch.autograd.gradgradcheck(call, leaves), sample.name
 
 
@@ -96,7 +100,7 @@ def test_repeated_runs_are_bitwise_equal(loss, name, device):
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_retained_graph(loss, mode, device):
     """A graph is walked three times, with other upstream gradients; what was handed out does not change afterwards."""
-    for name in ("dense", "class index", "probabilities"):
+    for name in ("dense", "class index", "probabilities", "pairs", "special pairs"):
         sample = next((s for s in samples(loss, device) if s.name == name), None)
         if sample is None:
             continue
@@ -123,11 +127,11 @@ def test_double_backward(loss, device):
             x = s.x.detach().to(dtype).requires_grad_()
             value = function(x, s.target, **s.kwargs, reduction="mean")
             (g,) = torch.autograd.grad(value * 3, x, create_graph=True)
-            if loss.name != "mae":
+            if loss.name not in STRAIGHT:
                 g.square().sum().backward()
             second.append((g, x.grad))
         assert error(second[0][0], second[1][0]) < 1e-5
-        if loss.name != "mae":
+        if loss.name not in STRAIGHT:
             assert error(second[0][1], second[1][1]) < 1e-4
 
 
@@ -165,7 +169,7 @@ def test_other_arguments_get_gradients(loss, device):
 
 
 @pytest.mark.parametrize("mode", ["forward", "backward"])
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template != "boxes"], ids=lambda loss: loss.name)
 def test_inplace(loss, mode, device):
     """The same value and gradient, in the memory of the logits; using those afterwards raises."""
     for sample in samples(loss, device):

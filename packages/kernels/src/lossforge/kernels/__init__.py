@@ -1,5 +1,6 @@
 """Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors."""
 
+from lossforge.kernels.box_launch import boxes, planned_boxes
 from lossforge.kernels.contrastive_launch import Pairs, contrastive, contrastive_backward
 from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
@@ -14,12 +15,14 @@ __all__ = [
     "Outputs",
     "Pairs",
     "Spec",
+    "boxes",
     "contrastive",
     "contrastive_backward",
     "count",
     "counts_itself",
     "elementwise",
     "launch_counts",
+    "planned_boxes",
     "planned_elementwise",
     "planned_rowwise",
     "rowwise",

@@ -10,6 +10,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+HALF_PI = tl.constexpr(1.5707963267948966)
 TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
 
 
@@ -44,6 +45,16 @@ def reciprocal(x):
     else:
         inverse = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     return inverse
+
+
+@triton.jit
+def product(x, y):
+    """x · y for float32, rounded before anything is added to it: products of equal factors are then equal, and their difference is 0."""
+    if INTERPRETED:
+        z = x * y
+    else:
+        z = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1)
+    return z
 
 
 @triton.jit
@@ -97,6 +108,25 @@ def complement(t):
     series = 1.0 - t * (1 / 6) * (1.0 - t * (1 / 7) * (1.0 - t * (1 / 8)))
     series = 1.0 - t * (1 / 2) * (1.0 - t * (1 / 3) * (1.0 - t * (1 / 4) * (1.0 - t * (1 / 5) * series)))
     return tl.where(t < 0.5, t * series, 1.0 - e), e
+
+
+@triton.jit
+def atan_ratio(y, x):
+    """atan(y / x), also where x is 0; 0 where both are. Relative error 4e-7."""
+    u, v = tl.abs(y), tl.abs(x)
+    larger = tl.maximum(u, v, propagate_nan=tl.PropagateNan.ALL)
+    a = tl.minimum(u, v) * reciprocal(tl.maximum(larger, TINY, propagate_nan=tl.PropagateNan.ALL))
+    z = a * a
+    p = z * 2.849889931276706e-3 - 1.606863187083046e-2
+    p = z * p + 4.269152717905027e-2
+    p = z * p - 7.50429553782718e-2
+    p = z * p + 1.0640934695579185e-1
+    p = z * p - 1.4203644710946237e-1
+    p = z * p + 1.999261943759347e-1
+    p = z * p - 3.3333073348850284e-1
+    p = product(a, z * p + 1.0)
+    angle = tl.where(u > v, HALF_PI - p, p)
+    return tl.where((y < 0) != (x < 0), -angle, angle)
 
 
 @triton.jit

@@ -53,6 +53,20 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, heavy: boo
     return ElementTiles(1024, 8) if heavy or tensors > 2 else ElementTiles(4096, 16)
 
 
+class BoxTiles(NamedTuple):
+    """Pairs of boxes a tile and warps a program."""
+
+    block: int
+    warps: int
+
+
+def box_tiles(n: int, itemsize: int) -> BoxTiles:
+    """A lane reads 16 bytes at once, so that it has one pair, or two in half precision."""
+    if BoxTiles in _tried:
+        return _tried[BoxTiles]
+    return BoxTiles(128 if itemsize == 4 else 256, 4)
+
+
 class RowTiles(NamedTuple):
     """Rows and classes of a tile, whether a row fits one, neighbouring classes that a lane sums, warps, and tiles on their way at once."""
 

@@ -49,15 +49,15 @@ def floating(name: str, t: object) -> None:
         raise TypeError(f"{name} must be of a floating dtype, got {t.dtype}")
 
 
-def beside(name: str, t: Tensor, x: Tensor) -> None:
+def beside(name: str, t: Tensor, x: Tensor, of: str = "input") -> None:
     if t.device != x.device:
-        raise ValueError(f"{name} must be on the device of input, {x.device}, got {t.device}")
+        raise ValueError(f"{name} must be on the device of {of}, {x.device}, got {t.device}")
 
 
-def floating_beside(name: str, t: object, x: Tensor) -> None:
+def floating_beside(name: str, t: object, x: Tensor, of: str = "input") -> None:
     floating(name, t)
     assert isinstance(t, Tensor)
-    beside(name, t, x)
+    beside(name, t, x, of)
 
 
 def broadcasts(name: str, t: Tensor, x: Tensor) -> None:

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import reference
+from lossforge.losses.operators import boxes as boxes_operator
 from lossforge.losses.operators import contrastive as contrastive_operator
 from lossforge.losses.operators import elementwise as elementwise_operator
 from lossforge.losses.operators import rowwise as rowwise_operator
+from lossforge.losses.operators.boxes import Arguments as Boxes
 from lossforge.losses.operators.contrastive import Arguments as Contrastive
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
 from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply, plain
@@ -26,6 +28,18 @@ def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
         note(elementwise_operator, a, forward)
         return elementwise_operator.direct(a, forward)
     return torch.ops.lossforge.elementwise(*a, forward)[0]
+
+
+def boxes(a: Boxes, mode: str | None) -> Tensor:
+    if not kernels_apply(a.boxes1, a.weight, a.normalizer):
+        return reference.boxes(a)
+    first, second = (torch.is_grad_enabled() and b.requires_grad for b in (a.boxes1, a.boxes2))
+    forward = gradient_in_forward(mode, a.boxes1 if first else a.boxes2, a.reduction)
+    if plain(*a.tensors):
+        if not second:  # a kept call has the gradient of one tensor
+            note(boxes_operator, a, forward)
+        return boxes_operator.direct(a, forward)
+    return torch.ops.lossforge.boxes(*a, forward and first, forward and second)[0]
 
 
 def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | None]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lossforge.losses.formulas import FORMULAS
 
 if TYPE_CHECKING:
+    from lossforge.losses.operators.boxes import Arguments as Boxes
     from lossforge.losses.operators.contrastive import Arguments as Contrastive
     from lossforge.losses.operators.elementwise import Arguments as Elementwise
     from lossforge.losses.operators.rowwise import Arguments as Rowwise
@@ -89,6 +90,26 @@ def elementwise(a: Elementwise) -> Tensor:
         divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
     result = _reduce(values, a.factor, divisor, a.reduction, a.empty_is_zero)
     return result.to(a.x.dtype) if a.reduction == "none" else result
+
+
+def _corners(b: Tensor) -> Tensor:
+    center, half = b[..., :2], b[..., 2:] / 2
+    return torch.cat([center - half, center + half], -1)
+
+
+def boxes(a: Boxes) -> Tensor:
+    boxes1 = _accurate(a.boxes1)
+    boxes2 = a.boxes2.to(boxes1.dtype)
+    if a.centered:
+        boxes1, boxes2 = _corners(boxes1), _corners(boxes2)
+    values = FORMULAS[a.loss].twin(boxes1, boxes2, *a.hyper)
+    if a.weight is not None:
+        values = values * a.weight.to(values.dtype)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = torch.tensor(values.numel(), device=values.device)
+    result = _reduce(values, a.scale, divisor, a.reduction, a.empty_is_zero)
+    return result.to(a.boxes1.dtype) if a.reduction == "none" else result
 
 
 class RowResult(NamedTuple):

@@ -78,6 +78,14 @@ class _Make:
     def unit(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.generator).to(self.device, self.dtype)
 
+    def boxes(self, *shape: int) -> Tensor:
+        """Corners of valid boxes, of which many overlap; as (cx, cy, w, h) they are valid too."""
+        low, sides = (torch.rand((*shape, 2), generator=self.generator) for _ in range(2))
+        return torch.cat([low * 100, low * 100 + sides * 60 + 1], -1).to(self.device, self.dtype)
+
+    def tensor(self, values: list) -> Tensor:
+        return torch.tensor(values, device=self.device, dtype=self.dtype)
+
     def index(self, low: int, classes: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.randint(low, classes, shape, generator=self.generator).to(self.device, dtype)
 
@@ -180,4 +188,52 @@ def _rowwise(make: _Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(7, 10), index, {"normalizer": 5})
 
 
-_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {"elementwise": _elementwise, "rowwise": _rowwise}
+SPECIAL_PAIRS = {
+    "equal": ([10, 20, 50, 80], [10, 20, 50, 80]),
+    "two edges shared": ([0, 0, 10, 10], [0, 0, 20, 10]),
+    "touching at an edge": ([0, 0, 10, 10], [10, 2, 20, 12]),
+    "touching at a corner": ([0, 0, 10, 10], [10, 10, 20, 30]),
+    "disjoint": ([0, 0, 10, 10], [40, 50, 60, 90]),
+    "nested": ([0, 0, 60, 60], [20, 10, 30, 40]),
+    "no width": ([5, 0, 5, 10], [0, 2, 10, 20]),
+    "no height": ([0, 2, 10, 20], [2, 8, 8, 8]),
+    "a point in a box": ([5, 5, 5, 5], [0, 0, 10, 10]),
+    "equal points": ([3, 4, 3, 4], [3, 4, 3, 4]),
+    "two points": ([1, 1, 1, 1], [3, 4, 3, 4]),
+    "equal lines": ([5, 0, 5, 10], [5, 0, 5, 10]),
+    "turned inside out": ([30, 10, 20, 40], [10, 20, 50, 60]),
+}
+"""Where minima, maxima and quotients change their branch."""
+
+
+def _boxes(make: _Make) -> Iterator[Sample]:
+    yield Sample("pairs", make.boxes(23), make.boxes(23))
+    special1, special2 = (make.tensor(list(boxes)) for boxes in zip(*SPECIAL_PAIRS.values(), strict=True))
+    yield Sample("special pairs", torch.cat([special1, make.boxes(17)]), torch.cat([special2, make.boxes(17)]))
+    yield Sample("one pair", make.boxes(), make.boxes())
+    yield Sample("several tiles", make.boxes(300), make.boxes(300))
+    yield Sample("fractions of an image", make.boxes(23) / 256, make.boxes(23) / 256)
+    scale = 300 if make.dtype == torch.float16 else 1e6
+    yield Sample("huge coordinates", make.boxes(23) * scale, make.boxes(23) * scale)
+    yield Sample("transposed", _fields_first(make.boxes(21)), make.boxes(21))
+    yield Sample("both transposed", _fields_first(make.boxes(21)), _fields_first(make.boxes(21)))
+    yield Sample("coordinates beside others", torch.cat([make.boxes(9), make.boxes(9)], 1)[:, 2:6], make.boxes(9).repeat(1, 2)[:, :4])
+    yield Sample("every other coordinate", make.boxes(9).repeat_interleave(2, 1)[:, ::2], make.boxes(9))
+    yield Sample("expanded", make.boxes(6, 1).expand(6, 5, 4), make.boxes(5).expand(6, 5, 4))
+    image = _fields_first(make.boxes(2, 3, 5).flatten(1, 2)).unflatten(1, (3, 5))
+    yield Sample("image", image, make.boxes(2, 3, 5))
+    yield Sample("anchors of an image", make.boxes(2, 3, 4, 5).permute(0, 2, 3, 1, 4), make.boxes(2, 4, 5, 3))
+    yield Sample("four strides", make.boxes(4, 4, 4, 6)[::2, ::2, ::2, ::2], make.boxes(2, 2, 2, 3))
+    yield Sample("weights", make.boxes(9), make.boxes(9), {"weight": make.unit(9)})
+    yield Sample("a weight a row", make.boxes(3, 5), make.boxes(3, 5), {"weight": make.unit(3, 1)})
+    yield Sample("weights, transposed", make.boxes(3, 5).transpose(0, 1), make.boxes(5, 3), {"weight": make.unit(3, 5).t()})
+    yield Sample("normalizer", make.boxes(9), make.boxes(9), {"normalizer": torch.tensor(3.0, device=make.device)})
+    yield Sample("normalizer, number", make.boxes(9), make.boxes(9), {"normalizer": 5, "weight": make.unit(9)})
+
+
+def _fields_first(boxes: Tensor) -> Tensor:
+    """The same boxes (..., P, 4), stored as (..., 4, P)."""
+    return boxes.mT.contiguous().mT
+
+
+_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {"elementwise": _elementwise, "rowwise": _rowwise, "boxes": _boxes}

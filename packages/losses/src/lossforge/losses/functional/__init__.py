@@ -30,6 +30,15 @@ from lossforge.losses.functional.binary import (
     sigmoid_focal_loss,
     smoothed_binary_cross_entropy,
 )
+from lossforge.losses.functional.box import (
+    box_iou_loss,
+    box_l1_loss,
+    box_smooth_l1_loss,
+    complete_box_iou_loss,
+    distance_box_iou_loss,
+    efficient_box_iou_loss,
+    generalized_box_iou_loss,
+)
 from lossforge.losses.functional.classification import (
     class_balanced_weight,
     generalized_cross_entropy,
@@ -49,9 +58,16 @@ __all__ = [
     "TokenLogps",
     "asymmetric_loss_multi_label",
     "binary_cross_entropy_with_logits",
+    "box_iou_loss",
+    "box_l1_loss",
+    "box_smooth_l1_loss",
     "class_balanced_weight",
     "clip_loss",
+    "complete_box_iou_loss",
     "cross_entropy",
+    "distance_box_iou_loss",
+    "efficient_box_iou_loss",
+    "generalized_box_iou_loss",
     "generalized_cross_entropy",
     "huber_loss",
     "l1_loss",

@@ -22,6 +22,15 @@ class ElementwiseSettings(Settings, total=False):
     dim: int
 
 
+class BoxSettings(TypedDict, total=False):
+    empty: str
+    gradient: str | None
+
+
+class BoxOptions(BoxSettings, total=False):
+    normalizer: float | Tensor | None
+
+
 class Options(Settings, total=False):
     """Settings and what each call brings."""
 
@@ -38,8 +47,8 @@ class ElementwiseOptions(UnscoredOptions, total=False):
     score: Tensor | None
 
 
-def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -> Tensor | None:
-    """Check names and values of the options; the normalizer where it is a tensor."""
+def check_options(x: Tensor, reduction: str, options: Options | BoxOptions, accepted: type, of: str = "input") -> Tensor | None:
+    """Check names and values of the options; the normalizer where it is a tensor. of: what the loss calls x."""
     for name in options:
         if name not in accepted.__annotations__:
             raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(accepted.__annotations__)}")
@@ -66,7 +75,7 @@ def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -
         return None
     if normalizer.ndim != 0:
         raise ValueError(f"normalizer must be a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
-    checks.beside("normalizer", normalizer, x)
+    checks.beside("normalizer", normalizer, x, of)
     return normalizer
 
 
@@ -80,7 +89,7 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def factor(options: Options) -> float:
+def factor(options: Options | BoxOptions) -> float:
     """What a number as normalizer multiplies the sum by; a tensor divides on its device."""
     normalizer = options.get("normalizer")
     if normalizer is None or isinstance(normalizer, Tensor):

@@ -2,6 +2,7 @@
 
 Every module takes, keyword-only, the options that every function has (empty, gradient, inplace, validate, and dim where targets may be
 class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, score, weight, preference, group, normalizer).
+Those of boxes take empty and gradient, and `forward` weight and normalizer.
 """
 
 from lossforge.losses.modules.binary import (
@@ -12,6 +13,15 @@ from lossforge.losses.modules.binary import (
     PreferenceBCELoss,
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
+)
+from lossforge.losses.modules.box import (
+    BoxIoULoss,
+    BoxL1Loss,
+    BoxSmoothL1Loss,
+    CompleteBoxIoULoss,
+    DistanceBoxIoULoss,
+    EfficientBoxIoULoss,
+    GeneralizedBoxIoULoss,
 )
 from lossforge.losses.modules.classification import (
     GeneralizedCrossEntropyLoss,
@@ -29,8 +39,15 @@ __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
+    "BoxIoULoss",
+    "BoxL1Loss",
+    "BoxSmoothL1Loss",
     "ClipLoss",
+    "CompleteBoxIoULoss",
     "CrossEntropyLoss",
+    "DistanceBoxIoULoss",
+    "EfficientBoxIoULoss",
+    "GeneralizedBoxIoULoss",
     "GeneralizedCrossEntropyLoss",
     "HuberLoss",
     "L1Loss",

@@ -121,13 +121,15 @@ def register(
     fake: Callable[..., Any],
     setup: Callable[..., None],
     differentiate: Callable[..., Any],
+    fake_backward: Callable[..., Any] = lambda *args: torch.empty_like(args[1]),
 ) -> None:
-    """Register the operator `name` and its backward, whose result is as the logits, the operators' second argument."""
+    """Register the operator `name` and its backward, whose result, unless `fake_backward` says otherwise, is as the logits, the operators'
+    second argument."""
     for device in DEVICES:
         LIBRARY.impl(name, forward, device)
         LIBRARY.impl(f"{name}_backward", backward, device)
     torch.library.register_fake(f"lossforge::{name}", fake, lib=LIBRARY)
-    torch.library.register_fake(f"lossforge::{name}_backward", lambda *args: torch.empty_like(args[1]), lib=LIBRARY)
+    torch.library.register_fake(f"lossforge::{name}_backward", fake_backward, lib=LIBRARY)
     _register_autograd(name, setup, differentiate)
     _no_double_backward(f"{name}_backward")
 

@@ -1,0 +1,181 @@
+"""Losses of the overlap of two boxes (x1, y1, x2, y2), with derivatives in the coordinates of both.
+
+With I the area of the intersection, U = A₁ + A₂ - I that of the union, C, w_C and h_C the area and sides of the smallest box around both,
+d² = w_C² + h_C², ρ the distance of the centres, wᵢ and hᵢ the sides of the boxes:
+
+    IoU     L = 1 - I/U                                       (Yu et al. 2016, arXiv 1608.01471, without its logarithm)
+    GIoU    L = 1 - I/U + (C - U)/C                           (Rezatofighi et al. 2019, arXiv 1902.09630)
+    DIoU    L = 1 - I/U + ρ²/d²                               (Zheng et al. 2020, arXiv 1911.08287)
+    CIoU    L = 1 - I/U + ρ²/d² + αv                          (the same), v = 4/π² (atan w₂/h₂ - atan w₁/h₁)²,
+                                                              α = v / (1 - I/U + v), a constant to the derivative
+    EIoU    L = 1 - I/U + ρ²/d² + (w₁-w₂)²/w_C² + (h₁-h₂)²/h_C²   (Zhang et al. 2022, arXiv 2101.08158)
+
+A denominator below `eps` is `eps`, so that boxes without area have finite losses, and equal boxes with area one of exactly 0.
+
+Each loss follows from five quantities of either axis: the two lengths, their overlap, their hull, and the offset of the centres. So it is
+differentiated in these, and `edges` takes the derivatives to the coordinates. Where two edges lie on each other, the derivatives
+of min and max are halves, as in PyTorch.
+"""
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.math import TINY, atan_ratio, product, reciprocal
+
+V_SCALE = tl.constexpr(0.4052847345693511)  # 4 / π²
+
+
+@triton.jit
+def larger(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smaller(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def share(x, y):
+    """∂max(x, y)/∂x."""
+    return tl.where(x > y, 1.0, tl.where(x == y, 0.5, 0.0))
+
+
+@triton.jit
+def axis(a, b, c, d):
+    """Lengths, overlap and hull of [a, b] and [c, d]; offset of their centres; how far the overlap begins at a, and ends at b."""
+    return b - a, d - c, smaller(b, d) - larger(a, c), larger(b, d) - smaller(a, c), 0.5 * ((a - c) + (b - d)), share(a, c), share(d, b)
+
+
+@triton.jit
+def edges(begin, end, overlap, hull, length_1, length_2, offset):
+    """dL/da, dL/db, dL/dc, dL/dd of intervals [a, b] and [c, d] from dL/d(what `axis` returns)."""
+    moved = overlap - hull
+    half = 0.5 * offset
+    return (
+        half - length_1 - hull - begin * moved,
+        half + length_1 + hull + end * moved,
+        begin * moved - half - length_2 - overlap,
+        length_2 - half + overlap - end * moved,
+    )
+
+
+@triton.jit
+def result(value, across, down, d_inter, d_union, d_wc, d_hc, d_w1, d_h1, d_w2, d_h2, d_dx, d_dy):
+    """The value and its derivatives in box 1's coordinates, then box 2's, where these act through I (for a given U) and U, the sides of
+    the hull, the sides of the boxes (beside their areas), and the offsets of the centres."""
+    w1, w2, wi, _, _, left, right = across
+    h1, h2, hi, _, _, top, bottom = down
+    d_inter = tl.where((wi > 0) & (hi > 0), d_inter - d_union, 0.0)
+    dx1, dx2, du1, du2 = edges(left, right, d_inter * hi, d_wc, d_union * h1 + d_w1, d_union * h2 + d_w2, d_dx)
+    dy1, dy2, dv1, dv2 = edges(top, bottom, d_inter * wi, d_hc, d_union * w1 + d_h1, d_union * w2 + d_h2, d_dy)
+    return value, dx1, dy1, dx2, dy2, du1, dv1, du2, dv2
+
+
+@triton.jit
+def bounded(x, eps):
+    """max(x, eps), its reciprocal, and that where x is the larger, else 0: d(n / max(x, eps))/dx = -(n · r) · r of these."""
+    kept = larger(x, eps)
+    r = reciprocal(kept)
+    return kept, r, tl.where(x >= eps, r, 0.0)
+
+
+@triton.jit
+def overlap_loss(across, down, eps):
+    """1 - I/U, U, dL/dI (for a given U) and dL/dU."""
+    w1, w2, wi, _, _, _, _ = across
+    h1, h2, hi, _, _, _, _ = down
+    intersection = tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0)
+    union = product(w1, h1) + (product(w2, h2) - intersection)
+    kept, r, r_free = bounded(union, eps)
+    return (kept - intersection) * r, union, -r, intersection * r * r_free
+
+
+@triton.jit
+def distance_loss(across, down, eps):
+    """ρ²/d², and its derivatives in the hull's sides and in the offsets of the centres."""
+    _, _, _, wc, dx, _, _ = across
+    _, _, _, hc, dy, _, _ = down
+    squared = dx * dx + dy * dy
+    _, r, r_free = bounded(wc * wc + hc * hc, eps)
+    value = squared * r
+    slope = -2.0 * value * r_free
+    return value, slope * wc, slope * hc, 2.0 * dx * r, 2.0 * dy * r
+
+
+@triton.jit
+def iou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    value, _, d_inter, d_union = overlap_loss(across, down, eps)
+    return result(value, across, down, d_inter, d_union, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@triton.jit
+def giou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    _, _, _, wc, _, _, _ = across
+    _, _, _, hc, _, _, _ = down
+    value, union, d_inter, d_union = overlap_loss(across, down, eps)
+    hull = product(wc, hc)
+    _, r, r_free = bounded(hull, eps)
+    empty = (hull - union) * r
+    d_hull = r - empty * r_free
+    return result(value + empty, across, down, d_inter, d_union - r, d_hull * hc, d_hull * wc, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@triton.jit
+def diou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    value, _, d_inter, d_union = overlap_loss(across, down, eps)
+    distance, d_wc, d_hc, d_dx, d_dy = distance_loss(across, down, eps)
+    return result(value + distance, across, down, d_inter, d_union, d_wc, d_hc, 0.0, 0.0, 0.0, 0.0, d_dx, d_dy)
+
+
+@triton.jit
+def over_diagonal(w, h):
+    """1 / (w² + h²), from which d atan(w/h) = (h dw - w dh) / (w² + h²); 0 at w = h = 0, which has no angle to turn."""
+    squared = w * w + h * h
+    return tl.where(squared < TINY, 0.0, reciprocal(squared))
+
+
+@triton.jit
+def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    w1, w2, _, _, _, _, _ = across
+    h1, h2, _, _, _, _, _ = down
+    value, _, d_inter, d_union = overlap_loss(across, down, eps)
+    distance, d_wc, d_hc, d_dx, d_dy = distance_loss(across, down, eps)
+    angle = atan_ratio(w2, h2) - atan_ratio(w1, h1)
+    v = V_SCALE * angle * angle
+    alpha = v * reciprocal(larger(value + v, eps))
+    turn = 2.0 * V_SCALE * alpha * angle
+    turn_1, turn_2 = turn * over_diagonal(w1, h1), turn * over_diagonal(w2, h2)
+    value += distance + alpha * v
+    return result(value, across, down, d_inter, d_union, d_wc, d_hc, -turn_1 * h1, turn_1 * w1, turn_2 * h2, -turn_2 * w2, d_dx, d_dy)
+
+
+@triton.jit
+def side_loss(s1, s2, sc, eps):
+    """(s₁ - s₂)²/s_C², and its derivatives in s₁, which is minus that in s₂, and in s_C."""
+    difference = s1 - s2
+    _, r, r_free = bounded(sc * sc, eps)
+    value = difference * difference * r
+    return value, 2.0 * difference * r, -2.0 * value * r_free * sc
+
+
+@triton.jit
+def eiou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    w1, w2, _, wc, _, _, _ = across
+    h1, h2, _, hc, _, _, _ = down
+    value, _, d_inter, d_union = overlap_loss(across, down, eps)
+    distance, d_wc, d_hc, d_dx, d_dy = distance_loss(across, down, eps)
+    width, d_w, d_width = side_loss(w1, w2, wc, eps)
+    height, d_h, d_height = side_loss(h1, h2, hc, eps)
+    value += distance + width + height
+    return result(value, across, down, d_inter, d_union, d_wc + d_width, d_hc + d_height, d_w, d_h, -d_w, -d_h, d_dx, d_dy)

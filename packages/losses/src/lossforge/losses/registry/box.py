@@ -1,0 +1,71 @@
+"""Losses of pairs of boxes. Of the areas that tests divide by, about half are below an eps of 3e3."""
+
+from lossforge.losses import functional, modules
+from lossforge.losses.registry.common import Loss
+
+LOSSES = (
+    Loss(
+        "iou",
+        "boxes",
+        "iou",
+        functional.box_iou_loss,
+        modules.BoxIoULoss,
+        hyper={"eps": 1e-7},
+        options=({"eps": 3e3}, {"format": "cxcywh"}),
+        paper="arXiv 1608.01471",
+    ),
+    Loss(
+        "giou",
+        "boxes",
+        "giou",
+        functional.generalized_box_iou_loss,
+        modules.GeneralizedBoxIoULoss,
+        hyper={"eps": 1e-7},
+        options=({"eps": 3e3}, {"format": "cxcywh"}),
+        judge="torchvision.ops:generalized_box_iou_loss",
+        paper="arXiv 1902.09630",
+    ),
+    Loss(
+        "diou",
+        "boxes",
+        "diou",
+        functional.distance_box_iou_loss,
+        modules.DistanceBoxIoULoss,
+        hyper={"eps": 1e-7},
+        options=({"eps": 3e3}, {"format": "cxcywh"}),
+        judge="torchvision.ops:distance_box_iou_loss",
+        paper="arXiv 1911.08287",
+    ),
+    Loss(
+        "ciou",
+        "boxes",
+        "ciou",
+        functional.complete_box_iou_loss,
+        modules.CompleteBoxIoULoss,
+        hyper={"eps": 1e-7},
+        options=({"eps": 3e3}, {"format": "cxcywh"}),
+        judge="torchvision.ops:complete_box_iou_loss",
+        paper="arXiv 1911.08287",
+    ),
+    Loss(
+        "eiou",
+        "boxes",
+        "eiou",
+        functional.efficient_box_iou_loss,
+        modules.EfficientBoxIoULoss,
+        hyper={"eps": 1e-7},
+        options=({"eps": 3e3}, {"format": "cxcywh"}),
+        paper="arXiv 2101.08158",
+    ),
+    Loss("box_l1", "boxes", "box_l1", functional.box_l1_loss, modules.BoxL1Loss, paper="arXiv 2005.12872"),
+    Loss(
+        "box_smooth_l1",
+        "boxes",
+        "box_smooth_l1",
+        functional.box_smooth_l1_loss,
+        modules.BoxSmoothL1Loss,
+        hyper={"beta": 1.0},
+        options=({"beta": 0.3}, {"beta": 20.0}, {"beta": 0.0}),
+        paper="arXiv 1504.08083",
+    ),
+)

@@ -1,0 +1,356 @@
+"""What is the box losses' own: values worked out by hand, other implementations, edges, gradients of both boxes, errors."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision.ops
+from torch import Tensor
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import (
+    BoxIoULoss,
+    box_iou_loss,
+    box_l1_loss,
+    box_smooth_l1_loss,
+    complete_box_iou_loss,
+    distance_box_iou_loss,
+    efficient_box_iou_loss,
+    generalized_box_iou_loss,
+)
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import SPECIAL_PAIRS, error, samples
+
+INF, NAN = float("inf"), float("nan")
+OVERLAP = (box_iou_loss, generalized_box_iou_loss, distance_box_iou_loss, complete_box_iou_loss, efficient_box_iou_loss)
+BOXES = [loss for loss in LOSSES.values() if loss.template == "boxes"]
+EACH = pytest.mark.parametrize("loss", BOXES, ids=lambda loss: loss.name)
+FORMS = pytest.mark.parametrize("function", OVERLAP, ids=lambda f: f.__name__)
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+V = 4 / math.pi**2 * (math.atan(1 / 2) - math.pi / 4) ** 2
+
+
+def results(function, boxes1: Tensor, boxes2: Tensor, upstream: Tensor | float = 1.0, **kwargs) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, and gradients of both boxes."""
+    boxes1, boxes2 = (b.detach().clone(memory_format=torch.preserve_format).requires_grad_() for b in (boxes1, boxes2))
+    value = function(boxes1, boxes2, **kwargs)
+    gradients = torch.autograd.grad((value * upstream).sum(), (boxes1, boxes2))
+    return value.detach(), *gradients
+
+
+def special(device: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    boxes1, boxes2 = (torch.tensor(b, device=device, dtype=dtype) for b in zip(*SPECIAL_PAIRS.values(), strict=True))
+    return boxes1, boxes2
+
+
+def random(n: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    low, sides = torch.rand(n, 2, device=device) * 100, torch.rand(n, 2, device=device) * 60 + 1
+    return torch.cat([low, low + sides], 1).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("boxes1", "boxes2", "expected"),  # IoU, GIoU, DIoU, CIoU, EIoU, L1, smooth L1 with β = 2
+    [
+        ([0, 0, 2, 2], [1, 1, 3, 3], (6 / 7, 6 / 7 + 2 / 9, 6 / 7 + 1 / 9, 6 / 7 + 1 / 9, 6 / 7 + 1 / 9, 4, 1)),
+        ([0, 0, 1, 1], [3, 0, 4, 2], (1, 1 + 5 / 8, 1.4625, 1.4625 + V * V / (1 + V), 1.7125, 7, 4.25)),
+        ([0, 0, 4, 4], [1, 1, 2, 3], (7 / 8, 7 / 8, 0.8828125, None, 1.6953125, 5, 1.75)),
+    ],
+    ids=["crossing", "disjoint", "nested"],
+)
+def test_by_hand(boxes1, boxes2, expected, device):
+    corners = [torch.tensor(b, dtype=torch.float32, device=device) for b in (boxes1, boxes2)]
+    centered = [torch.cat([(b[:2] + b[2:]) / 2, b[2:] - b[:2]]) for b in corners]
+    for function, value in zip((*OVERLAP, box_l1_loss, box_smooth_l1_loss), expected, strict=True):
+        if value is not None:
+            options = {"beta": 2.0} if function is box_smooth_l1_loss else {}
+            torch.testing.assert_close(function(*corners, **options).item(), float(value), rtol=1e-6, atol=0)
+            if function in OVERLAP:
+                torch.testing.assert_close(function(*centered, format="cxcywh").item(), float(value), rtol=1e-6, atol=0)
+
+
+def test_gradient_by_hand(device):
+    """Of 1 - I/U at I = 1, U = 7: x1 changes U by -2 and not I, x2 changes I by 1 and U by 1; boxes2 is the mirror image."""
+    boxes1, boxes2 = torch.tensor([[0.0, 0, 2, 2]], device=device), torch.tensor([[1.0, 1, 3, 3]], device=device)
+    for mode in ("forward", "backward"):
+        _, g1, g2 = results(box_iou_loss, boxes1, boxes2, -49.0, reduction="sum", gradient=mode)
+        torch.testing.assert_close(g1.cpu(), torch.tensor([[2.0, 2, 6, 6]]))
+        torch.testing.assert_close(g2.cpu(), -torch.tensor([[6.0, 6, 2, 2]]))
+
+
+def iou(b1: Tensor, b2: Tensor) -> Tensor:
+    shared = (torch.min(b1[:, 2:], b2[:, 2:]) - torch.max(b1[:, :2], b2[:, :2])).relu().prod(1)
+    return 1 - shared / ((b1[:, 2:] - b1[:, :2]).prod(1) + (b2[:, 2:] - b2[:, :2]).prod(1) - shared)
+
+
+def eiou(b1: Tensor, b2: Tensor) -> Tensor:
+    """The paper's equation 11, from points and sides."""
+    c = torch.cat([torch.min(b1, b2)[:, :2], torch.max(b1, b2)[:, 2:]], 1)
+    sides1, sides2, sides = (b[:, 2:] - b[:, :2] for b in (b1, b2, c))
+    centers = (b1[:, :2] + b1[:, 2:] - b2[:, :2] - b2[:, 2:]) / 2
+    return iou(b1, b2) + centers.square().sum(1) / sides.square().sum(1) + ((sides1 - sides2) / sides).square().sum(1)
+
+
+def giou(b1: Tensor, b2: Tensor) -> Tensor:
+    return torchvision.ops.generalized_box_iou_loss(b1, b2, eps=0.0)
+
+
+def diou(b1: Tensor, b2: Tensor) -> Tensor:
+    return torchvision.ops.distance_box_iou_loss(b1, b2, eps=0.0)
+
+
+def ciou(b1: Tensor, b2: Tensor) -> Tensor:
+    return torchvision.ops.complete_box_iou_loss(b1 * 1e5, b2 * 1e5, eps=0.0)  # its DIoU part adds 1e-7 whatever eps is
+
+
+JUDGES = pytest.mark.parametrize(
+    ("function", "judge"), list(zip(OVERLAP, (iou, giou, diou, ciou, eiou), strict=True)), ids=lambda f: f.__name__
+)
+
+
+@JUDGES
+def test_against_other_implementations(function, judge, device):
+    """Whose eps, which torchvision adds, is 0 here; pairs with area, of which edges touch or lie on each other, too."""
+    boxes1, boxes2 = special(device, torch.float64)
+    has_area = ((boxes1[:, 2:] != boxes1[:, :2]) & (boxes2[:, 2:] != boxes2[:, :2])).all(1)
+    boxes1 = torch.cat([boxes1[has_area][1:], random(200, device, torch.float64)])  # of equal boxes α is 0/0
+    boxes2 = torch.cat([boxes2[has_area][1:], random(200, device, torch.float64)])
+    upstream = torch.rand(len(boxes1), device=device) + 0.5
+    exact = results(judge, boxes1, boxes2, upstream)
+    for got, wanted in zip(results(function, boxes1, boxes2, upstream), exact, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+    for got, wanted in zip(results(function, boxes1.float(), boxes2.float(), upstream), exact, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=3e-5, atol=3e-7)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 9.0])
+def test_l1_sums_over_the_coordinates(beta, device):
+    boxes1, boxes2 = random(9, device), random(9, device)
+    boxes2[:2] = boxes1[:2]
+    function = (lambda a, b: box_l1_loss(a, b)) if beta == 0 else (lambda a, b: box_smooth_l1_loss(a, b, "none", beta))
+    judge = F.l1_loss if beta == 0 else lambda a, b, reduction: F.smooth_l1_loss(a, b, reduction=reduction, beta=beta)
+    for got, exact in zip(
+        results(function, boxes1, boxes2), results(lambda a, b: judge(a, b, reduction="none").sum(1), boxes1, boxes2), strict=True
+    ):
+        torch.testing.assert_close(got, exact)
+    torch.testing.assert_close(box_smooth_l1_loss(boxes1, boxes2, "mean", beta), 4 * judge(boxes1, boxes2, reduction="mean"))
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_of_both(loss, dtype, device):
+    """Over all samples and modes; each alone as with the other; upstream gradients other than 1."""
+    for sample in samples(loss, device, dtype):
+        reduction = "sum" if "normalizer" in sample.kwargs else "none"
+        upstream = torch.rand(loss.reference(sample.x, sample.target, reduction=reduction, **sample.kwargs).shape, device=device) + 0.5
+        wide = {k: v.double() if isinstance(v, Tensor) else v for k, v in sample.kwargs.items()}
+        exact = results(loss.reference, sample.x.double(), sample.target.double(), upstream.double(), reduction=reduction, **wide)
+        plain = results(loss.reference, sample.x, sample.target, upstream, reduction=reduction, **sample.kwargs)
+        bound = 3e-6 if dtype == torch.float32 else 2.0**-9
+        kwargs = {**sample.kwargs, "reduction": reduction}
+        for mode in (None,) if reduction == "none" else ("forward", "backward"):
+            ours = results(loss.function, sample.x, sample.target, upstream, **kwargs, gradient=mode)
+            for got, g_exact, g_plain in zip(ours[1:], exact[1:], plain[1:], strict=True):
+                assert got.dtype == dtype
+                assert error(got, g_exact) <= error(g_plain, g_exact) + bound, (sample.name, mode)
+            for i, boxes in enumerate((sample.x, sample.target)):
+                leaf = boxes.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+                pair = (leaf, sample.target) if i == 0 else (sample.x, leaf)
+                (alone,) = torch.autograd.grad((loss.function(*pair, **kwargs, gradient=mode) * upstream).sum(), leaf)
+                assert torch.equal(alone, ours[1 + i]), (sample.name, mode)
+
+
+@EACH
+def test_graph_of_both_walked_again(loss, device):
+    boxes1, boxes2 = (random(9, device).requires_grad_() for _ in range(2))
+    value = loss.function(boxes1, boxes2, reduction="mean", gradient="forward")
+    exact = results(loss.reference, boxes1.double(), boxes2.double(), reduction="mean")
+    walks = [((boxes1,), 2.0), ((boxes1, boxes2), 1.0), ((boxes2,), -3.0), ((boxes2, boxes1), 1.0)]
+    kept = [(torch.autograd.grad(value, of, torch.full_like(value, u), retain_graph=True), of, u) for of, u in walks]
+    for gradients, of, upstream in kept:
+        for g, leaf in zip(gradients, of, strict=True):
+            assert error(g, upstream * exact[1 if leaf is boxes1 else 2]) < 3e-6
+    if loss.name != "box_l1":
+        second = []
+        for function, dtype in ((loss.function, torch.float32), (loss.reference, torch.float64)):
+            leaves = [b.detach().to(dtype).requires_grad_() for b in (boxes1, boxes2)]
+            gradients = torch.autograd.grad(function(*leaves, reduction="mean"), leaves, create_graph=True)
+            second.append(torch.autograd.grad(sum(g.square().sum() for g in gradients), leaves))
+        assert error(second[0][0], second[1][0]) < 1e-4
+        assert error(second[0][1], second[1][1]) < 1e-4
+
+
+@FORMS
+@pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e6])
+def test_equal_boxes_have_loss_zero(function, format, scale, device):
+    """Exactly, where torchvision's eps leaves 1.2e-7 of a unit square, and 1e-3 of a hundredth of one."""
+    boxes = random(300, device) * scale
+    value, g1, g2 = results(function, boxes, boxes, format=format)
+    assert torch.equal(value, torch.zeros_like(value))
+    smallest_side = (boxes[:, 2:] if format == "cxcywh" else boxes[:, 2:] - boxes[:, :2]).amin(1, keepdim=True)
+    assert ((g1 * smallest_side).abs() < 1e-6).all()
+    assert ((g2 * smallest_side).abs() < 1e-6).all()
+    unit = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=device)
+    assert function(unit, unit) == 0
+    if function is generalized_box_iou_loss:
+        assert torchvision.ops.generalized_box_iou_loss(unit, unit) > 1e-7
+
+
+@FORMS
+@pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
+def test_boxes_without_area(function, format, device):
+    """Finite value and gradients where torchvision's CIoU is nan, as the reference has them; those of equal points are 0."""
+    lines = [[5.0, 0, 5, 10], [5.0, 4, 5, 20], [0.0, 3, 8, 3], [2.0, 3, 30, 3], [3.0, 4, 3, 4], [1.0, 1, 9, 9], [0.0, 0, 0, 0]]
+    corners = torch.tensor(lines, device=device)
+    boxes = torch.cat([(corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]], 1) if format == "cxcywh" else corners
+    first, second = (b.reshape(-1, 4) for b in (boxes[:, None].expand(7, 7, 4), boxes[None].expand(7, 7, 4)))
+    ours = results(function, first, second, format=format)
+    exact = results(function, first.double(), second.double(), format=format)
+    for got, wanted in zip(ours, exact, strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6)
+    no_area = ours[0].view(7, 7)[torch.tensor([0, 1, 2, 3, 4, 6], device=device), torch.tensor([0, 1, 2, 3, 4, 6], device=device)]
+    assert (no_area == 1).all()
+    assert (ours[1].view(7, 7, 4)[4, 4] == 0).all()
+    if function is complete_box_iou_loss and format == "xyxy":
+        theirs = results(torchvision.ops.complete_box_iou_loss, first, second)
+        assert theirs[0].isnan().any()
+        assert theirs[1].isnan().any()
+        same = theirs[0].isfinite()
+        torch.testing.assert_close(ours[0][same], theirs[0][same], rtol=1e-5, atol=1e-6)
+
+
+@FORMS
+def test_shared_edges_share_the_derivative(function, device):
+    """Halves, as min and max of torch: what autograd gives of torchvision's losses, here in float32 and in closed form."""
+    boxes1, boxes2 = torch.tensor([[0.0, 0, 10, 10]], device=device), torch.tensor([[0.0, 0, 20, 10]], device=device)
+    _, g1, g2 = results(function, boxes1, boxes2)
+    if (
+        function is box_iou_loss
+    ):  # I = 100, U = 200; dI/dx1 = -10/2, dU/dx1 = -10 + 5; dI/dx2 = 10, dU/dx2 = 0; dI/dy1 = -10/2, dU/dy1 = -10 + 5
+        torch.testing.assert_close(g1.cpu(), torch.tensor([[5 / 200 - 5 * 100 / 200**2, 0.0125, -10 / 200, -0.0125]]))
+    judge = {"box_iou_loss": iou, "efficient_box_iou_loss": eiou}.get(function.__name__) or getattr(torchvision.ops, function.__name__)
+    exact = results(judge, boxes1.double(), boxes2.double())
+    torch.testing.assert_close(g1.double(), exact[1], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(g2.double(), exact[2], rtol=1e-6, atol=1e-8)
+
+
+@EACH
+def test_a_nan_stays_in_its_pair(loss, device):
+    boxes1, boxes2 = random(140, device), random(140, device)
+    expected = results(loss.function, boxes1, boxes2)
+    boxes1[3, 1] = NAN
+    value, g1, g2 = results(loss.function, boxes1, boxes2)
+    others = torch.arange(140, device=device) != 3
+    assert value[3].isnan()
+    assert loss.function(boxes1, boxes2, reduction="sum").isnan()
+    for got, wanted in zip((value, g1, g2), expected, strict=True):
+        assert torch.equal(got[others], wanted[others])
+
+
+@EACH
+def test_no_pairs(loss, device):
+    """A mean over nothing is 0, as torchvision's, or nan where that is asked for."""
+    for reduction, options, expected in (("mean", {}, 0.0), ("mean", {"empty": "nan"}, NAN), ("sum", {}, 0.0)):
+        value, g1, g2 = results(
+            loss.function, torch.zeros(0, 4, device=device), torch.zeros(0, 4, device=device), reduction=reduction, **options
+        )
+        assert str(value.item()) == str(expected)
+        assert g1.shape == g2.shape == (0, 4)
+    assert loss.function(torch.zeros(3, 0, 4, device=device), torch.zeros(3, 0, 4, device=device)).shape == (3, 0)
+
+
+@MODES
+@EACH
+def test_weights_and_divisors(loss, mode, device):
+    """The mean divides by the pairs, also with weights; a normalizer in its place; one of 0 gives 0 unless empty="nan"."""
+    boxes1, boxes2, weight = random(7, device), random(7, device), torch.rand(7, device=device)
+    each = loss.function(boxes1, boxes2)
+    for options, expected in (
+        ({"reduction": "mean"}, each.mean()),
+        ({"reduction": "mean", "weight": weight}, (each * weight).sum() / 7),
+        ({"reduction": "sum", "weight": weight}, (each * weight).sum()),
+        ({"reduction": "mean", "weight": weight, "normalizer": weight.sum()}, (each * weight).sum() / weight.sum()),
+        ({"reduction": "sum", "normalizer": 5}, each.sum() / 5),
+        ({"reduction": "sum", "normalizer": 0, "empty": "nan"}, each.sum() * INF),
+        ({"reduction": "sum", "normalizer": 0}, each.sum() * 0),
+        ({"reduction": "sum", "normalizer": torch.tensor(0.0, device=device)}, each.sum() * 0),
+    ):
+        value, g1, _ = results(loss.function, boxes1, boxes2, gradient=mode, **options)
+        torch.testing.assert_close(value, expected)
+        if options.get("normalizer") is not None and expected == 0:
+            assert (g1 == 0).all()
+    torch.testing.assert_close(loss.function(boxes1, boxes2, weight=weight), each * weight)
+
+
+@EACH
+def test_half_precision_is_computed_in_float32(loss, device):
+    """Values a pair in the dtype of boxes1, scalars in float32; boxes2 may be wider, and its gradient then is."""
+    for dtype in (torch.bfloat16, torch.float16):
+        boxes1, boxes2 = random(40, device, dtype), random(40, device)
+        exact = results(loss.reference, boxes1.double(), boxes2.double(), reduction="sum")
+        value, g1, g2 = results(loss.function, boxes1, boxes2, reduction="sum", gradient="forward")
+        assert (value.dtype, g1.dtype, g2.dtype) == (torch.float32, dtype, torch.float32)
+        assert error(value, exact[0]) < 1e-6
+        assert error(g2, exact[2]) < 3e-6
+        assert loss.function(boxes1, boxes2).dtype == dtype
+
+
+@EACH
+def test_offsets_beyond_32_bits(loss, device):
+    """A small view of a large tensor: the offsets, not the count of pairs, need 64 bits; between pairs, and between coordinates."""
+    torch.utils.deterministic.fill_uninitialized_memory = False  # untouched pages take no memory
+    memory = torch.empty(2**32, dtype=torch.float16, device=device)
+    for strides in ((2**30, 7), (2, 2**30)):
+        boxes = memory.as_strided((3, 4), strides)
+        boxes.copy_(random(3, device))
+        other = random(3, device)
+        exact = loss.reference(boxes.double(), other.double(), reduction="sum")
+        torch.testing.assert_close(loss.function(boxes, other, reduction="sum").double(), exact, rtol=1e-5, atol=0)
+
+
+BOX = torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "boxes1", "boxes2", "options"),
+    [
+        (TypeError, "boxes1 must be a tensor, got list", [[0.0, 0, 1, 1]], BOX, {}),
+        (TypeError, "boxes1 must be of a floating dtype, got torch.int64", BOX.long(), BOX, {}),
+        (TypeError, "boxes2 must be of a floating dtype, got torch.int64", BOX, BOX.long(), {}),
+        (ValueError, r"boxes1 must have shape \(..., 4\), got \(3, 5\)", torch.zeros(3, 5), torch.zeros(3, 5), {}),
+        (ValueError, r"boxes1 must have shape \(..., 4\), got \(\)", torch.zeros(()), BOX, {}),
+        (ValueError, r"boxes2 must have the shape of boxes1, \(3, 4\), got \(1, 4\)", BOX, BOX[:1], {}),
+        (ValueError, "boxes2 must be on the device of boxes1, cpu, got meta", BOX, BOX.to("meta"), {}),
+        (ValueError, r"weight must hold one weight a pair and broadcast to \(3,\), got \(4,\)", BOX, BOX, {"weight": torch.ones(4)}),
+        (ValueError, r"weight must hold one weight a pair .* got \(3, 1\)", BOX, BOX, {"weight": torch.ones(3, 1)}),
+        (TypeError, "weight must be of a floating dtype, got torch.bool", BOX, BOX, {"weight": torch.ones(3) > 0}),
+        (ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'", BOX, BOX, {"reduction": "avg"}),
+        (ValueError, "normalizer needs a scalar result", BOX, BOX, {"normalizer": 2.0}),
+        (ValueError, "gradient=\"forward\" needs a scalar result", BOX, BOX, {"gradient": "forward"}),
+        (TypeError, "unexpected keyword argument 'inplace'; the options are empty, gradient, normalizer", BOX, BOX, {"inplace": True}),
+    ],
+    ids=lambda v: v[:40] if isinstance(v, str) else None,
+)  # fmt: skip
+@EACH
+def test_mistakes(loss, kind, message, boxes1, boxes2, options):
+    before = launch_counts()
+    with pytest.raises(kind, match=message):
+        loss.function(boxes1, boxes2, **options)
+    assert launch_counts() == before
+
+
+def test_mistakes_in_options():
+    for options, kind, message in (
+        ({"format": "xywh"}, ValueError, "format must be one of 'xyxy', 'cxcywh', got 'xywh'"),
+        ({"eps": -1e-7}, ValueError, "eps must be finite and at least 0, got -1e-07"),
+        ({"eps": "0"}, TypeError, "eps must be a number, got str"),
+    ):
+        for function in OVERLAP:
+            with pytest.raises(kind, match=message):
+                function(BOX, BOX, **options)
+    with pytest.raises(ValueError, match="beta must be finite and at least 0, got -1"):
+        box_smooth_l1_loss(BOX, BOX, beta=-1)
+    with pytest.raises(TypeError, match="BoxIoULoss takes no option 'dim'; it takes empty, gradient"):
+        BoxIoULoss(dim=1)
