@@ -18,7 +18,7 @@ from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import add_up, divided
 from lossforge.kernels.rows import LOWEST, class_offset
 
-JOINED = tl.constexpr(4096)  # parts of rows or columns that a program joins at once
+JOINED = tl.constexpr(2048)  # parts of rows or columns that a program joins at once
 NEAR = tl.constexpr(60.0)  # exponents that differ by no more share one exponential: what it loses is below 1e-12 of the largest
 
 
@@ -29,14 +29,6 @@ class Matrix(NamedTuple):
     s0: int
     s1: int
     scale: float | None = None
-
-
-class Size(NamedTuple):
-    """(rows, columns) of the matrix, and the column that belongs to row 0."""
-
-    rows: int
-    columns: int
-    offset: int
 
 
 class Side(NamedTuple):
@@ -89,7 +81,7 @@ def join(side, at, length, across):
 
 
 @triton.jit
-def close(x, size, side, at, length, across, first, ticket, sum, slot, slots, scale):
+def close(x, height, offset, side, at, length, across, first, ticket, sum, slot, slots, scale):
     """Count this program among those of its rows or columns `at`; the last one finishes these, and the last of all the loss.
 
     Row or column `at` belongs to pair at - first.
@@ -99,8 +91,8 @@ def close(x, size, side, at, length, across, first, ticket, sum, slot, slots, sc
         tl.store(ticket, 0)
         lse = join(side, at, length, across)
         pair = (at - first).to(tl.int64)
-        paired = (pair >= 0) & (pair < size.rows)
-        own = tl.load(x.ptr + pair * x.s0 + (pair + size.offset) * x.s1, mask=paired, other=0.0).to(tl.float32)
+        paired = (pair >= 0) & (pair < height)
+        own = tl.load(x.ptr + pair * x.s0 + (pair + offset) * x.s1, mask=paired, other=0.0).to(tl.float32)
         if x.scale is not None:
             own = own * x.scale
         loss = tl.where(paired, 0.5 * (lse - own), 0.0)
@@ -115,10 +107,12 @@ def close(x, size, side, at, length, across, first, ticket, sum, slot, slots, sc
             tl.store(sum.ticket, 0)
 
 
-@triton.jit(do_not_specialize=("size", "across", "down"))
+@triton.jit(do_not_specialize=("height", "width", "offset", "across", "down"))
 def contrastive_kernel(
     x,  # Matrix
-    size,
+    height,  # rows of the matrix
+    width,
+    offset,  # the column that belongs to row 0
     rows,  # Side
     columns,  # Side
     sum,  # with a ticket for each row and column of tiles beside the launch's
@@ -134,8 +128,8 @@ def contrastive_kernel(
     scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
     i, j = tl.program_id(0) // across, tl.program_id(0) % across
     row, column = i * BR + tl.arange(0, BR), j * BC + tl.arange(0, BC)
-    here, there = row < size.rows, column < size.columns
-    full = ((i + 1) * BR <= size.rows) & ((j + 1) * BC <= size.columns)
+    here, there = row < height, column < width
+    full = ((i + 1) * BR <= height) & ((j + 1) * BC <= width)
     tile = read(x, address(x, i, j, BR, BC, WIDE), full, here[:, None] & there[None, :])
 
     row_top, column_top = tl.maximum(tl.max(tile, 1), LOWEST), tl.maximum(tl.max(tile, 0), LOWEST)
@@ -147,22 +141,24 @@ def contrastive_kernel(
     else:
         row_sum = tl.sum(exp2((tile - row_top[:, None]) * LOG2E), 1)
         column_sum = tl.sum(exp2((tile - column_top[None, :]) * LOG2E), 0)
-    part = rows.parts + j.to(tl.int64) * size.rows + row
+    part = rows.parts + j.to(tl.int64) * height + row
     tl.store(part, row_top, mask=here)
-    tl.store(part + across.to(tl.int64) * size.rows, row_sum, mask=here)
-    part = columns.parts + i.to(tl.int64) * size.columns + column
+    tl.store(part + across.to(tl.int64) * height, row_sum, mask=here)
+    part = columns.parts + i.to(tl.int64) * width + column
     tl.store(part, column_top, mask=there)
-    tl.store(part + down.to(tl.int64) * size.columns, column_sum, mask=there)
+    tl.store(part + down.to(tl.int64) * width, column_sum, mask=there)
 
     slots = down + across
-    close(x, size, rows, row, size.rows, across, 0, sum.ticket + 1 + i, sum, i, slots, scale)
-    close(x, size, columns, column, size.columns, down, size.offset, sum.ticket + 1 + down + j, sum, down + j, slots, scale)
+    close(x, height, offset, rows, row, height, across, 0, sum.ticket + 1 + i, sum, i, slots, scale)
+    close(x, height, offset, columns, column, width, down, offset, sum.ticket + 1 + down + j, sum, down + j, slots, scale)
 
 
-@triton.jit(do_not_specialize=("size", "across"))
+@triton.jit(do_not_specialize=("height", "width", "offset", "across"))
 def contrastive_backward_kernel(
     x,  # Matrix
-    size,
+    height,
+    width,
+    offset,
     gradient,  # Matrix
     row_lse_ptr,
     column_lse_ptr,
@@ -180,11 +176,11 @@ def contrastive_backward_kernel(
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # what was read last is likelier still in the cache
     i, j = program // across, program % across
     row, column = i * BR + tl.arange(0, BR), j * BC + tl.arange(0, BC)
-    here, there = row < size.rows, column < size.columns
-    full = ((i + 1) * BR <= size.rows) & ((j + 1) * BC <= size.columns)
+    here, there = row < height, column < width
+    full = ((i + 1) * BR <= height) & ((j + 1) * BC <= width)
     inside = here[:, None] & there[None, :]
-    pair = column - size.offset
-    paired = (pair >= 0) & (pair < size.rows)
+    pair = column - offset
+    paired = (pair >= 0) & (pair < height)
     of_row, of_column = tl.zeros([BR], tl.float32) + share, tl.zeros([BC], tl.float32) + share
     if upstream_ptr is not None:
         if EACH:
@@ -206,9 +202,9 @@ def contrastive_backward_kernel(
         g = exp2((tile - r[:, None]) * LOG2E) * of_both
     else:
         g = exp2((tile - r[:, None]) * LOG2E) * of_row[:, None] + exp2((tile - c[None, :]) * LOG2E) * of_column[None, :]
-    begin = i * BR + size.offset
+    begin = i * BR + offset
     if (begin < (j + 1) * BC) & (j * BC < begin + BR):
-        g -= tl.where((row + size.offset)[:, None] == column[None, :], 2.0 * of_row[:, None], 0.0)
+        g -= tl.where((row + offset)[:, None] == column[None, :], 2.0 * of_row[:, None], 0.0)
     if x.scale is not None:
         g *= x.scale
     to = address(gradient, i, j, BR, BC, WIDE)

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.contrastive import Matrix, Side, Size, contrastive_backward_kernel, contrastive_kernel
+from lossforge.kernels.contrastive import Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.launch import PLANS, PROGRAMS_A_GROUP, Layout, Plan, Slot, layout, slots
 from lossforge.kernels.reduce import Sum, new_sum
 from lossforge.kernels.tiles import contrastive_tiles, similarity_gradient_tiles, tried
@@ -83,7 +83,9 @@ def _forward_plan(x: Layout, divisor: Layout | None, each: bool, scaled: bool, o
         x[3],
         (
             Matrix(t.x, *_strides(x), _slot(f + 1, scaled)),
-            Size(rows, columns, offset),
+            rows,
+            columns,
+            offset,
             Side(t.row_parts, t.row_lse, t.row_loss),
             Side(t.column_parts, t.column_lse, t.column_loss),
             Sum(t.parts, t.ticket, t.total),
@@ -122,7 +124,9 @@ def _backward_plan(
         x[3],
         (
             Matrix(t.x, *_strides(x), _slot(f + 1, scaled)),
-            Size(rows, columns, offset),
+            rows,
+            columns,
+            offset,
             Matrix(t.gradient, *_strides(gradient)),
             t.row_lse,
             t.column_lse,

@@ -136,7 +136,7 @@ def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:
     """Of a matrix that is summed along both sides: large tiles leave few parts to join, small ones fill the GPU."""
     if SimilarityTiles in _tried:
         return _tried[SimilarityTiles]
-    return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(128, 128, 16)
+    return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(64, 128, 8)
 
 
 def similarity_gradient_tiles() -> SimilarityGradientTiles:
