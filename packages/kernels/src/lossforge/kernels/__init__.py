@@ -2,6 +2,7 @@
 
 from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
+from lossforge.kernels.overlap_launch import OverlapSpec, overlap, overlap_gradient, planned_overlap
 from lossforge.kernels.reduce import count, counts_itself, scale_
 from lossforge.kernels.row_launch import planned_rowwise, rowwise, rowwise_backward
 from lossforge.kernels.row_layout import Spec
@@ -11,12 +12,16 @@ __all__ = [
     "INTERPRETED",
     "Formulas",
     "Outputs",
+    "OverlapSpec",
     "Spec",
     "count",
     "counts_itself",
     "elementwise",
     "launch_counts",
+    "overlap",
+    "overlap_gradient",
     "planned_elementwise",
+    "planned_overlap",
     "planned_rowwise",
     "rowwise",
     "rowwise_backward",

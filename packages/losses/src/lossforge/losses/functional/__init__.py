@@ -27,6 +27,7 @@ from lossforge.losses.functional.binary import (
     preference_bce_with_logits,
     sigmoid_focal_loss,
 )
+from lossforge.losses.functional.overlap import dice_ce_loss, dice_loss, focal_tversky_loss, jaccard_loss, tversky_loss
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
 
@@ -35,7 +36,11 @@ __all__ = [
     "asymmetric_loss_multi_label",
     "binary_cross_entropy_with_logits",
     "cross_entropy",
+    "dice_ce_loss",
+    "dice_loss",
+    "focal_tversky_loss",
     "huber_loss",
+    "jaccard_loss",
     "l1_loss",
     "mse_loss",
     "poly_binary_cross_entropy",
@@ -43,4 +48,5 @@ __all__ = [
     "preference_bce_with_logits",
     "sigmoid_focal_loss",
     "smooth_l1_loss",
+    "tversky_loss",
 ]

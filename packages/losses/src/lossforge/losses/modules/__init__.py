@@ -12,6 +12,7 @@ from lossforge.losses.modules.binary import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
 )
+from lossforge.losses.modules.overlap import DiceCELoss, DiceLoss, FocalTverskyLoss, JaccardLoss, TverskyLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
 
@@ -19,7 +20,11 @@ __all__ = [
     "AsymmetricLossMultiLabel",
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
+    "DiceCELoss",
+    "DiceLoss",
+    "FocalTverskyLoss",
     "HuberLoss",
+    "JaccardLoss",
     "L1Loss",
     "MSELoss",
     "PolyBinaryCrossEntropy",
@@ -27,4 +32,5 @@ __all__ = [
     "PreferenceBCEWithLogitsLoss",
     "SigmoidFocalLoss",
     "SmoothL1Loss",
+    "TverskyLoss",
 ]
