@@ -9,6 +9,8 @@ import torch
 
 from lossforge.kernels import launch_counts
 from lossforge.kernels.elementwise import elementwise_kernel
+from lossforge.kernels.overlap import overlap_kernel
+from lossforge.kernels.overlap_backward import overlap_backward_kernel
 from lossforge.kernels.reduce import count_kernel
 from lossforge.kernels.resident import resident_kernel
 from lossforge.kernels.rowwise import rowwise_kernel
@@ -119,7 +121,15 @@ def test_reduce_overhead_mode():
 
 
 def compiled_variants() -> int:
-    kernels = (elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
+    kernels = (
+        elementwise_kernel,
+        rowwise_kernel,
+        rowwise_backward_kernel,
+        resident_kernel,
+        overlap_kernel,
+        overlap_backward_kernel,
+        count_kernel,
+    )
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 

@@ -48,4 +48,4 @@ def test_registry_is_whole():
         assert loss.name == name
         assert loss.module.function is loss.function
         assert loss.function.__doc__
-        assert loss.judged() is not None
+        assert loss.judged() is not None or not loss.by_rows  # the others' judges are in their own tests

@@ -84,10 +84,12 @@ def terms(
 
 
 @triton.jit
-def grouped(tile, V: tl.constexpr):
-    """Sums of V neighbouring pixels, which one lane reads: (BC, BP) to (BC, BP / V)."""
-    if V > 1:
+def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
+    """Sums of V pixels that one lane reads, (BC, BP) to (BC, BP / V): neighbours where pixels are adjacent in memory, else BP / V apart."""
+    if ADJACENT:
         tile = tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // V, V]), 2)
+    else:
+        tile = tl.sum(tl.reshape(tile, [tile.shape[0], V, tile.shape[1] // V]), 1)
     return tile
 
 
@@ -112,8 +114,9 @@ def tile_sums(
     ALL: tl.constexpr,
     WIDE: tl.constexpr,
     V: tl.constexpr,
+    ADJACENT: tl.constexpr,
 ):
-    """`terms` of a tile with all classes that its pixels' probabilities depend on, V pixels added up."""
+    """`terms` of a tile with all classes that its pixels' probabilities depend on, V pixels added up each."""
     MASKED: tl.constexpr = target.ptr.dtype.element_ty.is_int() or inside is not None
     y, keep, valid = label_tile(target, n, start, lane, c, inside, inner, first, ignore, classes, ALL, WIDE)
     tile = logit_tile(x, n, start, lane, c, inside, keep, inner, classes, SOFTMAX, MASKED, ALL, WIDE, "")
@@ -121,7 +124,13 @@ def tile_sums(
     if SOFTMAX:
         top, total = whole_softmax(tile)
     i, p, y, ce, count = terms(tile, y, keep, valid, top, total, SOFTMAX, SIGMOID, SQUARED, CE, COUNT, MASKED)
-    return grouped(i, V), grouped(p, V), grouped(y, V), grouped(ce, V), grouped(count, V)
+    return (
+        grouped(i, V, ADJACENT),
+        grouped(p, V, ADJACENT),
+        grouped(y, V, ADJACENT),
+        grouped(ce, V, ADJACENT),
+        grouped(count, V, ADJACENT),
+    )
 
 
 @triton.jit
@@ -312,6 +321,7 @@ def overlap_kernel(
     BC: tl.constexpr,
     BP: tl.constexpr,
     V: tl.constexpr,
+    ADJACENT: tl.constexpr,
     BF: tl.constexpr,
     BK: tl.constexpr,
 ):
@@ -331,13 +341,13 @@ def overlap_kernel(
         for tile in range(k, full, programs):
             i_, p_, y_, ce_, count_ = tile_sums(
                 x, target, n, tile * BP, lane, c, None, inner, first, ignore, classes,
-                SOFTMAX, SIGMOID, SQUARED, CE, COUNT, ALL, WIDE, V,
+                SOFTMAX, SIGMOID, SQUARED, CE, COUNT, ALL, WIDE, V, ADJACENT,
             )
             i, p, y, ce, count = i + i_, p + p_, y + y_, ce + ce_, count + count_
         if (full * BP < pixels) & (full % programs == k):
             i_, p_, y_, ce_, count_ = tile_sums(
                 x, target, n, full * BP + k * 0, lane, c, lane < pixels - full * BP, inner, first, ignore, classes,
-                SOFTMAX, SIGMOID, SQUARED, CE, COUNT, ALL, WIDE, V,
+                SOFTMAX, SIGMOID, SQUARED, CE, COUNT, ALL, WIDE, V, ADJACENT,
             )
             i, p, y, ce, count = i + i_, p + p_, y + y_, ce + ce_, count + count_
         # fmt: on

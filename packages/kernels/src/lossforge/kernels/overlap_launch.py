@@ -143,7 +143,7 @@ class SumsPlan(NamedTuple):
     images: int
 
 
-PROGRAMS = 2**22  # elements that all programs together hold in their tiles: about as many as a large GPU keeps in registers
+PROGRAMS = 2**21  # elements that all programs together hold in their tiles: twice what a large GPU keeps in registers at a time
 SCRATCH = 2**22  # floats of parts, where so many classes are added up in memory
 
 
@@ -201,7 +201,8 @@ def _sums_plan(kind: Kind, layouts: tuple[Layout | None, ...], each: bool, tried
         COUNT=count,
         COUNTED=kind.ce_counted,
         EMPTY_IS_ZERO=kind.empty_is_zero,
-        V=16 // given.x[2].itemsize if adjacent else 1,
+        V=16 // given.x[2].itemsize if adjacent else 4,
+        ADJACENT=adjacent,
         BF=finish,
         BK=2048 // finish,
         **g.constants,

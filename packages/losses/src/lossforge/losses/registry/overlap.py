@@ -13,7 +13,7 @@ LOSSES = (
         functional.dice_loss,
         modules.DiceLoss,
         hyper=SMOOTH,
-        options=({"smooth_nr": 0.0, "smooth_dr": 1e-6}, {"smooth_nr": 1.0, "smooth_dr": 1.0}),
+        options=({"smooth_nr": 0.0, "smooth_dr": 1e-6}, {"smooth_nr": 1.0, "smooth_dr": 1.0}, {"squared_pred": True}),
         paper="arXiv 1606.04797",
     ),
     Loss(
@@ -23,7 +23,7 @@ LOSSES = (
         functional.jaccard_loss,
         modules.JaccardLoss,
         hyper=SMOOTH,
-        options=({"smooth_nr": 1.0, "smooth_dr": 2.0},),
+        options=({"smooth_nr": 1.0, "smooth_dr": 2.0}, {"squared_pred": True}),
     ),
     Loss(
         "tversky",
@@ -52,7 +52,7 @@ LOSSES = (
         functional.dice_ce_loss,
         modules.DiceCELoss,
         hyper={"lambda_dice": 1.0, "lambda_ce": 1.0, **SMOOTH},
-        options=({"lambda_dice": 0.5, "lambda_ce": 2.0}, {"lambda_dice": 0.0}, {"lambda_ce": 0.0}),
+        options=({"lambda_dice": 0.5, "lambda_ce": 2.0}, {"lambda_dice": 0.0}, {"lambda_ce": 0.0}, {"squared_pred": True}),
         reductions=("mean", "sum"),
     ),
 )
