@@ -158,5 +158,5 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool) -> Overlap
         tile = whole if whole <= 512 else 128
     else:
         tile = min(whole, (8 if classes < 2**18 else 1024) if pixels_adjacent else 64)
-    elements = min(max(2048, 64 * tile), 8192)
-    return OverlapTiles(tile, elements // tile, elements // 512)
+    elements = min(max(2048, 64 * tile), 8192 if pixels_adjacent else 4096)
+    return OverlapTiles(tile, elements // tile, elements // (512 if pixels_adjacent else 256))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def overlap(a: Arguments) -> Tensor:
     x = _accurate(a.x)
-    n, classes, *_ = x.shape
+    classes = x.shape[1]
     hard = not a.target.is_floating_point()
     counts = torch.ones((), dtype=torch.bool, device=x.device)
     if hard:
@@ -33,12 +33,12 @@ def overlap(a: Arguments) -> Tensor:
         y = a.target.to(x.dtype)
     p = x.softmax(1) if a.activation == "softmax" else x.sigmoid() if a.activation == "sigmoid" else x
     if hard:
-        p = torch.where(counts, torch.where(invalid, torch.nan, p), 0.0)
+        p = torch.where(counts, p * torch.where(invalid, torch.nan, 1.0), 0.0)
 
     def summed(t: Tensor) -> Tensor:
-        """(regions, classes that are included)"""
-        sums = t.reshape(n, classes, t[0, 0].numel() if n else 0).sum(2)[:, a.skip :]
-        return sums.sum(0, keepdim=True) if a.batch else sums
+        """(N, classes that are included), or (classes,) of the batch."""
+        sums = (t.flatten(2).sum(2) if t.ndim > 2 else t)[:, a.skip :]
+        return sums.sum(0) if a.batch else sums
 
     sums = [summed(t) for t in (p * y, p * p if a.squared_pred else p, y * y if a.squared_pred else y)]
     if a.present_only:
