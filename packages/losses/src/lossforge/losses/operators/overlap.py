@@ -191,7 +191,7 @@ def _fake(*args):
     each = (classes,) if a.batch else (regions, classes)
     return (
         a.x.new_empty(each if a.reduction == "none" else (), dtype=torch.float32),
-        a.x.new_empty((2 * regions + (a.lambda_ce is not None)) * a.x.shape[1], dtype=torch.float32),
+        a.x.new_empty((2 * regions + int(a.lambda_ce is not None)) * a.x.shape[1], dtype=torch.float32),
         torch.empty_like(a.x) if gradient else a.x.new_empty(0),
     )
 
