@@ -101,6 +101,19 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample("many tiles a program", torch.zeros(2**21, 4, dtype=dtype), torch.zeros(2**21, 4, dtype=dtype))
         yield Sample("64-bit", one.expand(2**30, 4), one.expand(2**30, 4))
         return
+    if loss.template == "overlap":
+        for classes in (1, 2, 4, 21, 64, 150, 256, 512):
+            x, index = torch.zeros(2, classes, 64, 128, dtype=dtype), torch.zeros(2, 64, 128, dtype=torch.int64)
+            yield Sample(f"{classes} classes", x, index)
+            yield Sample(f"{classes} classes, channels last", x.to(memory_format=torch.channels_last), index.byte(), {"batch": True})
+            yield Sample(f"{classes} classes, dense", x, x)
+            yield Sample(f"{classes} classes, sigmoid", x, index, {"activation": "sigmoid"})
+            yield Sample(f"{classes} classes, sigmoid, dense", x, x, {"activation": "sigmoid"})
+        if dtype == torch.float16:  # untouched pages take no memory
+            far = torch.empty(2**31 + 2**12, dtype=dtype).as_strided((2, 3, 64), (64, 2**30, 1))
+            yield Sample("64-bit", far, torch.zeros(2, 64, dtype=torch.int64))
+            yield Sample("64-bit, dense", far.unflatten(2, (8, 8))[..., :4], torch.zeros(2, 3, 8, 4), {"activation": "sigmoid"})
+        return
     sizes = (16, 1000, 4096, 8192, 9000, 32000, 50257, 65536, 128256)
     for classes in sizes if loss.name == "ce" else sizes[::4]:  # the others' kernels differ from its by a row's formula
         yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64))
@@ -160,6 +173,10 @@ def record() -> Recorder:
                 chosen = set(modes)
             for mode in sorted(chosen):
                 options = {**MODES[mode], **sample.kwargs}
+                if options["reduction"] not in loss.reductions:
+                    continue
+                if loss.name == "dice_ce":  # what a mean over two losses would divide is not defined
+                    options.pop("normalizer", None)
                 if mode == "none" and "normalizer" in sample.kwargs:
                     continue
                 recorder.case = f"{loss.name} {dtype} {sample.name} {mode}"

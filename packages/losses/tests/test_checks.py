@@ -7,7 +7,7 @@ from lossforge.kernels import launch_counts
 from lossforge.losses import CrossEntropyLoss, SigmoidFocalLoss, cross_entropy, preference_bce_with_logits, sigmoid_focal_loss
 from lossforge.losses.registry import LOSSES
 
-EACH = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template != "boxes"], ids=lambda loss: loss.name)
+EACH = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
 X = torch.rand(3, 4)
 INDEX = torch.tensor([0, 1, 2])
 
@@ -44,7 +44,7 @@ def _nothing_launched():
     ],
     ids=lambda v: v[:40] if isinstance(v, str) else None,
 )  # fmt: skip
-def test_every_loss(loss, kind, message, x, target, options):
+def test_every_loss_by_rows(loss, kind, message, x, target, options):
     with pytest.raises(kind, match=message):
         loss.function(x, target, **options)
 

@@ -17,6 +17,7 @@ from lossforge.losses import (
 )
 from lossforge.losses.registry import LOSSES
 
+BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
 INF, NAN = float("inf"), float("nan")
 TARGETED = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template != "boxes"], ids=lambda loss: loss.name)
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
@@ -36,6 +37,8 @@ def logits(n: int, c: int, device: str) -> torch.Tensor:
 @TARGETED
 def test_no_elements(loss, device):
     for reduction, expected in (("mean", NAN), ("sum", 0.0), ("none", None)):
+        if reduction not in loss.reductions:
+            continue
         x = torch.rand(0, 5, device=device, requires_grad=True)
         targets = [torch.rand(0, 5, device=device), torch.zeros(0, dtype=torch.long, device=device)]
         for target in targets:
@@ -49,7 +52,7 @@ def test_no_elements(loss, device):
 
 
 @MODES
-@TARGETED
+@BY_ROWS
 def test_all_ignored(loss, mode, device):
     x = torch.rand(4, 5, device=device)
     target = torch.full((4,), -100 if loss.template == "rowwise" else -2, device=device)
@@ -63,7 +66,7 @@ def test_all_ignored(loss, mode, device):
 
 
 @MODES
-@TARGETED
+@BY_ROWS
 def test_ignored_row_of_nan(loss, mode, device):
     x = torch.rand(4, 5, device=device)
     target = torch.tensor([1, -100 if loss.template == "rowwise" else -2, 2, 0], device=device)
@@ -107,7 +110,7 @@ def test_one_class(mode, device):
 
 
 @pytest.mark.parametrize("index", [5, -3, 2**33, -(2**40)])
-@TARGETED
+@BY_ROWS
 def test_index_out_of_range_raises_with_value_and_row(loss, index):
     target = torch.tensor([1, 4, index, 0])
     with pytest.raises(IndexError, match=rf"target must hold .* got {index} at row 2"):
@@ -118,7 +121,7 @@ def test_index_out_of_range_raises_with_value_and_row(loss, index):
 
 @MODES
 @pytest.mark.parametrize("index", [5, -3, 2**33, -(2**40)])
-@TARGETED
+@BY_ROWS
 def test_index_out_of_range_unchecked_is_nan_in_its_row_alone(loss, index, mode, device, monkeypatch):
     """What a CUDA call gives without validate; on CPU the check is taken away to see the kernels."""
     monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
@@ -329,7 +332,7 @@ def test_weighted_mean_counts_a_row_of_a_pair(device):
     torch.testing.assert_close(l1_loss(x, a, weight=w, **options), l1_loss(x, a, **options))
 
 
-@TARGETED
+@BY_ROWS
 def test_a_divisor_of_zero(loss, device):
     """As a number or a tensor: inf, or with empty="zero" a loss and a gradient of 0, on the kernels and in the reference."""
     x, target = torch.rand(3, 4, device=device), torch.tensor([0, 1, 2], device=device)

@@ -10,6 +10,8 @@ import torch
 from lossforge.kernels import launch_counts
 from lossforge.kernels.boxes import boxes_kernel
 from lossforge.kernels.elementwise import elementwise_kernel
+from lossforge.kernels.overlap import overlap_kernel
+from lossforge.kernels.overlap_backward import overlap_backward_kernel
 from lossforge.kernels.reduce import count_kernel
 from lossforge.kernels.resident import resident_kernel
 from lossforge.kernels.rowwise import rowwise_kernel
@@ -121,6 +123,7 @@ def test_reduce_overhead_mode():
 
 def compiled_variants() -> int:
     kernels = (boxes_kernel, elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
+    kernels += (overlap_kernel, overlap_backward_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 

@@ -13,7 +13,7 @@ import torch._dynamo.testing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossforge.losses import cross_entropy
-from lossforge.losses.operators import boxes, elementwise, rowwise
+from lossforge.losses.operators import boxes, elementwise, overlap, rowwise
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
 
@@ -61,7 +61,7 @@ def test_opcheck(loss, device):
 
 
 def test_schemas_match_their_arguments():
-    for template in (boxes, elementwise, rowwise):
+    for template in (boxes, elementwise, overlap, rowwise):
         assert [a.split()[-1] for a in template.SCHEMA.split(", ")] == list(template.Arguments._fields)
 
 
@@ -84,7 +84,7 @@ def test_compile_without_graph_breaks(loss, device):
             assert error(x.grad, exact.gradient * upstream) < 3e-6, sample.name
 
 
-@EACH
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
 def test_compile_does_not_recompile(loss, device):
     """Over the number of rows, and over λ or a normalizer as a tensor; as everywhere in torch, other numbers are constants of the graph."""
     torch._dynamo.reset()

@@ -14,12 +14,13 @@ from lossforge.losses import (
     binary_cross_entropy_with_logits,
     checks,
     cross_entropy,
+    dice_loss,
     l1_loss,
     plain_torch,
     repeat,
     sigmoid_focal_loss,
 )
-from lossforge.losses.operators import elementwise, library, rowwise
+from lossforge.losses.operators import elementwise, library, overlap, rowwise
 from lossforge.losses.testing import error
 
 
@@ -35,6 +36,7 @@ def paths(monkeypatch):
     noted(repeat.Total, "__call__", "kept")
     noted(rowwise, "direct", "direct")
     noted(elementwise, "direct", "direct")
+    noted(overlap, "direct", "direct")
     return seen
 
 
@@ -53,7 +55,12 @@ def focal(x, y):
     return sigmoid_focal_loss(x, y, reduction="mean")
 
 
-LOSSES = pytest.mark.parametrize("loss", [focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits], ids=lambda f: f.__name__)
+EACH = (focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits, dice_loss)
+LOSSES = pytest.mark.parametrize("loss", EACH, ids=lambda f: f.__name__)
+
+
+def operator(loss):
+    return {cross_entropy: "rowwise", dice_loss: "overlap"}.get(loss, "elementwise")
 
 
 @pytest.fixture
@@ -61,7 +68,7 @@ def pair(device):
     """Logits and dense targets of the shape of which every loss here has kept a call, with gradient and without."""
     x = torch.randn(6, 5, device=device, requires_grad=True)
     y = torch.rand(6, 5, device=device).softmax(1)
-    for loss in (focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits):
+    for loss in EACH:
         for _ in range(2):
             loss(x, y).backward()
             loss(x.detach(), y)
@@ -176,7 +183,7 @@ def test_kept_calls_are_bounded(device, monkeypatch):
 def test_modes_see_the_operator(loss, pair, paths):
     """Backward too: a graph made outside the mode launches on plain tensors, one made inside shows both operators."""
     x, y = pair
-    name = "rowwise" if loss is cross_entropy else "elementwise"
+    name = operator(loss)
     with Operators() as operators:
         value = loss(x, y)
         torch.autograd.grad(value, x, retain_graph=True)
@@ -263,9 +270,9 @@ def test_many_upstreams_at_once(loss, pair):
 def test_tracers(loss, pair, paths):
     x, y = pair
     x = x.detach()
-    name = "rowwise" if loss is cross_entropy else "elementwise"
+    name = operator(loss)
     assert f"lossforge.{name}" in make_fx(lambda x, y: loss(x, y))(x, y).code
-    if name == "elementwise":  # torch.jit.trace takes no list of bool, which rowwise has
+    if name != "rowwise":  # torch.jit.trace takes no list of bool, which rowwise has
         assert f"lossforge::{name}" in str(torch.jit.trace(lambda x, y: loss(x, y), (x, y), check_trace=False).graph)
     graphs = []
     torch._dynamo.reset()

@@ -4,6 +4,7 @@ from lossforge.kernels.box_launch import boxes, planned_boxes
 from lossforge.kernels.contrastive_launch import Pairs, contrastive, contrastive_backward
 from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
+from lossforge.kernels.overlap_launch import OverlapSpec, overlap, overlap_gradient, planned_overlap
 from lossforge.kernels.reduce import count, counts_itself, scale_
 from lossforge.kernels.row_launch import planned_rowwise, rowwise, rowwise_backward
 from lossforge.kernels.row_layout import Spec
@@ -13,6 +14,7 @@ __all__ = [
     "INTERPRETED",
     "Formulas",
     "Outputs",
+    "OverlapSpec",
     "Pairs",
     "Spec",
     "boxes",
@@ -22,8 +24,11 @@ __all__ = [
     "counts_itself",
     "elementwise",
     "launch_counts",
+    "overlap",
+    "overlap_gradient",
     "planned_boxes",
     "planned_elementwise",
+    "planned_overlap",
     "planned_rowwise",
     "rowwise",
     "rowwise_backward",

@@ -176,3 +176,24 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: 
         return ResidentTiles(chunk, chunks - 2, 2, 16, 2)
     held = 0 if chunks <= room else 2 if pair else 5 - 2 * (shift > 1)  # as many as registers hold
     return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)
+
+
+class OverlapTiles(NamedTuple):
+    """Classes and pixels of a tile, and warps a program."""
+
+    classes: int
+    pixels: int
+    warps: int
+
+
+def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool) -> OverlapTiles:
+    """softmax: a pixel's classes are read together, up to 512 in one tile. pixels_adjacent: as in (N, C, H, W), not channels last."""
+    if OverlapTiles in _tried:
+        return _tried[OverlapTiles]
+    whole = next_power_of_2(classes)
+    if softmax:
+        tile = whole if whole <= 512 else 128
+    else:
+        tile = min(whole, (8 if classes < 2**18 else 1024) if pixels_adjacent else 64)
+    elements = min(max(2048, 64 * tile), 8192 if pixels_adjacent else 4096)
+    return OverlapTiles(tile, elements // tile, elements // (512 if pixels_adjacent else 256))

@@ -42,6 +42,11 @@ def whole_number(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
 
 
+def flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+
+
 def floating(name: str, t: object) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
@@ -74,9 +79,17 @@ def integer(name: str, t: object) -> None:
 
 
 def indices(
-    name: str, t: object, shape: Sequence[int] | None, x: Tensor, low: int, end: int, ignored: int | None, validate: bool | None
+    name: str,
+    t: object,
+    shape: Sequence[int] | None,
+    x: Tensor,
+    low: int,
+    end: int,
+    ignored: int | None,
+    validate: bool | None,
+    dtypes: Sequence[torch.dtype] = (torch.int32, torch.int64),
 ) -> Tensor:
-    """t as the kernels read it, int32 or int64: `ignored`, or at least `low` and below `end`.
+    """t as the kernels read it, of one of `dtypes` or else int64: `ignored`, or at least `low` and below `end`.
 
     The values are read on the host: always on CPU, on CUDA where asked.
     """
@@ -87,7 +100,7 @@ def indices(
     beside(name, t, x)
     if t.device.type == "cpu" or (VALIDATE if validate is None else validate):
         in_range(name, t, low, end, ignored)
-    return t if t.dtype in (torch.int32, torch.int64) else t.long()
+    return t if t.dtype in dtypes else t.long()
 
 
 def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> None:

@@ -9,12 +9,15 @@ from lossforge.losses import reference
 from lossforge.losses.operators import boxes as boxes_operator
 from lossforge.losses.operators import contrastive as contrastive_operator
 from lossforge.losses.operators import elementwise as elementwise_operator
+from lossforge.losses.operators import overlap as overlap_operator
 from lossforge.losses.operators import rowwise as rowwise_operator
 from lossforge.losses.operators.boxes import Arguments as Boxes
 from lossforge.losses.operators.contrastive import Arguments as Contrastive
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
 from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.operators.overlap import Arguments as Overlap
 from lossforge.losses.operators.rowwise import Arguments as Rowwise
+from lossforge.losses.reference_overlap import overlap as overlap_reference
 from lossforge.losses.repeat import note
 
 
@@ -23,7 +26,7 @@ def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
         return reference.elementwise(a)
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
-        return InPlaceElementwise.apply(a.x, a, forward)
+        return InPlace.apply(a.x, a, forward, elementwise_operator)
     if plain(*a.tensors):
         note(elementwise_operator, a, forward)
         return elementwise_operator.direct(a, forward)
@@ -63,11 +66,23 @@ def contrastive(a: Contrastive, mode: str | None, inplace: bool) -> Tensor:
         return reference.contrastive(a)
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
-        return InPlaceContrastive.apply(a.x, a, forward)
+        return InPlace.apply(a.x, a, forward, contrastive_operator)
     if plain(*a.tensors):
         note(contrastive_operator, a, forward)
         return contrastive_operator.direct(a, forward)
     return torch.ops.lossforge.contrastive(*a, forward)[0]
+
+
+def overlap(a: Overlap, mode: str | None, inplace: bool) -> Tensor:
+    if not kernels_apply(a.x, a.target, a.weight, a.normalizer):
+        return overlap_reference(a)
+    forward = gradient_in_forward(mode, a.x, a.reduction)
+    if inplace and _overwrites(a.x):
+        return InPlace.apply(a.x, a, forward, overlap_operator)
+    if plain(*a.tensors):
+        note(overlap_operator, a, forward)
+        return overlap_operator.direct(a, forward)
+    return torch.ops.lossforge.overlap(*a, forward)[0]
 
 
 def _overwrites(x: Tensor) -> bool:
@@ -77,13 +92,13 @@ def _overwrites(x: Tensor) -> bool:
 _SPENT = "inplace=True: the gradient took the memory of the logits; {}. Call the loss with inplace=False."
 
 
-class InPlaceElementwise(torch.autograd.Function):
-    """The operator with its gradient in the logits' memory, written in forward or in backward."""
+class InPlace(torch.autograd.Function):
+    """An operator with its gradient in the logits' memory, written in forward or in backward; template: the operator's module."""
 
     @staticmethod
-    def forward(ctx, x, a, in_forward):
-        ctx.a, ctx.once = a._replace(x=x.detach()), None
-        value, ctx.divisor = elementwise_operator.forward(ctx.a, ctx.a.x if in_forward else None)
+    def forward(ctx, x, a, in_forward, template):
+        ctx.a, ctx.once, ctx.template = a._replace(x=x.detach()), None, template
+        value, *ctx.kept = template.forward(ctx.a, ctx.a.x if in_forward else None)
         _keep(ctx, x, in_forward)
         return value
 
@@ -93,9 +108,9 @@ class InPlaceElementwise(torch.autograd.Function):
         if gradient is None:
             (x,) = ctx.saved_tensors
             gradient = ctx.a.x
-            elementwise_operator.backward(ctx.a, ctx.divisor, upstream, gradient)
+            ctx.template.backward(ctx.a, *ctx.kept, upstream, gradient)
             torch.autograd.graph.increment_version(x)
-        return gradient, None, None
+        return gradient, None, None, None
 
 
 class InPlaceRowwise(torch.autograd.Function):
@@ -121,28 +136,6 @@ class InPlaceRowwise(torch.autograd.Function):
             (x,) = ctx.saved_tensors
             gradient = ctx.a.x
             rowwise_operator.backward(ctx.a, ctx.stats, ctx.divisor, ctx.row_entropy, (loss, z_loss, lse, entropy), gradient)
-            torch.autograd.graph.increment_version(x)
-        return gradient, None, None
-
-
-class InPlaceContrastive(torch.autograd.Function):
-    """The operator with its gradient in the similarities' memory, written in forward or in backward."""
-
-    @staticmethod
-    def forward(ctx, x, a, in_forward):
-        ctx.a, ctx.once = a._replace(x=x.detach()), None
-        value, *ctx.statistics = contrastive_operator.forward(ctx.a, ctx.a.x if in_forward else None)
-        _keep(ctx, x, in_forward)
-        return value
-
-    @staticmethod
-    def backward(ctx, upstream):
-        gradient = _take(ctx, upstream)
-        if gradient is None:
-            (x,) = ctx.saved_tensors
-            gradient = ctx.a.x
-            row_lse, column_lse = ctx.statistics
-            contrastive_operator.backward(ctx.a, row_lse, column_lse, upstream, gradient)
             torch.autograd.graph.increment_version(x)
         return gradient, None, None
 

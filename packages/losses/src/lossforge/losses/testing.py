@@ -236,4 +236,41 @@ def _fields_first(boxes: Tensor) -> Tensor:
     return boxes.mT.contiguous().mT
 
 
-_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {"elementwise": _elementwise, "rowwise": _rowwise, "boxes": _boxes}
+def _overlap(make: _Make) -> Iterator[Sample]:
+    index = make.index(0, 5, 2, 3, 4)
+    index[0, 1] = -100
+    yield Sample("class index", make.logits(2, 5, 3, 4), index)
+    yield Sample("class index, uint8, one channel", make.logits(2, 5, 3, 4), make.index(0, 5, 2, 1, 3, 4).byte(), {"ignore_index": 3})
+    yield Sample("dense", make.logits(2, 5, 3, 4), make.unit(2, 5, 3, 4))
+    yield Sample("no pixels", make.logits(4, 5), make.index(0, 5, 4))
+    yield Sample("volume", make.logits(2, 3, 2, 3, 4), make.index(0, 3, 2, 2, 3, 4))
+    yield Sample("several programs", make.logits(2, 3, 40, 40), make.index(0, 3, 2, 40, 40))
+    yield Sample("whole tiles", make.logits(1, 4, 32, 64), make.unit(1, 4, 32, 64))
+    yield Sample("one class", make.logits(2, 1, 3, 4), make.unit(2, 1, 3, 4))
+    yield Sample("many classes", make.logits(2, 600, 5, 14), make.index(0, 600, 2, 5, 14))
+    yield Sample("many classes, dense", make.logits(1, 600, 3), make.unit(1, 600, 3), {"batch": True})
+    yield Sample("channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), index)
+    yield Sample("targets transposed", make.logits(2, 5, 3, 4), make.index(0, 5, 2, 4, 3).transpose(1, 2))
+    yield Sample("cropped", make.logits(2, 5, 5, 6)[:, 1:4, 1:4, 2:5], make.unit(2, 3, 5, 6)[:, :, 2:, 3:])
+    yield Sample("three strides", make.logits(2, 3, 4, 6, 8)[:, :, :2, :3, ::2], make.index(0, 3, 2, 2, 3, 4))
+    yield Sample("batch", make.logits(2, 5, 3, 4), index, {"batch": True})
+    yield Sample("without background", make.logits(2, 5, 3, 4), index, {"include_background": False})
+    every = {"weight": make.unit(5), "include_background": False}
+    yield Sample("class weights", make.logits(2, 5, 3, 4), index, {"weight": make.unit(5)})
+    yield Sample("class weights, batch", make.logits(2, 5, 3, 4), make.unit(2, 5, 3, 4), {**every, "batch": True})
+    yield Sample("present only", make.logits(2, 5, 3, 4), index.clamp(max=2), {**every, "present_only": True})
+    sigmoid = {"activation": "sigmoid"}
+    yield Sample("sigmoid", make.logits(2, 5, 3, 4), index, sigmoid)
+    yield Sample("sigmoid, dense", make.logits(2, 11, 3, 4), make.unit(2, 11, 3, 4), sigmoid)
+    mask = make.index(0, 2, 2, 50, 50)
+    mask[:, 3] = 255
+    yield Sample("mask", make.logits(2, 1, 50, 50), mask, {**sigmoid, "ignore_index": 255})
+    yield Sample("mask, batch", make.logits(2, 1, 3, 4), make.index(0, 2, 2, 3, 4), {**sigmoid, "batch": True, "weight": make.unit(1)})
+
+
+_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {
+    "elementwise": _elementwise,
+    "rowwise": _rowwise,
+    "boxes": _boxes,
+    "overlap": _overlap,
+}

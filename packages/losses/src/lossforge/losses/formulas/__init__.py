@@ -1,12 +1,13 @@
 """Each formula twice: as the kernels inline it, and as its plain-torch twin, which autograd differentiates.
 
 The twins of element-wise formulas take (x, y, *hyper) and return the value per element; those of row-wise ones take (z, *hyper),
-z = -ln p of a row's class; those of boxes (boxes1, boxes2, *hyper), and return one value a pair.
+z = -ln p of a row's class; those of boxes (boxes1, boxes2, *hyper), and return one value a pair;
+those of overlap losses (I, P, Y, *hyper), sums over a region.
 """
 
-from lossforge.losses.formulas import binary, box, regression, softmax
+from lossforge.losses.formulas import binary, box, overlap, regression, softmax
 from lossforge.losses.formulas.common import Formula
 
-FORMULAS: dict[str, Formula] = {**regression.FORMULAS, **binary.FORMULAS, **softmax.FORMULAS, **box.FORMULAS}
+FORMULAS: dict[str, Formula] = {**regression.FORMULAS, **binary.FORMULAS, **softmax.FORMULAS, **box.FORMULAS, **overlap.FORMULAS}
 
 __all__ = ["FORMULAS", "Formula"]

@@ -48,6 +48,7 @@ from lossforge.losses.functional.classification import (
 )
 from lossforge.losses.functional.contrastive import clip_loss
 from lossforge.losses.functional.detection import quality_focal_loss, varifocal_loss
+from lossforge.losses.functional.overlap import dice_ce_loss, dice_loss, focal_tversky_loss, jaccard_loss, tversky_loss
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.siglip import siglip_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
@@ -65,11 +66,15 @@ __all__ = [
     "clip_loss",
     "complete_box_iou_loss",
     "cross_entropy",
+    "dice_ce_loss",
+    "dice_loss",
     "distance_box_iou_loss",
     "efficient_box_iou_loss",
+    "focal_tversky_loss",
     "generalized_box_iou_loss",
     "generalized_cross_entropy",
     "huber_loss",
+    "jaccard_loss",
     "l1_loss",
     "logit_adjusted_cross_entropy",
     "mse_loss",
@@ -84,5 +89,6 @@ __all__ = [
     "smooth_l1_loss",
     "smoothed_binary_cross_entropy",
     "softmax_focal_loss",
+    "tversky_loss",
     "varifocal_loss",
 ]

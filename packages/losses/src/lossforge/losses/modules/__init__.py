@@ -31,6 +31,7 @@ from lossforge.losses.modules.classification import (
 )
 from lossforge.losses.modules.contrastive import ClipLoss
 from lossforge.losses.modules.detection import QualityFocalLoss, VarifocalLoss
+from lossforge.losses.modules.overlap import DiceCELoss, DiceLoss, FocalTverskyLoss, JaccardLoss, TverskyLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.siglip import SigLIPLoss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
@@ -45,11 +46,15 @@ __all__ = [
     "ClipLoss",
     "CompleteBoxIoULoss",
     "CrossEntropyLoss",
+    "DiceCELoss",
+    "DiceLoss",
     "DistanceBoxIoULoss",
     "EfficientBoxIoULoss",
+    "FocalTverskyLoss",
     "GeneralizedBoxIoULoss",
     "GeneralizedCrossEntropyLoss",
     "HuberLoss",
+    "JaccardLoss",
     "L1Loss",
     "LogitAdjustedCrossEntropyLoss",
     "MSELoss",
@@ -62,5 +67,6 @@ __all__ = [
     "SigmoidFocalLoss",
     "SmoothL1Loss",
     "SoftmaxFocalLoss",
+    "TverskyLoss",
     "VarifocalLoss",
 ]

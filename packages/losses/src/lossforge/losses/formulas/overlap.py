@@ -1,0 +1,34 @@
+"""Losses of the overlap of predicted and true regions: twins take (I, P, Y, *hyper), each a tensor of a number a region."""
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.formulas import overlap
+from lossforge.losses.formulas.common import Formula
+
+
+def dice_twin(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_dr: float) -> Tensor:
+    return 1 - (2 * i + smooth_nr) / (p + y + smooth_dr)
+
+
+def jaccard_twin(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_dr: float) -> Tensor:
+    return 1 - (i + smooth_nr) / (p + y - i + smooth_dr)
+
+
+def tversky_twin(i: Tensor, p: Tensor, y: Tensor, alpha: float, beta: float, smooth_nr: float, smooth_dr: float) -> Tensor:
+    return 1 - (i + smooth_nr) / (i + alpha * (p - i) + beta * (y - i) + smooth_dr)
+
+
+def focal_tversky_twin(
+    i: Tensor, p: Tensor, y: Tensor, alpha: float, beta: float, gamma: float, smooth_nr: float, smooth_dr: float
+) -> Tensor:
+    rest = tversky_twin(i, p, y, alpha, beta, smooth_nr, smooth_dr)
+    return rest.clamp(min=torch.finfo(rest.dtype).tiny) ** gamma
+
+
+FORMULAS = {
+    "dice": Formula(overlap.dice, dice_twin),
+    "jaccard": Formula(overlap.jaccard, jaccard_twin),
+    "tversky": Formula(overlap.tversky, tversky_twin),
+    "focal_tversky": Formula(overlap.focal_tversky, focal_tversky_twin),
+}
