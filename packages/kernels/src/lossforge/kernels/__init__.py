@@ -1,5 +1,6 @@
 """Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors."""
 
+from lossforge.kernels.divergence_launch import STATS, Divergence, DivergenceSpec, divergence, divergence_backward, planned_divergence
 from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
 from lossforge.kernels.reduce import count, counts_itself, scale_
@@ -9,13 +10,19 @@ from lossforge.kernels.rowwise import Outputs
 
 __all__ = [
     "INTERPRETED",
+    "STATS",
+    "Divergence",
+    "DivergenceSpec",
     "Formulas",
     "Outputs",
     "Spec",
     "count",
     "counts_itself",
+    "divergence",
+    "divergence_backward",
     "elementwise",
     "launch_counts",
+    "planned_divergence",
     "planned_elementwise",
     "planned_rowwise",
     "rowwise",

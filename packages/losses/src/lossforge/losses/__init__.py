@@ -9,6 +9,8 @@ from lossforge.losses.functional import (
     binary_cross_entropy_with_logits,
     cross_entropy,
     huber_loss,
+    js_div_with_logits,
+    kl_div_with_logits,
     l1_loss,
     mse_loss,
     poly_binary_cross_entropy,
@@ -16,12 +18,15 @@ from lossforge.losses.functional import (
     preference_bce_with_logits,
     sigmoid_focal_loss,
     smooth_l1_loss,
+    total_variation_with_logits,
 )
 from lossforge.losses.modules import (
     AsymmetricLossMultiLabel,
     BCEWithLogitsLoss,
     CrossEntropyLoss,
     HuberLoss,
+    JSDivWithLogitsLoss,
+    KLDivWithLogitsLoss,
     L1Loss,
     MSELoss,
     PolyBinaryCrossEntropy,
@@ -29,6 +34,7 @@ from lossforge.losses.modules import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
     SmoothL1Loss,
+    TotalVariationWithLogitsLoss,
 )
 from lossforge.losses.operators.library import backend, plain_torch
 from lossforge.losses.preference import (
@@ -59,6 +65,8 @@ __all__ = [
     "DPOLoss",
     "GRPOLoss",
     "HuberLoss",
+    "JSDivWithLogitsLoss",
+    "KLDivWithLogitsLoss",
     "KTOLoss",
     "L1Loss",
     "MSELoss",
@@ -69,6 +77,7 @@ __all__ = [
     "SigmoidFocalLoss",
     "SimPOLoss",
     "SmoothL1Loss",
+    "TotalVariationWithLogitsLoss",
     "asymmetric_loss_multi_label",
     "backend",
     "binary_cross_entropy_with_logits",
@@ -78,6 +87,8 @@ __all__ = [
     "dpo_loss",
     "grpo_loss",
     "huber_loss",
+    "js_div_with_logits",
+    "kl_div_with_logits",
     "kto_loss",
     "l1_loss",
     "mse_loss",
@@ -90,4 +101,5 @@ __all__ = [
     "sigmoid_focal_loss",
     "simpo_loss",
     "smooth_l1_loss",
+    "total_variation_with_logits",
 ]

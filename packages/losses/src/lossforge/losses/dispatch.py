@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lossforge.losses import reference
+from lossforge.losses import reference, reference_divergence
+from lossforge.losses.operators import divergence as divergence_operator
 from lossforge.losses.operators import elementwise as elementwise_operator
 from lossforge.losses.operators import rowwise as rowwise_operator
+from lossforge.losses.operators.divergence import Arguments as Divergence
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
-from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.operators.library import KERNEL_DTYPES, Once, gradient_in_forward, kernels_apply, plain
 from lossforge.losses.operators.rowwise import Arguments as Rowwise
 from lossforge.losses.repeat import note
 
@@ -40,6 +42,18 @@ def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | No
         *a, forward, a.x.requires_grad and torch.is_grad_enabled() and rowwise_operator.keeps_stats(a, forward)
     )
     return [results[0], *(t if asked else None for t, asked in zip(results[1:5], a.outputs, strict=True))]
+
+
+def divergence(a: Divergence, mode: str | None, inplace: bool) -> Tensor:
+    if a.target.dtype not in KERNEL_DTYPES or not kernels_apply(a.x, a.target, a.weight, a.normalizer):
+        return reference_divergence.divergence(a)
+    forward = gradient_in_forward(mode, a.x, a.reduction)
+    if inplace and _overwrites(a.x):
+        return InPlaceDivergence.apply(a.x, a, forward)
+    if plain(*a.tensors):
+        note(divergence_operator, a, forward)
+        return divergence_operator.direct(a, forward)
+    return torch.ops.lossforge.divergence(*a, forward, a.x.requires_grad and torch.is_grad_enabled() and not forward)[0]
 
 
 def _overwrites(x: Tensor) -> bool:
@@ -93,6 +107,27 @@ class InPlaceRowwise(torch.autograd.Function):
             (x,) = ctx.saved_tensors
             gradient = ctx.a.x
             rowwise_operator.backward(ctx.a, ctx.stats, ctx.divisor, ctx.row_entropy, (loss, z_loss, lse, entropy), gradient)
+            torch.autograd.graph.increment_version(x)
+        return gradient, None, None
+
+
+class InPlaceDivergence(torch.autograd.Function):
+    """The operator with its gradient in the logits' memory, written in forward or in backward."""
+
+    @staticmethod
+    def forward(ctx, x, a, in_forward):
+        ctx.a, ctx.once = a._replace(x=x.detach()), None
+        value, ctx.stats, ctx.divisor = divergence_operator.forward(ctx.a, ctx.a.x if in_forward else None, not in_forward)
+        _keep(ctx, x, in_forward)
+        return value
+
+    @staticmethod
+    def backward(ctx, upstream):
+        gradient = _take(ctx, upstream)
+        if gradient is None:
+            (x,) = ctx.saved_tensors
+            gradient = ctx.a.x
+            divergence_operator.backward(ctx.a, ctx.stats, ctx.divisor, upstream, gradient)
             torch.autograd.graph.increment_version(x)
         return gradient, None, None
 

@@ -146,4 +146,39 @@ def _rowwise(make: _Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(7, 10), index, {"normalizer": 5})
 
 
-_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {"elementwise": _elementwise, "rowwise": _rowwise}
+def _divergence(make: _Make) -> Iterator[Sample]:
+    labels = make.index(0, 10, 7)
+    labels[2] = -100
+    weight = make.unit(7)
+    weight[3] = 0
+    yield Sample("dense", make.logits(7, 10), make.logits(7, 10))
+    yield Sample("teacher in another dtype", make.logits(7, 10), make.logits(7, 10).to(_OTHER[make.dtype]))
+    yield Sample("one class", make.logits(3, 1), make.logits(3, 1))
+    yield Sample("one row", make.logits(1001), make.logits(1001))
+    yield Sample("many classes", make.logits(2, 20_001), make.logits(2, 20_001))
+    yield Sample("many classes, aligned", make.logits(2, 20_480), make.logits(2, 20_480), {"weight": make.unit(2)})
+    yield Sample("row stride", make.logits(5, 20)[:, :11], make.logits(5, 30)[:, 8:19])
+    yield Sample("class stride", make.logits(5, 20)[:, ::2], make.logits(5, 10))
+    yield Sample("transposed", make.logits(11, 5).t(), make.logits(5, 11))
+    yield Sample("expanded", make.logits(5, 11), make.logits(11).expand(5, 11))
+    yield Sample("weights", make.logits(7, 10), make.logits(7, 10), {"weight": weight})
+    yield Sample("mask", make.logits(7, 10), make.logits(7, 10), {"weight": weight > 0.3})
+    yield Sample("labels", make.logits(7, 10), make.logits(7, 10), {"labels": labels})
+    yield Sample(
+        "labels and weights", make.logits(7, 10), make.logits(7, 10), {"labels": labels.int(), "weight": weight, "ignore_index": 3}
+    )
+    yield Sample("image", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4), {"weight": make.unit(2, 3, 4)})
+    image = make.index(0, 5, 2, 4, 8)
+    image[0, 1, ::3] = -100
+    yield Sample("image, rows at once", make.logits(2, 5, 4, 8), make.logits(2, 5, 4, 8), {"labels": image})
+    yield Sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), make.logits(1, 70, 4, 8), {"labels": image[:1]})
+    yield Sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), make.logits(2, 5, 3, 4))
+    yield Sample("image, sliced", make.logits(2, 5, 3, 8)[..., ::2], make.logits(2, 5, 4, 3).transpose(2, 3))
+    yield Sample(
+        "normalizer", make.logits(7, 10), make.logits(7, 10), {"normalizer": torch.tensor(3.0, device=make.device), "labels": labels}
+    )
+    yield Sample("normalizer, number", make.logits(7, 10), make.logits(7, 10), {"normalizer": 5})
+
+
+_OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}
+_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {"elementwise": _elementwise, "rowwise": _rowwise, "divergence": _divergence}

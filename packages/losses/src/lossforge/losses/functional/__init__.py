@@ -27,6 +27,7 @@ from lossforge.losses.functional.binary import (
     preference_bce_with_logits,
     sigmoid_focal_loss,
 )
+from lossforge.losses.functional.divergence import js_div_with_logits, kl_div_with_logits, total_variation_with_logits
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
 
@@ -36,6 +37,8 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "cross_entropy",
     "huber_loss",
+    "js_div_with_logits",
+    "kl_div_with_logits",
     "l1_loss",
     "mse_loss",
     "poly_binary_cross_entropy",
@@ -43,4 +46,5 @@ __all__ = [
     "preference_bce_with_logits",
     "sigmoid_focal_loss",
     "smooth_l1_loss",
+    "total_variation_with_logits",
 ]

@@ -22,10 +22,13 @@ class ElementwiseSettings(Settings, total=False):
     dim: int
 
 
-class Options(Settings, total=False):
+class CallOptions(Settings, total=False):
     """Settings and what each call brings."""
 
     normalizer: float | Tensor | None
+
+
+class Options(CallOptions, total=False):
     target_b: Tensor | None
     lam: float | Tensor | None
 
@@ -34,7 +37,7 @@ class ElementwiseOptions(Options, ElementwiseSettings, total=False):
     pass
 
 
-def check_options(x: Tensor, reduction: str, options: Options, accepted: type) -> Tensor | None:
+def check_options(x: Tensor, reduction: str, options: CallOptions, accepted: type) -> Tensor | None:
     """Check names and values of the options; the normalizer where it is a tensor."""
     for name in options:
         if name not in accepted.__annotations__:
@@ -76,7 +79,7 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def factor(options: Options) -> float:
+def factor(options: CallOptions) -> float:
     """What a number as normalizer multiplies the sum by; a tensor divides on its device."""
     normalizer = options.get("normalizer")
     if normalizer is None or isinstance(normalizer, Tensor):

@@ -12,6 +12,7 @@ from lossforge.losses.modules.binary import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
 )
+from lossforge.losses.modules.divergence import JSDivWithLogitsLoss, KLDivWithLogitsLoss, TotalVariationWithLogitsLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
 
@@ -20,6 +21,8 @@ __all__ = [
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
     "HuberLoss",
+    "JSDivWithLogitsLoss",
+    "KLDivWithLogitsLoss",
     "L1Loss",
     "MSELoss",
     "PolyBinaryCrossEntropy",
@@ -27,4 +30,5 @@ __all__ = [
     "PreferenceBCEWithLogitsLoss",
     "SigmoidFocalLoss",
     "SmoothL1Loss",
+    "TotalVariationWithLogitsLoss",
 ]
