@@ -13,12 +13,14 @@ import torch._dynamo.testing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossforge.losses import cross_entropy
-from lossforge.losses.operators import elementwise, rowwise
+from lossforge.losses.operators import divergence, elementwise, rowwise
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.testing import error, run, samples
+from lossforge.losses.testing import error, plain_sample, run, samples
 
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+INDEXED = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.takes_indices], ids=lambda loss: loss.name)
 COMPILED = ("dense", "class index", "class index, middle dimension", "mixup pair", "image", "probabilities", "class weights and smoothing")
+COMPILED += ("labels",)
 
 
 class Operators(TorchDispatchMode):
@@ -56,7 +58,7 @@ def test_opcheck(loss, device):
 
 
 def test_schemas_match_their_arguments():
-    for template in (elementwise, rowwise):
+    for template in (divergence, elementwise, rowwise):
         assert [a.split()[-1] for a in template.SCHEMA.split(", ")] == list(template.Arguments._fields)
 
 
@@ -79,12 +81,12 @@ def test_compile_without_graph_breaks(loss, device):
             assert error(x.grad, exact.gradient * upstream) < 3e-6, sample.name
 
 
-@EACH
+@INDEXED
 def test_compile_does_not_recompile(loss, device):
     """Over the number of rows, and over λ where it is a tensor; as everywhere in torch, other numbers are constants of the graph."""
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = plain_sample(loss, device)
     kept = sample.target >= 0
     x, target = sample.x[kept], sample.target[kept]
     compiled = torch.compile(
@@ -102,7 +104,7 @@ def test_inductor(name, device):
     """Around the operator, whichever template: compiled code before and after it."""
     loss = LOSSES[name]
     torch._dynamo.reset()
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = plain_sample(loss, device)
     x = sample.x.detach().requires_grad_()
     compiled = torch.compile(lambda x: loss.function(x.sin().abs(), sample.target, reduction="sum") * 2, fullgraph=True)
     compiled(x).backward()
@@ -117,7 +119,7 @@ def test_export(loss, device):
         def forward(self, x, target):
             return loss.function(x * 2, target, reduction="mean")
 
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = plain_sample(loss, device)
     x = sample.x / 2
     program = torch.export.export(Model(), (x, sample.target))
     assert any("lossforge" in str(node.target) for node in program.graph.nodes)
@@ -126,7 +128,7 @@ def test_export(loss, device):
 
 @EACH
 def test_torch_func(loss, device):
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = plain_sample(loss, device)
 
     def call(x, target):
         return loss.function(x, target, reduction="sum")
@@ -145,7 +147,7 @@ def test_torch_func(loss, device):
 
 @EACH
 def test_forward_mode(loss, device):
-    sample = next(s for s in samples(loss, device) if s.name == "class index")
+    sample = plain_sample(loss, device)
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
     direction = torch.rand_like(sample.x)
     with torch.autograd.forward_ad.dual_level():
@@ -158,7 +160,7 @@ def test_forward_mode(loss, device):
 
 @EACH
 def test_autocast_takes_half_precision_logits(loss, device):
-    sample = next(s for s in samples(loss, device, torch.bfloat16) if s.name == "class index")
+    sample = plain_sample(loss, device, torch.bfloat16)
     with torch.autocast(device, torch.bfloat16):
         ours = run(loss.function, sample, reduction="mean")
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")

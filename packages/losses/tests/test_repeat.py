@@ -12,12 +12,13 @@ from lossforge.losses import (
     binary_cross_entropy_with_logits,
     checks,
     cross_entropy,
+    kl_div_with_logits,
     l1_loss,
     plain_torch,
     repeat,
     sigmoid_focal_loss,
 )
-from lossforge.losses.operators import elementwise, library, rowwise
+from lossforge.losses.operators import divergence, elementwise, library, rowwise
 from lossforge.losses.testing import error
 
 
@@ -33,6 +34,7 @@ def paths(monkeypatch):
     noted(repeat.Total, "__call__", "kept")
     noted(rowwise, "direct", "direct")
     noted(elementwise, "direct", "direct")
+    noted(divergence, "direct", "direct")
     return seen
 
 
@@ -51,7 +53,8 @@ def focal(x, y):
     return sigmoid_focal_loss(x, y, reduction="mean")
 
 
-LOSSES = pytest.mark.parametrize("loss", [focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits], ids=lambda f: f.__name__)
+KEPT = [focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits, kl_div_with_logits]
+LOSSES = pytest.mark.parametrize("loss", KEPT, ids=lambda f: f.__name__)
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def pair(device):
     """Logits and dense targets of the shape of which every loss here has kept a call, with gradient and without."""
     x = torch.randn(6, 5, device=device, requires_grad=True)
     y = torch.rand(6, 5, device=device).softmax(1)
-    for loss in (focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits):
+    for loss in KEPT:
         for _ in range(2):
             loss(x, y).backward()
             loss(x.detach(), y)

@@ -12,7 +12,7 @@ With SWAP the logits play q's part and the teacher p's: KL(q ‖ p) becomes KL(p
 import triton
 import triton.language as tl
 
-from lossforge.kernels.divergence_rows import accumulate_both, both, merge_both, of_tile, row_weight, value_and_slope
+from lossforge.kernels.divergence_rows import accumulate_both, both, divergence_gradient, merge_both, of_tile, row_weight, value_and_slope
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, finish, over
 from lossforge.kernels.rows import LOWEST, columns, in_row, leftovers, near, row_start, store_tile, whole
@@ -135,13 +135,13 @@ def divergence_kernel(
                     tile_x, tile_t = both(x, teacher, start, begin, at + lanes, near_it, float("-inf"), WIDE, LATER)
                     if SHIFT > 1:
                         tile_x, tile_t = tl.where(here, tile_x, float("-inf")), tl.where(here, tile_t, float("-inf"))
-                    f, h, _ = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
+                    f, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
                     f_sum += tl.sum(tl.reshape(f, [BR, BC // VEC, VEC]), 2)
                     slopes += tl.sum(tl.reshape(h, [BR, BC // VEC, VEC]), 2)
             for back in tl.range(low, stop, BC):  # what was read last is likelier still in the cache
                 at = stop + low - BC - back
                 tile_x, tile_t = both(x, teacher, start, begin, at + lanes, None if BR == 1 else mask, float("-inf"), WIDE, LATER)
-                f, h, _ = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
+                f, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
                 f_sum += tl.sum(tl.reshape(f, [BR, BC // VEC, VEC]), 2)
                 slopes += tl.sum(tl.reshape(h, [BR, BC // VEC, VEC]), 2)
             value, h_sum = tl.sum(f_sum, 1), tl.sum(slopes, 1)
@@ -179,8 +179,9 @@ def divergence_kernel(
                     here = in_row(columns(at + lanes, first, SHIFT), classes, SHIFT)
                     near_it = mask & near(at + lanes, end, here, SHIFT)
                     tile_x, tile_t = both(x, teacher, start, begin, at + lanes, near_it, 0.0, WIDE, "evict_first")
-                    _, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-                    g = tl.where(keep[:, None], (h - p * h_sum[:, None]) * share[:, None], 0.0)
+                    g = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+                    if ROWS > 1:
+                        g = tl.where(keep[:, None], g, 0.0)
                     written = inside[:, None] & whole(at + lanes, first, end, here, SHIFT)
                     store_tile(g, gradient, to, at + lanes, written, WIDE, "evict_first")
             for back in tl.range(low, high, BC):
@@ -188,16 +189,15 @@ def divergence_kernel(
                 if sums is None:
                     at = back  # the sweep before it ended at the beginning
                 tile_x, tile_t = both(x, teacher, start, begin, at + lanes, mask, 0.0, WIDE, "evict_first")
-                _, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-                g = (h - p * h_sum[:, None]) * share[:, None]
+                g = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
                 if ROWS > 1:
                     g = tl.where(keep[:, None], g, 0.0)
                 store_tile(g, gradient, to, at + lanes, None if BR == 1 else inside[:, None], WIDE, "evict_first")
             if SHIFT > 1:
                 rest, left = leftovers(first, end, classes, SHIFT)
                 tile_x, tile_t = both(x, teacher, start, begin, rest, keep[:, None] & left, 0.0, WIDE, "")
-                _, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-                store_tile((h - p * h_sum[:, None]) * share[:, None], gradient, to, rest, inside[:, None] & left, WIDE, "")
+                few = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+                store_tile(few, gradient, to, rest, inside[:, None] & left, WIDE, "")
     if ONE_TILE:
         if sum is not None:
             finish(tl.sum(value, 0), sum, scale)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from lossforge.kernels.divergence_rows import both, of_tile, row_weight
+from lossforge.kernels.divergence_rows import both, divergence_gradient, row_weight
 from lossforge.kernels.math import LOG2E
 from lossforge.kernels.reduce import divided
 from lossforge.kernels.rows import columns, in_row, leftovers, near, row_start, store_tile, whole
@@ -69,8 +69,7 @@ def divergence_backward_kernel(
     upstream = tl.load(upstream_ptr + at * upstream_stride, mask=inside, other=0.0).to(tl.float32)
     share = tl.where(keep, upstream * w * scale * inverse, 0.0)
     rate = inverse * LOG2E
-    _, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-    g = (h - p * h_sum[:, None]) * share[:, None]  # 0 in rows not kept
+    g = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)  # 0 in rows not kept
     if ROWS > 1:
         g = tl.where(keep[:, None], g, 0.0)
     store_tile(g, gradient, to, lanes, inside[:, None] & whole(lanes, first, end, here, SHIFT), WIDE, "")
@@ -78,5 +77,5 @@ def divergence_backward_kernel(
         if tl.program_id(1) == 0:
             rest, left = leftovers(first, end, classes, SHIFT)
             few_x, few_t = both(x, teacher, start, begin, rest, keep[:, None] & left, 0.0, WIDE, "")
-            _, h, p = of_tile(few_x, few_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-            store_tile((h - p * h_sum[:, None]) * share[:, None], gradient, to, rest, inside[:, None] & left, WIDE, "")
+            few = divergence_gradient(few_x, few_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+            store_tile(few, gradient, to, rest, inside[:, None] & left, WIDE, "")

@@ -105,3 +105,10 @@ def of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms: tl.constexpr, hyper, SW
     lq, q = log_softmax(t, top_t, ls_t, rate)
     f, h = value_and_slope(lp, lq, p, q, terms, hyper, SWAP)
     return f, h, p
+
+
+@triton.jit
+def divergence_gradient(x, t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+    """(h - p Σ h) · share of tiles of logits and teacher."""
+    _, h, p = of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
+    return (h - p * h_sum[:, None]) * share[:, None]

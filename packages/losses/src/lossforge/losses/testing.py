@@ -83,6 +83,12 @@ def samples(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32,
         yield Sample(f"options {options}", plain.x, plain.target, options)
 
 
+def plain_sample(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Sample:
+    """The simplest call of a loss: with class indices where it takes them."""
+    name = "class index" if loss.takes_indices else "dense"
+    return next(s for s in samples(loss, device, dtype) if s.name == name)
+
+
 def _elementwise(make: _Make) -> Iterator[Sample]:
     yield Sample("dense", make.logits(7, 33), make.unit(7, 33))
     yield Sample("one dimension", make.logits(1037), make.unit(1037))
@@ -164,19 +170,18 @@ def _divergence(make: _Make) -> Iterator[Sample]:
     yield Sample("weights", make.logits(7, 10), make.logits(7, 10), {"weight": weight})
     yield Sample("mask", make.logits(7, 10), make.logits(7, 10), {"weight": weight > 0.3})
     yield Sample("labels", make.logits(7, 10), make.logits(7, 10), {"labels": labels})
-    yield Sample(
-        "labels and weights", make.logits(7, 10), make.logits(7, 10), {"labels": labels.int(), "weight": weight, "ignore_index": 3}
-    )
-    yield Sample("image", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4), {"weight": make.unit(2, 3, 4)})
+    both = {"labels": labels.int(), "weight": weight, "ignore_index": 3}
+    yield Sample("labels and weights", make.logits(7, 10), make.logits(7, 10), both)
+    yield Sample("image", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4))
+    yield Sample("image, weights", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4), {"weight": make.unit(2, 3, 4)})
     image = make.index(0, 5, 2, 4, 8)
     image[0, 1, ::3] = -100
     yield Sample("image, rows at once", make.logits(2, 5, 4, 8), make.logits(2, 5, 4, 8), {"labels": image})
     yield Sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), make.logits(1, 70, 4, 8), {"labels": image[:1]})
     yield Sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), make.logits(2, 5, 3, 4))
     yield Sample("image, sliced", make.logits(2, 5, 3, 8)[..., ::2], make.logits(2, 5, 4, 3).transpose(2, 3))
-    yield Sample(
-        "normalizer", make.logits(7, 10), make.logits(7, 10), {"normalizer": torch.tensor(3.0, device=make.device), "labels": labels}
-    )
+    divisor = torch.tensor(3.0, device=make.device)
+    yield Sample("normalizer", make.logits(7, 10), make.logits(7, 10), {"normalizer": divisor, "labels": labels})
     yield Sample("normalizer, number", make.logits(7, 10), make.logits(7, 10), {"normalizer": 5})
 
 

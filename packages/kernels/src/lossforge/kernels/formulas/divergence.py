@@ -37,5 +37,5 @@ def js(lp, lq, p, q, beta):
 def total_variation(lp, lq, p, q):
     """½ Σ |p - q|."""
     d = p - q
-    slope = tl.where(d > 0.0, 0.5, tl.where(d < 0.0, -0.5, 0.0))
+    slope = tl.where(d > 0.0, 0.5, tl.where(d < 0.0, -0.5, d))  # 0 or nan
     return 0.5 * tl.abs(d), slope * p, -slope * q

@@ -16,8 +16,8 @@ class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
     template: "elementwise", "rowwise" or "divergence". domain: "logits" or "probabilities". options: argument sets beside the defaults that
-    tests and benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, or of a module class whose
-    options are the function's, where there is one.
+    tests and benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, or of a module
+    class whose options are the function's, where there is one.
     """
 
     name: str
@@ -30,6 +30,11 @@ class Loss:
     domain: str = "logits"
     judge: str | None = None
     paper: str = ""
+
+    @property
+    def takes_indices(self) -> bool:
+        """Whether a target may be a class index a row, and a mixup pair of them."""
+        return self.template in ("elementwise", "rowwise")
 
     @property
     def kernel(self) -> Formula:
