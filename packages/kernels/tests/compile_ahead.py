@@ -80,6 +80,9 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
     if loss.template == "divergence":
         yield from large_divergence(dtype)
         return
+    if loss.template == "topk":
+        yield from large_topk(dtype)
+        return
     if loss.template == "elementwise":
         yield Sample("aligned", torch.zeros(64, 64, dtype=dtype), torch.zeros(64, 64, dtype=dtype))
         yield Sample("big tiles", torch.zeros(1).to(dtype).expand(2**11, 2**10), torch.zeros(2**11, dtype=torch.int64))
@@ -120,6 +123,16 @@ def large_divergence(dtype: torch.dtype) -> Iterator[Sample]:
         x, pixels = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 32, 32, dtype=torch.int64)
         yield Sample(f"pixels, {classes} classes", x, x.clone(), {"labels": pixels})
         yield Sample(f"pixels, {classes} classes, another dtype", x, x.to(other), {"weight": torch.ones(2, 32, 32)})
+
+
+def large_topk(dtype: torch.dtype) -> Iterator[Sample]:
+    for classes, k in ((16, 4), (1000, 10), (8192, 20), (32000, 64), (50257, 256)):
+        index, values = torch.zeros(32, k, dtype=torch.int32), {"values": torch.zeros(32, k, dtype=dtype)}
+        yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), index, values)
+        yield Sample(f"{classes} classes, tail", torch.zeros(32, classes, dtype=dtype), index.long(), {**values, "tail": True})
+    for classes in (21, 150):
+        x, index = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 4, 32, 32, dtype=torch.int64)
+        yield Sample(f"pixels, {classes} classes", x, index, {"values": index.to(dtype), "labels": index[:, 0].contiguous()})
 
 
 def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:

@@ -117,7 +117,7 @@ def test_inductor(name, device):
 def test_export(loss, device):
     class Model(torch.nn.Module):
         def forward(self, x, target):
-            return loss.function(x * 2, target, reduction="mean")
+            return loss.function(x * 2, target, **sample.kwargs, reduction="mean")
 
     sample = plain_sample(loss, device)
     x = sample.x / 2
@@ -130,18 +130,19 @@ def test_export(loss, device):
 def test_torch_func(loss, device):
     sample = plain_sample(loss, device)
 
-    def call(x, target):
-        return loss.function(x, target, reduction="sum")
+    def call(x, target, **kwargs):
+        return loss.function(x, target, **kwargs, reduction="sum")
 
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
-    assert error(torch.func.grad(call)(sample.x, sample.target), exact.gradient) < 3e-6
-    per_sample = torch.func.vmap(torch.func.grad(call))(sample.x.unsqueeze(1), sample.target.unsqueeze(1)).squeeze(1)
+    assert error(torch.func.grad(call)(sample.x, sample.target, **sample.kwargs), exact.gradient) < 3e-6
+    rows = {name: t.unsqueeze(1) for name, t in sample.kwargs.items()}
+    per_sample = torch.func.vmap(torch.func.grad(call))(sample.x.unsqueeze(1), sample.target.unsqueeze(1), **rows).squeeze(1)
     assert error(per_sample, exact.gradient) < 3e-6
     direction = torch.rand_like(sample.x)
-    value, slope = torch.func.jvp(lambda x: call(x, sample.target), (sample.x,), (direction,))
+    value, slope = torch.func.jvp(lambda x: call(x, sample.target, **sample.kwargs), (sample.x,), (direction,))
     assert error(value, exact.value) < 3e-6
     assert error(slope, (direction * exact.gradient).sum()) < 1e-5
-    compiled = torch.compile(torch.func.grad(call), backend="aot_eager")(sample.x, sample.target)
+    compiled = torch.compile(torch.func.grad(call), backend="aot_eager")(sample.x, sample.target, **sample.kwargs)
     assert error(compiled, exact.gradient) < 3e-6
 
 
@@ -152,7 +153,7 @@ def test_forward_mode(loss, device):
     direction = torch.rand_like(sample.x)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(sample.x, direction)
-        value = loss.function(dual, sample.target, reduction="sum")
+        value = loss.function(dual, sample.target, **sample.kwargs, reduction="sum")
         slope = torch.autograd.forward_ad.unpack_dual(value).tangent
     assert slope is not None
     assert error(slope, (direction * exact.gradient).sum()) < 1e-5

@@ -54,6 +54,7 @@ def focal(x, y):
 
 
 KEPT = [focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits, kl_div_with_logits]
+OPERATORS = {cross_entropy: "rowwise", kl_div_with_logits: "divergence"}
 LOSSES = pytest.mark.parametrize("loss", KEPT, ids=lambda f: f.__name__)
 
 
@@ -177,7 +178,7 @@ def test_kept_calls_are_bounded(device, monkeypatch):
 def test_modes_see_the_operator(loss, pair, paths):
     """Backward too: a graph made outside the mode launches on plain tensors, one made inside shows both operators."""
     x, y = pair
-    name = "rowwise" if loss is cross_entropy else "elementwise"
+    name = OPERATORS.get(loss, "elementwise")
     with Operators() as operators:
         value = loss(x, y)
         torch.autograd.grad(value, x, retain_graph=True)
@@ -264,7 +265,7 @@ def test_many_upstreams_at_once(loss, pair):
 def test_tracers(loss, pair, paths):
     x, y = pair
     x = x.detach()
-    name = "rowwise" if loss is cross_entropy else "elementwise"
+    name = OPERATORS.get(loss, "elementwise")
     assert f"lossforge.{name}" in make_fx(lambda x, y: loss(x, y))(x, y).code
     if name == "elementwise":  # torch.jit.trace takes no list of bool, which rowwise has
         assert f"lossforge::{name}" in str(torch.jit.trace(lambda x, y: loss(x, y), (x, y), check_trace=False).graph)

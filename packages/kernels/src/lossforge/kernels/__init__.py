@@ -7,6 +7,7 @@ from lossforge.kernels.reduce import count, counts_itself, scale_
 from lossforge.kernels.row_launch import planned_rowwise, rowwise, rowwise_backward
 from lossforge.kernels.row_layout import Spec
 from lossforge.kernels.rowwise import Outputs
+from lossforge.kernels.topk_launch import TopKSpec, topk_divergence, topk_divergence_backward
 
 __all__ = [
     "INTERPRETED",
@@ -16,6 +17,7 @@ __all__ = [
     "Formulas",
     "Outputs",
     "Spec",
+    "TopKSpec",
     "count",
     "counts_itself",
     "divergence",
@@ -28,4 +30,6 @@ __all__ = [
     "rowwise",
     "rowwise_backward",
     "scale_",
+    "topk_divergence",
+    "topk_divergence_backward",
 ]

@@ -18,6 +18,7 @@ from lossforge.losses.functional import (
     preference_bce_with_logits,
     sigmoid_focal_loss,
     smooth_l1_loss,
+    topk_kl_div_with_logits,
     total_variation_with_logits,
 )
 from lossforge.losses.modules import (
@@ -34,6 +35,7 @@ from lossforge.losses.modules import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
     SmoothL1Loss,
+    TopKKLDivWithLogitsLoss,
     TotalVariationWithLogitsLoss,
 )
 from lossforge.losses.operators.library import backend, plain_torch
@@ -77,6 +79,7 @@ __all__ = [
     "SigmoidFocalLoss",
     "SimPOLoss",
     "SmoothL1Loss",
+    "TopKKLDivWithLogitsLoss",
     "TotalVariationWithLogitsLoss",
     "asymmetric_loss_multi_label",
     "backend",
@@ -101,5 +104,6 @@ __all__ = [
     "sigmoid_focal_loss",
     "simpo_loss",
     "smooth_l1_loss",
+    "topk_kl_div_with_logits",
     "total_variation_with_logits",
 ]

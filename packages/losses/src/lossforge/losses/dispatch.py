@@ -45,7 +45,8 @@ def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | No
 
 
 def divergence(a: Divergence, mode: str | None, inplace: bool) -> Tensor:
-    if a.target.dtype not in KERNEL_DTYPES or not kernels_apply(a.x, a.target, a.weight, a.normalizer):
+    teacher = a.target if a.values is None else a.values
+    if teacher.dtype not in KERNEL_DTYPES or not kernels_apply(a.x, teacher, a.weight, a.normalizer):
         return reference_divergence.divergence(a)
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):

@@ -39,3 +39,24 @@ def total_variation(
     """As the mass that p has more than q, Σ max(p - q, 0)."""
     p, q = (x / temperature).softmax(1), (teacher / temperature).softmax(1)
     return _reduced((p - q).clamp(min=0).sum(1), reduction) * (temperature**2 if temperature_squared else 1)
+
+
+def topk_kl_div(
+    x: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+    renormalize: bool = False,
+    tail: bool = False,
+    temperature_squared: bool = True,
+) -> Tensor:
+    """With a dense teacher, and the tail as the sum of the student's other probabilities."""
+    q = (values / temperature).softmax(1) if renormalize else values.exp()
+    teacher = torch.zeros_like(x).scatter(1, indices, q)
+    p = (x / temperature).softmax(1)
+    per_row = F.kl_div(p.log(), teacher, reduction="none").sum(1)
+    if tail:
+        left = torch.ones_like(x).scatter(1, indices, 0.0)
+        per_row = per_row + F.kl_div((p * left).sum(1).log(), 1 - q.sum(1), reduction="none")
+    return _reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)

@@ -80,7 +80,7 @@ def samples(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32,
     yield from template(make)
     plain = next(template(make))
     for options in loss.options:
-        yield Sample(f"options {options}", plain.x, plain.target, options)
+        yield Sample(f"options {options}", plain.x, plain.target, {**plain.kwargs, **options})
 
 
 def plain_sample(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Sample:
@@ -185,5 +185,42 @@ def _divergence(make: _Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(7, 10), make.logits(7, 10), {"normalizer": 5})
 
 
+def _topk(make: _Make) -> Iterator[Sample]:
+    def sample(name: str, x: Tensor, k: int, kwargs: dict[str, Any] | None = None) -> Sample:
+        """The teacher's k largest of log-probabilities of its own."""
+        dim = 0 if x.ndim == 1 else 1
+        values, indices = make.logits(*x.shape).float().log_softmax(dim).topk(k, dim)
+        return Sample(name, x, indices, {"values": values.to(make.dtype), **(kwargs or {})})
+
+    weight, labels = make.unit(7), make.index(0, 10, 7)
+    weight[3], labels[2] = 0, -100
+    yield sample("dense", make.logits(7, 10), 4)
+    yield sample("one entry", make.logits(7, 10), 1)
+    yield sample("all entries", make.logits(3, 8), 8)
+    yield sample("one row", make.logits(1001), 20)
+    yield sample("many classes", make.logits(2, 9001), 33)
+    yield sample("many classes, aligned, tail", make.logits(2, 20_480), 16, {"tail": True, "weight": make.unit(2)})
+    yield sample("row stride", make.logits(5, 20)[:, :11], 3)
+    yield sample("transposed", make.logits(11, 5).t(), 3)
+    yield sample("labels", make.logits(7, 10), 4, {"labels": labels})
+    yield sample("weights", make.logits(7, 10), 4, {"weight": weight, "labels": labels.int(), "ignore_index": 3})
+    image = make.index(0, 5, 2, 4, 8)
+    image[0, 1, ::3] = -100
+    yield sample("image", make.logits(2, 5, 3, 4), 2)
+    yield sample("image, rows at once", make.logits(2, 5, 4, 8), 2, {"labels": image})
+    yield sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), 5, {"labels": image[:1], "tail": True})
+    yield sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), 2)
+    yield sample("normalizer", make.logits(7, 10), 4, {"normalizer": torch.tensor(3.0, device=make.device)})
+    absent = sample("absent entries", make.logits(7, 10), 4)
+    absent.target[1:3, 2:] = -1
+    absent.target[4] = -1
+    yield absent
+
+
 _OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}
-_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {"elementwise": _elementwise, "rowwise": _rowwise, "divergence": _divergence}
+_SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {
+    "elementwise": _elementwise,
+    "rowwise": _rowwise,
+    "divergence": _divergence,
+    "topk": _topk,
+}

@@ -27,7 +27,12 @@ from lossforge.losses.functional.binary import (
     preference_bce_with_logits,
     sigmoid_focal_loss,
 )
-from lossforge.losses.functional.divergence import js_div_with_logits, kl_div_with_logits, total_variation_with_logits
+from lossforge.losses.functional.divergence import (
+    js_div_with_logits,
+    kl_div_with_logits,
+    topk_kl_div_with_logits,
+    total_variation_with_logits,
+)
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
 
@@ -46,5 +51,6 @@ __all__ = [
     "preference_bce_with_logits",
     "sigmoid_focal_loss",
     "smooth_l1_loss",
+    "topk_kl_div_with_logits",
     "total_variation_with_logits",
 ]

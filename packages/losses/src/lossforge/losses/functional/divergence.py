@@ -11,7 +11,8 @@ reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; 
     number of elements; "sum"; "none": one value a row, in the shape (N, d…). For (N, C) "batchmean" and "mean" are the same. Rows that are
     left out do not count in either.
 temperature_squared: multiply by temperature², so that gradients keep their size (Hinton et al. 2015, arXiv 1503.02531).
-weight: (N, d…), floating or bool, a factor a row; the means divide by its sum. Rows of weight 0 are left out: they are not read.
+weight: (N, d…), floating or bool, a factor a row; the means divide by its sum. Rows of weight 0 are left out: they are not read,
+    unless weight requires grad.
 labels, ignore_index: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.
 """
 
@@ -152,6 +153,65 @@ def total_variation_with_logits(
     )
 
 
+@repeated
+def topk_kl_div_with_logits(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    indices: Tensor,  # (K,), (N, K), (N, K, d…)
+    values: Tensor,  # as indices
+    temperature: float = 1.0,
+    reduction: str = "batchmean",
+    *,
+    renormalize: bool = False,
+    tail: bool = False,
+    temperature_squared: bool = True,
+    weight: Tensor | None = None,  # (), (N,), (N, d…)
+    labels: Tensor | None = None,  # as weight
+    ignore_index: int = -100,
+    **options: Unpack[CallOptions],
+) -> Tensor:
+    """Kullback-Leibler divergence from a teacher of which the K likeliest classes of each row are known; no dense teacher is built.
+
+    L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
+
+    Args: indices: the classes, of any integer dtype, different from each other within a row; -1 for no entry. values: natural logarithms of
+    the teacher's probabilities at temperature T, or with `renormalize` its logits (or log-probabilities at temperature 1), of which
+    q = softmax(values / T) over the K. tail: the classes that are not among the K count as one more, as in TRL; needs values that are not
+    renormalised. 1 - Σ p[i] is at least 2⁻²⁴. Others: see lossforge.losses.functional.divergence and lossforge.losses.functional.
+    Returns: a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
+    """
+    checks.floating("input", input)
+    checks.floating_beside("values", values, input)
+    if input.ndim == 0:
+        raise ValueError("input must have a dimension of classes, got a 0-d tensor")
+    if renormalize and tail:
+        raise ValueError("tail needs probabilities that leave some to the other classes, got renormalize=True")
+    class_dim = 0 if input.ndim == 1 else 1
+    indices = checks.indices("indices", indices, None, input, 0, input.shape[class_dim], -1, options.get("validate"))
+    k = indices.shape[class_dim] if indices.ndim == input.ndim else 0
+    entries = tuple(k if d == class_dim else n for d, n in enumerate(input.shape))
+    if k == 0 or indices.shape != entries:
+        raise ValueError(f"indices must have K classes for each row of input, {tuple(input.shape)}, got shape {tuple(indices.shape)}")
+    if values.shape != indices.shape:
+        raise ValueError(f"values must have the shape of indices, {tuple(indices.shape)}, got {tuple(values.shape)}")
+    return _loss(
+        "topk_kl",
+        input,
+        indices,
+        [1.0 * renormalize, 1.0 * tail],
+        False,
+        temperature,
+        reduction,
+        temperature_squared,
+        weight,
+        labels,
+        ignore_index,
+        options,
+        values,
+    )
+
+
 def _loss(
     loss: str,
     x: Tensor,
@@ -165,14 +225,16 @@ def _loss(
     labels: Tensor | None,
     ignore_index: int,
     options: CallOptions,
+    values: Tensor | None = None,
 ) -> Tensor:
-    """Check arguments and compute."""
-    checks.floating("input", x)
-    if x.ndim == 0:
-        raise ValueError("input must have a dimension of classes, got a 0-d tensor")
-    checks.floating_beside("target_logits", teacher, x)
-    if teacher.shape != x.shape:
-        raise ValueError(f"target_logits must have the shape of input, {tuple(x.shape)}, got {tuple(teacher.shape)}")
+    """Check arguments and compute. teacher: logits, or with `values` indices, both checked."""
+    if values is None:
+        checks.floating("input", x)
+        if x.ndim == 0:
+            raise ValueError("input must have a dimension of classes, got a 0-d tensor")
+        checks.floating_beside("target_logits", teacher, x)
+        if teacher.shape != x.shape:
+            raise ValueError(f"target_logits must have the shape of input, {tuple(x.shape)}, got {tuple(teacher.shape)}")
     checks.number("temperature", temperature, 0.0, exclusive=True)
     checks.one_of("reduction", reduction, REDUCTIONS)
     batchmean = reduction == "batchmean"
@@ -195,7 +257,7 @@ def _loss(
     one = x.ndim == 1
     if one:
         x, teacher = x.unsqueeze(0), teacher.unsqueeze(0)
-        weight, labels = (None if t is None else t.unsqueeze(0) for t in (weight, labels))
+        values, weight, labels = (None if t is None else t.unsqueeze(0) for t in (values, weight, labels))
     scale = factor(options)
     if batchmean and options.get("normalizer") is None:
         for n in x.shape[2:]:
@@ -206,6 +268,7 @@ def _loss(
         loss,
         x,
         teacher,
+        values,
         labels,
         weight,
         divisor,

@@ -12,7 +12,12 @@ from lossforge.losses.modules.binary import (
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
 )
-from lossforge.losses.modules.divergence import JSDivWithLogitsLoss, KLDivWithLogitsLoss, TotalVariationWithLogitsLoss
+from lossforge.losses.modules.divergence import (
+    JSDivWithLogitsLoss,
+    KLDivWithLogitsLoss,
+    TopKKLDivWithLogitsLoss,
+    TotalVariationWithLogitsLoss,
+)
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.softmax import CrossEntropyLoss
 
@@ -30,5 +35,6 @@ __all__ = [
     "PreferenceBCEWithLogitsLoss",
     "SigmoidFocalLoss",
     "SmoothL1Loss",
+    "TopKKLDivWithLogitsLoss",
     "TotalVariationWithLogitsLoss",
 ]

@@ -78,3 +78,34 @@ class TotalVariationWithLogitsLoss(LossModule):
     ) -> None:
         settings = {"temperature": temperature, "temperature_squared": temperature_squared, "ignore_index": ignore_index}
         super().__init__(reduction, {}, settings, options)
+
+
+class TopKKLDivWithLogitsLoss(LossModule):
+    """Kullback-Leibler divergence from a teacher's K likeliest classes: see functional.topk_kl_div_with_logits.
+
+    forward(input, indices, values=…).
+    """
+
+    function = staticmethod(functional.topk_kl_div_with_logits)
+    accepted = Settings
+    reductions = REDUCTIONS
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        reduction: str = "batchmean",
+        *,
+        renormalize: bool = False,
+        tail: bool = False,
+        temperature_squared: bool = True,
+        ignore_index: int = -100,
+        **options: Unpack[Settings],
+    ) -> None:
+        settings = {
+            "temperature": temperature,
+            "renormalize": renormalize,
+            "tail": tail,
+            "temperature_squared": temperature_squared,
+            "ignore_index": ignore_index,
+        }
+        super().__init__(reduction, {}, settings, options)

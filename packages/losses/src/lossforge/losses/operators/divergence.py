@@ -15,8 +15,9 @@ from lossforge.losses.reference_divergence import divergence as reference
 class Arguments(NamedTuple):
     """Arguments of the operator, for logits x (N, C, d…).
 
-    target: the teacher's logits (N, C, d…). labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…). swap: the
-    logits play the part of the formula's q, the teacher that of p.
+    target: the teacher's logits (N, C, d…); with values (N, K, d…), the teacher's K classes, indices of that shape. labels, of which
+    ignore_index leaves a row out, and weight, of which 0 does: (N, d…). swap: the logits play the part of the formula's q, the teacher
+    that of p.
     The value is Σ (or, with reduction "none", each) loss · weight · factor / divisor. The divisor is `normalizer` where given, else with
     reduction "mean" the weights of the rows not left out.
     """
@@ -24,6 +25,7 @@ class Arguments(NamedTuple):
     loss: str
     x: Tensor
     target: Tensor
+    values: Tensor | None
     labels: Tensor | None
     weight: Tensor | None
     normalizer: Tensor | None
@@ -37,33 +39,31 @@ class Arguments(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        return self[1:6]
+        return self[1:7]
 
 
 SCHEMA = (
-    "str loss, Tensor x, Tensor target, Tensor? labels, Tensor? weight, Tensor? normalizer, float[] hyper, bool swap, float temperature, "
-    "int ignore_index, float factor, str reduction, bool empty_is_zero"
+    "str loss, Tensor x, Tensor target, Tensor? values, Tensor? labels, Tensor? weight, Tensor? normalizer, float[] hyper, bool swap, "
+    "float temperature, int ignore_index, float factor, str reduction, bool empty_is_zero"
 )
 define("divergence", f"({SCHEMA}, bool gradient, bool keep) -> (Tensor loss, Tensor stats, Tensor divisor, Tensor gradient)")
 define("divergence_backward", f"({SCHEMA}, Tensor? stats, Tensor? divisor, Tensor upstream) -> Tensor")
 
 
-def _spec(a: Arguments, divisor: Tensor | None) -> kernels.DivergenceSpec:
+def _spec(a: Arguments, divisor: Tensor | None) -> kernels.DivergenceSpec | kernels.TopKSpec:
     rows = a.x.numel() // a.x.shape[1]
-    return kernels.DivergenceSpec(
-        FORMULAS[a.loss].kernel,
-        a.target,
-        a.labels,
-        a.weight,
-        tuple(a.hyper),
-        a.swap,
-        a.temperature,
-        a.ignore_index,
-        a.factor / rows if a.reduction == "mean" and divisor is None and not counted(a) else a.factor,
-        divisor,
-        a.empty_is_zero,
-        divisor is None and counted(a),
-    )
+    scale = a.factor / rows if a.reduction == "mean" and divisor is None and not counted(a) else a.factor
+    shared = a.temperature, a.ignore_index, scale, divisor, a.empty_is_zero, divisor is None and counted(a)
+    if a.values is not None:
+        renormalize, tail = a.hyper
+        return kernels.TopKSpec(a.target, a.values, a.labels, a.weight, bool(renormalize), bool(tail), *shared)
+    return kernels.DivergenceSpec(FORMULAS[a.loss].kernel, a.target, a.labels, a.weight, tuple(a.hyper), a.swap, *shared)
+
+
+def _launch(spec: kernels.DivergenceSpec | kernels.TopKSpec, x: Tensor, **wanted: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(spec, kernels.TopKSpec):
+        return kernels.topk_divergence(spec, x, **wanted)
+    return kernels.divergence(spec, x, **wanted)
 
 
 def counted(a: Arguments) -> bool:
@@ -89,19 +89,20 @@ def counts_itself(a: Arguments) -> bool:
 def forward(a: Arguments, written: Tensor | None, keep: bool, itself: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(loss, stats, divisor where it was computed), and the gradient into `written` where it is given. itself: one launch may do it all."""
     by = None if itself and counts_itself(a) else find_divisor(a)
-    loss, stats = kernels.divergence(_spec(a, by), a.x, total=a.reduction != "none", stats=keep, gradient=written)
+    loss, stats = _launch(_spec(a, by), a.x, total=a.reduction != "none", stats=keep, gradient=written)
     return loss, stats, None if a.normalizer is not None else by
 
 
 def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Callable[..., Tensor]:
     """(tensors, divisor, written) → total, as `forward` computes it, for tensors laid out as these and the same other arguments."""
-    planned = kernels.planned_divergence(_spec(a, divisor), a.x, written)
+    spec = _spec(a, divisor)
+    planned = None if isinstance(spec, kernels.TopKSpec) else kernels.planned_divergence(spec, a.x, written)
     if planned is not None:
         return planned
     others = a[1 + len(a.tensors) :]
 
     def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Tensor:
-        return kernels.divergence(_spec(Arguments(a.loss, *tensors, *others), divisor), tensors[0], gradient=written)[0]
+        return _launch(_spec(Arguments(a.loss, *tensors, *others), divisor), tensors[0], gradient=written)[0]
 
     return total
 
@@ -110,9 +111,12 @@ def backward(a: Arguments, stats: Tensor | None, divisor: Tensor | None, upstrea
     """Write the gradient for what arrives at the loss. Without stats, forward is computed again for them."""
     spec = _spec(a, divisor if present(divisor) is not None else find_divisor(a))
     if present(stats) is None:
-        _, stats = kernels.divergence(spec, a.x, stats=True)
+        _, stats = _launch(spec, a.x, stats=True)
     assert stats is not None
-    kernels.divergence_backward(spec, a.x, stats, upstream, written)
+    if isinstance(spec, kernels.TopKSpec):
+        kernels.topk_divergence_backward(spec, a.x, stats, upstream, written)
+    else:
+        kernels.divergence_backward(spec, a.x, stats, upstream, written)
 
 
 def _keep(ctx, a: Arguments, stats: Tensor | None, divisor: Tensor | None, written: Tensor | None) -> None:
@@ -180,7 +184,7 @@ def _fake(*args):
     rows = a.x.numel() // a.x.shape[1]
     return (
         a.x.new_empty(per_row, dtype=torch.float32),
-        a.x.new_empty((kernels.STATS, rows), dtype=torch.float32) if keep else a.x.new_empty(0),
+        a.x.new_empty((kernels.STATS if a.values is None else 2, rows), dtype=torch.float32) if keep else a.x.new_empty(0),
         a.x.new_empty((), dtype=torch.float32) if a.normalizer is None and counted(a) else a.x.new_empty(0),
         torch.empty_like(a.x) if gradient else a.x.new_empty(0),
     )

@@ -15,9 +15,9 @@ from lossforge.losses.operators.library import plain_torch
 class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
-    template: "elementwise", "rowwise" or "divergence". domain: "logits" or "probabilities". options: argument sets beside the defaults that
-    tests and benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, or of a module
-    class whose options are the function's, where there is one.
+    template: "elementwise", "rowwise", "divergence" or "topk". domain: "logits" or "probabilities". options: argument sets beside the
+    defaults that tests and benchmarks try. judge: "module:function" of an independent implementation with the same first two arguments, or
+    of a module class whose options are the function's, where there is one.
     """
 
     name: str

@@ -37,4 +37,19 @@ LOSSES = (
         judge="lossforge.losses.judges:total_variation",
         paper="arXiv 2307.15190",
     ),
+    Loss(
+        "topk_kl",
+        "topk",
+        "topk_kl",
+        functional.topk_kl_div_with_logits,
+        modules.TopKKLDivWithLogitsLoss,
+        hyper={"temperature": 1.0, "renormalize": False, "tail": False, "temperature_squared": True},
+        options=(
+            {"tail": True},
+            {"renormalize": True, "temperature": 2.0},
+            {"tail": True, "temperature": 3.0, "temperature_squared": False},
+        ),
+        judge="lossforge.losses.judges:topk_kl_div",
+        paper="arXiv 1503.02531",
+    ),
 )
