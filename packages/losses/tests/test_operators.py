@@ -135,8 +135,12 @@ def test_torch_func(loss, device):
 
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
     assert error(torch.func.grad(call)(sample.x, sample.target, **sample.kwargs), exact.gradient) < 3e-6
-    rows = {name: t.unsqueeze(1) for name, t in sample.kwargs.items()}
-    per_sample = torch.func.vmap(torch.func.grad(call))(sample.x.unsqueeze(1), sample.target.unsqueeze(1), **rows).squeeze(1)
+
+    def gradient(x, target, *rest):
+        return torch.func.grad(call)(x, target, **dict(zip(sample.kwargs, rest, strict=True)))
+
+    rows = [t.unsqueeze(1) for t in (sample.x, sample.target, *sample.kwargs.values())]
+    per_sample = torch.func.vmap(gradient)(*rows).squeeze(1)
     assert error(per_sample, exact.gradient) < 3e-6
     direction = torch.rand_like(sample.x)
     value, slope = torch.func.jvp(lambda x: call(x, sample.target, **sample.kwargs), (sample.x,), (direction,))
