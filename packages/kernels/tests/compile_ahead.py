@@ -78,6 +78,12 @@ MODES: dict[str, dict[str, Any]] = {
 
 def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
     """Sizes at which tiles, warps, alignment and integer widths differ from the small samples'. No entry is computed."""
+    if loss.template == "divergence":
+        yield from large_divergence(dtype)
+        return
+    if loss.template == "topk":
+        yield from large_topk(dtype)
+        return
     if loss.template == "elementwise":
         yield Sample("aligned", torch.zeros(64, 64, dtype=dtype), torch.zeros(64, 64, dtype=dtype))
         yield Sample("big tiles", torch.zeros(1).to(dtype).expand(2**11, 2**10), torch.zeros(2**11, dtype=torch.int64))
@@ -137,6 +143,33 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"pixels, {classes} classes", x, pixels)
         yield Sample(f"pixels, {classes} classes, smoothing", x, pixels, {"label_smoothing": 0.1, "weight": x[0, :, 0, 0].contiguous()})
         yield Sample(f"pixels, {classes} classes, probabilities", x, x)
+
+
+def large_divergence(dtype: torch.dtype) -> Iterator[Sample]:
+    """As large, for a teacher of the same dtype and of another, with labels and weights; classes that fit a tile and that do not."""
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    for classes in (16, 1000, 8192, 32000, 50257):
+        yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, classes, dtype=dtype))
+    for classes in (1000, 32000):
+        x, teacher = torch.zeros(32, classes, dtype=dtype), torch.zeros(32, classes, dtype=other)
+        yield Sample(f"{classes} classes, another dtype", x, teacher, {"weight": torch.ones(32)})
+    wide = torch.zeros(4, 32000, dtype=dtype)
+    yield Sample("labels, many classes", wide, wide.clone(), {"labels": torch.zeros(4, dtype=torch.int64)})
+    yield Sample("mask, many classes", wide, wide.clone(), {"weight": torch.ones(4, dtype=torch.bool)})
+    for classes in (21, 150):
+        x, pixels = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 32, 32, dtype=torch.int64)
+        yield Sample(f"pixels, {classes} classes", x, x.clone(), {"labels": pixels})
+        yield Sample(f"pixels, {classes} classes, another dtype", x, x.to(other), {"weight": torch.ones(2, 32, 32)})
+
+
+def large_topk(dtype: torch.dtype) -> Iterator[Sample]:
+    for classes, k in ((16, 4), (1000, 10), (8192, 20), (32000, 64), (50257, 256)):
+        index, values = torch.zeros(32, k, dtype=torch.int32), {"values": torch.zeros(32, k, dtype=dtype)}
+        yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), index, values)
+        yield Sample(f"{classes} classes, tail", torch.zeros(32, classes, dtype=dtype), index.long(), {**values, "tail": True})
+    for classes in (21, 150):
+        x, index = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 4, 32, 32, dtype=torch.int64)
+        yield Sample(f"pixels, {classes} classes", x, index, {"values": index.to(dtype), "labels": index[:, 0].contiguous()})
 
 
 def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,8 @@ import torch
 
 from lossforge.kernels import launch_counts
 from lossforge.kernels.boxes import boxes_kernel
+from lossforge.kernels.divergence import divergence_kernel
+from lossforge.kernels.divergence_backward import divergence_backward_kernel
 from lossforge.kernels.elementwise import elementwise_kernel
 from lossforge.kernels.overlap import overlap_kernel
 from lossforge.kernels.overlap_backward import overlap_backward_kernel
@@ -16,7 +18,16 @@ from lossforge.kernels.reduce import count_kernel
 from lossforge.kernels.resident import resident_kernel
 from lossforge.kernels.rowwise import rowwise_kernel
 from lossforge.kernels.rowwise_backward import rowwise_backward_kernel
-from lossforge.losses import backend, cross_entropy, generalized_box_iou_loss, l1_loss, sigmoid_focal_loss
+from lossforge.kernels.topk import topk_kernel
+from lossforge.losses import (
+    backend,
+    cross_entropy,
+    generalized_box_iou_loss,
+    kl_div_with_logits,
+    l1_loss,
+    sigmoid_focal_loss,
+    topk_kl_div_with_logits,
+)
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
 
@@ -124,10 +135,11 @@ def test_reduce_overhead_mode():
 def compiled_variants() -> int:
     kernels = (boxes_kernel, elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
     kernels += (overlap_kernel, overlap_backward_kernel)
+    kernels += (divergence_kernel, divergence_backward_kernel, topk_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 
-@EACH
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
 def test_no_recompilation(loss):
     """Over the number of rows, be it a multiple of 16 or odd, and over hyper-parameters."""
     counts = []
@@ -139,6 +151,33 @@ def test_no_recompilation(loss):
             hyper = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v}
             for mode in ("forward", "backward"):
                 loss.function(x, target, reduction="mean", gradient=mode, **hyper).backward()
+            counts.append(compiled_variants())
+    assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template == "divergence"], ids=lambda loss: loss.name)
+def test_no_recompilation_of_divergences(loss):
+    """Over the number of rows and hyper-parameters, in rows of one tile and of several."""
+    for classes in (48, 20_480):
+        counts = []
+        for step in range(4):
+            for rows in (64 + 16 * step, 33 + 2 * step):
+                x, teacher = torch.randn(rows, classes, device="cuda", requires_grad=True), torch.randn(rows, classes, device="cuda")
+                options = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v and not isinstance(v, bool)}
+                for mode in ("forward", "backward"):
+                    loss.function(x, teacher, gradient=mode, weight=torch.rand(rows, device="cuda"), **options).backward()
+                counts.append(compiled_variants())
+        assert len(set(counts)) == 1
+
+
+def test_no_recompilation_of_topk():
+    counts = []
+    for step in range(4):
+        for rows in (64 + 16 * step, 33 + 2 * step):
+            x = torch.randn(rows, 20_480, device="cuda", requires_grad=True)
+            values, indices = torch.randn(rows, 500, device="cuda").log_softmax(1).topk(16, 1)
+            for mode in ("forward", "backward"):
+                topk_kl_div_with_logits(x, indices, values, 1.0 + step / 10, gradient=mode).backward()
             counts.append(compiled_variants())
     assert len(set(counts)) == 1
 
@@ -173,6 +212,10 @@ def test_peak_memory(options, allowed):
     assert used <= allowed * size + 0.01 * size
     with torch.no_grad():
         assert peak(lambda: cross_entropy(x, target)) <= 0.01 * size
+    teacher = torch.randn_like(x)
+    logits = x * 1
+    used = peak(lambda: torch.autograd.grad(kl_div_with_logits(logits, teacher, **options), logits))
+    assert used <= allowed * size + 0.01 * size
     del logits
     x = torch.randn(2**26, device="cuda", requires_grad=True)
     y = torch.rand(2**26, device="cuda")

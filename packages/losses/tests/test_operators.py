@@ -13,17 +13,14 @@ import torch._dynamo.testing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossforge.losses import cross_entropy
-from lossforge.losses.operators import boxes, elementwise, overlap, rowwise
+from lossforge.losses.operators import boxes, divergence, elementwise, overlap, rowwise
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.testing import error, run, samples
+from lossforge.losses.testing import error, plain_sample, run, samples
 
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
 COMPILED = {"pairs", "dense", "class index", "class index, middle dimension", "class index, scores", "diagonal, a shard", "mixup pair"}
-COMPILED |= {"image", "probabilities", "class weights and smoothing"}
-
-
-def main_sample(loss, device, dtype=torch.float32):
-    return next(s for s in samples(loss, device, dtype) if s.name in ("class index", "pairs"))
+COMPILED |= {"image", "probabilities", "class weights and smoothing", "labels"}
 
 
 class Operators(TorchDispatchMode):
@@ -61,7 +58,7 @@ def test_opcheck(loss, device):
 
 
 def test_schemas_match_their_arguments():
-    for template in (boxes, elementwise, overlap, rowwise):
+    for template in (boxes, divergence, elementwise, overlap, rowwise):
         assert [a.split()[-1] for a in template.SCHEMA.split(", ")] == list(template.Arguments._fields)
 
 
@@ -84,12 +81,12 @@ def test_compile_without_graph_breaks(loss, device):
             assert error(x.grad, exact.gradient * upstream) < 3e-6, sample.name
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
+@BY_ROWS
 def test_compile_does_not_recompile(loss, device):
     """Over the number of rows, and over λ or a normalizer as a tensor; as everywhere in torch, other numbers are constants of the graph."""
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    sample = main_sample(loss, device)
+    sample = plain_sample(loss, device)
     x, target = sample.x, sample.target
     if not target.is_floating_point():
         x, target = x[target >= 0], target[target >= 0]
@@ -111,7 +108,7 @@ def test_inductor(name, device):
     """Around the operator, whichever template: compiled code before and after it."""
     loss = LOSSES[name]
     torch._dynamo.reset()
-    sample = main_sample(loss, device)
+    sample = plain_sample(loss, device)
     x = sample.x.detach().requires_grad_()
     compiled = torch.compile(lambda x: loss.function(x.sin().abs(), sample.target, reduction="sum") * 2, fullgraph=True)
     compiled(x).backward()
@@ -124,9 +121,9 @@ def test_inductor(name, device):
 def test_export(loss, device):
     class Model(torch.nn.Module):
         def forward(self, x, target):
-            return loss.function(x * 2, target, reduction="mean")
+            return loss.function(x * 2, target, **sample.kwargs, reduction="mean")
 
-    sample = main_sample(loss, device)
+    sample = plain_sample(loss, device)
     x = sample.x / 2
     program = torch.export.export(Model(), (x, sample.target))
     assert any("lossforge" in str(node.target) for node in program.graph.nodes)
@@ -135,31 +132,36 @@ def test_export(loss, device):
 
 @EACH
 def test_torch_func(loss, device):
-    sample = main_sample(loss, device)
+    sample = plain_sample(loss, device)
 
-    def call(x, target):
-        return loss.function(x, target, reduction="sum")
+    def call(x, target, **kwargs):
+        return loss.function(x, target, **kwargs, reduction="sum")
 
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
-    assert error(torch.func.grad(call)(sample.x, sample.target), exact.gradient) < 3e-6
-    per_sample = torch.func.vmap(torch.func.grad(call))(sample.x.unsqueeze(1), sample.target.unsqueeze(1)).squeeze(1)
+    assert error(torch.func.grad(call)(sample.x, sample.target, **sample.kwargs), exact.gradient) < 3e-6
+
+    def gradient(x, target, *rest):
+        return torch.func.grad(call)(x, target, **dict(zip(sample.kwargs, rest, strict=True)))
+
+    rows = [t.unsqueeze(1) for t in (sample.x, sample.target, *sample.kwargs.values())]
+    per_sample = torch.func.vmap(gradient)(*rows).squeeze(1)
     assert error(per_sample, exact.gradient) < 3e-6
     direction = torch.rand_like(sample.x)
-    value, slope = torch.func.jvp(lambda x: call(x, sample.target), (sample.x,), (direction,))
+    value, slope = torch.func.jvp(lambda x: call(x, sample.target, **sample.kwargs), (sample.x,), (direction,))
     assert error(value, exact.value) < 3e-6
     assert error(slope, (direction * exact.gradient).sum()) < 1e-5
-    compiled = torch.compile(torch.func.grad(call), backend="aot_eager")(sample.x, sample.target)
+    compiled = torch.compile(torch.func.grad(call), backend="aot_eager")(sample.x, sample.target, **sample.kwargs)
     assert error(compiled, exact.gradient) < 3e-6
 
 
 @EACH
 def test_forward_mode(loss, device):
-    sample = main_sample(loss, device)
+    sample = plain_sample(loss, device)
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
     direction = torch.rand_like(sample.x)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(sample.x, direction)
-        value = loss.function(dual, sample.target, reduction="sum")
+        value = loss.function(dual, sample.target, **sample.kwargs, reduction="sum")
         slope = torch.autograd.forward_ad.unpack_dual(value).tangent
     assert slope is not None
     assert error(slope, (direction * exact.gradient).sum()) < 1e-5
@@ -167,7 +169,7 @@ def test_forward_mode(loss, device):
 
 @EACH
 def test_autocast_takes_half_precision_logits(loss, device):
-    sample = main_sample(loss, device, torch.bfloat16)
+    sample = plain_sample(loss, device, torch.bfloat16)
     with torch.autocast(device, torch.bfloat16):
         ours = run(loss.function, sample, reduction="mean")
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")

@@ -15,12 +15,13 @@ from lossforge.losses import (
     checks,
     cross_entropy,
     dice_loss,
+    kl_div_with_logits,
     l1_loss,
     plain_torch,
     repeat,
     sigmoid_focal_loss,
 )
-from lossforge.losses.operators import elementwise, library, overlap, rowwise
+from lossforge.losses.operators import divergence, elementwise, library, overlap, rowwise
 from lossforge.losses.testing import error
 
 
@@ -37,6 +38,7 @@ def paths(monkeypatch):
     noted(rowwise, "direct", "direct")
     noted(elementwise, "direct", "direct")
     noted(overlap, "direct", "direct")
+    noted(divergence, "direct", "direct")
     return seen
 
 
@@ -55,12 +57,9 @@ def focal(x, y):
     return sigmoid_focal_loss(x, y, reduction="mean")
 
 
-EACH = (focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits, dice_loss)
-LOSSES = pytest.mark.parametrize("loss", EACH, ids=lambda f: f.__name__)
-
-
-def operator(loss):
-    return {cross_entropy: "rowwise", dice_loss: "overlap"}.get(loss, "elementwise")
+KEPT = (focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits, dice_loss, kl_div_with_logits)
+OPERATORS = {cross_entropy: "rowwise", dice_loss: "overlap", kl_div_with_logits: "divergence"}
+LOSSES = pytest.mark.parametrize("loss", KEPT, ids=lambda f: f.__name__)
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def pair(device):
     """Logits and dense targets of the shape of which every loss here has kept a call, with gradient and without."""
     x = torch.randn(6, 5, device=device, requires_grad=True)
     y = torch.rand(6, 5, device=device).softmax(1)
-    for loss in EACH:
+    for loss in KEPT:
         for _ in range(2):
             loss(x, y).backward()
             loss(x.detach(), y)
@@ -183,7 +182,7 @@ def test_kept_calls_are_bounded(device, monkeypatch):
 def test_modes_see_the_operator(loss, pair, paths):
     """Backward too: a graph made outside the mode launches on plain tensors, one made inside shows both operators."""
     x, y = pair
-    name = operator(loss)
+    name = OPERATORS.get(loss, "elementwise")
     with Operators() as operators:
         value = loss(x, y)
         torch.autograd.grad(value, x, retain_graph=True)
@@ -270,7 +269,7 @@ def test_many_upstreams_at_once(loss, pair):
 def test_tracers(loss, pair, paths):
     x, y = pair
     x = x.detach()
-    name = operator(loss)
+    name = OPERATORS.get(loss, "elementwise")
     assert f"lossforge.{name}" in make_fx(lambda x, y: loss(x, y))(x, y).code
     if name != "rowwise":  # torch.jit.trace takes no list of bool, which rowwise has
         assert f"lossforge::{name}" in str(torch.jit.trace(lambda x, y: loss(x, y), (x, y), check_trace=False).graph)

@@ -2,6 +2,7 @@
 
 from lossforge.kernels.box_launch import boxes, planned_boxes
 from lossforge.kernels.contrastive_launch import Pairs, contrastive, contrastive_backward
+from lossforge.kernels.divergence_launch import STATS, Divergence, DivergenceSpec, divergence, divergence_backward, planned_divergence
 from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
 from lossforge.kernels.launch import INTERPRETED, launch_counts
 from lossforge.kernels.overlap_launch import OverlapSpec, overlap, overlap_gradient, planned_overlap
@@ -9,28 +10,38 @@ from lossforge.kernels.reduce import count, counts_itself, scale_
 from lossforge.kernels.row_launch import planned_rowwise, rowwise, rowwise_backward
 from lossforge.kernels.row_layout import Spec
 from lossforge.kernels.rowwise import Outputs
+from lossforge.kernels.topk_launch import TopKSpec, topk_divergence, topk_divergence_backward
 
 __all__ = [
     "INTERPRETED",
+    "STATS",
+    "Divergence",
+    "DivergenceSpec",
     "Formulas",
     "Outputs",
     "OverlapSpec",
     "Pairs",
     "Spec",
+    "TopKSpec",
     "boxes",
     "contrastive",
     "contrastive_backward",
     "count",
     "counts_itself",
+    "divergence",
+    "divergence_backward",
     "elementwise",
     "launch_counts",
     "overlap",
     "overlap_gradient",
     "planned_boxes",
+    "planned_divergence",
     "planned_elementwise",
     "planned_overlap",
     "planned_rowwise",
     "rowwise",
     "rowwise_backward",
     "scale_",
+    "topk_divergence",
+    "topk_divergence_backward",
 ]

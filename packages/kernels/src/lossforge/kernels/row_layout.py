@@ -126,16 +126,19 @@ class Prepared(NamedTuple):
         return 16 if self.rows_adjacent and self.rows.rows % 16 == 0 else 1
 
 
-def _alignment(x: Layout, gradient: Layout | None, rows: Rows) -> tuple[int, int]:
-    """(ALIGN, SHIFT) of the kernels: 16 bytes in elements where memory is read and written so, 1 where nothing is known."""
-    own, written = rows.strides[0], rows.strides[-1] if gradient is not None else rows.strides[0]
-    vector = 16 // x[2].itemsize
-    if not x[4] or (gradient is not None and not gradient[4]) or own[2] != 1 or written[2] != 1:
+def alignment(tensors: Sequence[tuple[Layout, tuple[int, int, int]]], classes: int) -> tuple[int, int]:
+    """(ALIGN, SHIFT) of the kernels: 16 bytes in elements where memory is read and written so, 1 where nothing is known.
+
+    tensors: that have the classes, with their strides as rows.
+    """
+    vector = 16 // min(one[2].itemsize for one, _ in tensors)
+    if not all(one[4] and strides[2] == 1 for one, strides in tensors):
         return 1, 1
-    if all(n % vector == 0 for n in (*own[:2], *written[:2], rows.classes)):
+    _, own = tensors[0]
+    if all(n % vector == 0 for n in (classes, *[s for _, strides in tensors for s in strides[:2]])):
         return vector, 1
-    alike = all((own[k] - written[k]) % vector == 0 for k in (0, 1))
-    return 1, vector if alike and rows.classes > 8192 else 1
+    alike = all((own[k] - strides[k]) % vector == 0 for _, strides in tensors for k in (0, 1))
+    return 1, vector if alike and classes > 8192 else 1
 
 
 def prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> Prepared | None:
@@ -165,7 +168,8 @@ def prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> P
     rest = iter(others)
     strided = [Strided() if one is None else Strided(slot, *next(rest)) for slot, one in read.values()]
     x = Logits(t.x, *own, rows.classes, f.logit_scale, f.softcap, t.bias, f.tau)
-    align, shift = _alignment(given.x, given.gradient, rows)
+    written = [] if given.gradient is None else [(given.gradient, rows.strides[-1])]
+    align, shift = alignment([(given.x, own), *written], rows.classes)
     return Prepared(
         (x, *strided, Labels(t.weight, kind.ignore_index, f.smoothing)),
         (t.divisor, hyper, f.z_loss, f.scale),

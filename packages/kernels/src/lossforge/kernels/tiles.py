@@ -143,6 +143,20 @@ def similarity_gradient_tiles() -> SimilarityGradientTiles:
     return _tried.get(SimilarityGradientTiles, SimilarityGradientTiles(64, 64, 4))
 
 
+def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool) -> RowTiles:
+    """For two tensors of logits, read side by side. itemsize: the smaller of theirs."""
+    if RowTiles in _tried:
+        return _tried[RowTiles]
+    whole = next_power_of_2(classes)
+    if rows_adjacent:
+        tile = min(whole, 32)
+        return RowTiles(2048 // tile, tile, whole == tile, 1, 4)
+    if whole <= 8192:
+        tile_rows = max(1, 1024 // whole)
+        return RowTiles(tile_rows, whole, True, 1, max(2, min(16, whole * tile_rows // 512)))
+    return RowTiles(1, 8192, False, 16 // itemsize, 16)
+
+
 class ResidentTiles(NamedTuple):
     """Classes a chunk, chunks in the ring in shared memory, chunks in registers, warps, and programs a multiprocessor."""
 

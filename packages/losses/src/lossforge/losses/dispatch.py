@@ -5,16 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lossforge.losses import reference
+from lossforge.losses import reference, reference_divergence
 from lossforge.losses.operators import boxes as boxes_operator
 from lossforge.losses.operators import contrastive as contrastive_operator
+from lossforge.losses.operators import divergence as divergence_operator
 from lossforge.losses.operators import elementwise as elementwise_operator
 from lossforge.losses.operators import overlap as overlap_operator
 from lossforge.losses.operators import rowwise as rowwise_operator
 from lossforge.losses.operators.boxes import Arguments as Boxes
 from lossforge.losses.operators.contrastive import Arguments as Contrastive
+from lossforge.losses.operators.divergence import Arguments as Divergence
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
-from lossforge.losses.operators.library import Once, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.operators.library import KERNEL_DTYPES, Once, gradient_in_forward, kernels_apply, plain
 from lossforge.losses.operators.overlap import Arguments as Overlap
 from lossforge.losses.operators.rowwise import Arguments as Rowwise
 from lossforge.losses.reference_overlap import overlap as overlap_reference
@@ -85,6 +87,19 @@ def overlap(a: Overlap, mode: str | None, inplace: bool) -> Tensor:
     return torch.ops.lossforge.overlap(*a, forward)[0]
 
 
+def divergence(a: Divergence, mode: str | None, inplace: bool) -> Tensor:
+    teacher = a.target if a.values is None else a.values
+    if teacher.dtype not in KERNEL_DTYPES or not kernels_apply(a.x, teacher, a.weight, a.normalizer):
+        return reference_divergence.divergence(a)
+    forward = gradient_in_forward(mode, a.x, a.reduction)
+    if inplace and _overwrites(a.x):
+        return InPlaceDivergence.apply(a.x, a, forward)
+    if plain(*a.tensors):
+        note(divergence_operator, a, forward)
+        return divergence_operator.direct(a, forward)
+    return torch.ops.lossforge.divergence(*a, forward, a.x.requires_grad and torch.is_grad_enabled() and not forward)[0]
+
+
 def _overwrites(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
@@ -136,6 +151,27 @@ class InPlaceRowwise(torch.autograd.Function):
             (x,) = ctx.saved_tensors
             gradient = ctx.a.x
             rowwise_operator.backward(ctx.a, ctx.stats, ctx.divisor, ctx.row_entropy, (loss, z_loss, lse, entropy), gradient)
+            torch.autograd.graph.increment_version(x)
+        return gradient, None, None
+
+
+class InPlaceDivergence(torch.autograd.Function):
+    """The operator with its gradient in the logits' memory, written in forward or in backward."""
+
+    @staticmethod
+    def forward(ctx, x, a, in_forward):
+        ctx.a, ctx.once = a._replace(x=x.detach()), None
+        value, ctx.stats, ctx.divisor = divergence_operator.forward(ctx.a, ctx.a.x if in_forward else None, not in_forward)
+        _keep(ctx, x, in_forward)
+        return value
+
+    @staticmethod
+    def backward(ctx, upstream):
+        gradient = _take(ctx, upstream)
+        if gradient is None:
+            (x,) = ctx.saved_tensors
+            gradient = ctx.a.x
+            divergence_operator.backward(ctx.a, ctx.stats, ctx.divisor, upstream, gradient)
             torch.autograd.graph.increment_version(x)
         return gradient, None, None
 

@@ -28,7 +28,7 @@ def _accurate(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
-def _reduce(values: Tensor, scale: float, divisor: Tensor | None, reduction: str, empty_is_zero: bool) -> Tensor:
+def reduced(values: Tensor, scale: float, divisor: Tensor | None, reduction: str, empty_is_zero: bool) -> Tensor:
     result = (values if reduction == "none" else values.sum()) * scale
     if divisor is None:
         return result
@@ -88,7 +88,7 @@ def elementwise(a: Elementwise) -> Tensor:
     divisor = a.normalizer
     if divisor is None and a.reduction in ("mean", ROW_MEAN):
         divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
-    result = _reduce(values, a.factor, divisor, a.reduction, a.empty_is_zero)
+    result = reduced(values, a.factor, divisor, a.reduction, a.empty_is_zero)
     return result.to(a.x.dtype) if a.reduction == "none" else result
 
 
@@ -108,7 +108,7 @@ def boxes(a: Boxes) -> Tensor:
     divisor = a.normalizer
     if divisor is None and a.reduction == "mean":
         divisor = torch.tensor(values.numel(), device=values.device)
-    result = _reduce(values, a.scale, divisor, a.reduction, a.empty_is_zero)
+    result = reduced(values, a.scale, divisor, a.reduction, a.empty_is_zero)
     return result.to(a.boxes1.dtype) if a.reduction == "none" else result
 
 
@@ -198,7 +198,7 @@ def rowwise(a: Rowwise) -> RowResult:
         divisor = None
 
     def total(v: Tensor) -> Tensor:
-        return _reduce(v, a.factor, divisor, a.reduction, a.empty_is_zero)
+        return reduced(v, a.factor, divisor, a.reduction, a.empty_is_zero)
 
     return RowResult(
         total(values),
@@ -218,4 +218,4 @@ def contrastive(a: Contrastive) -> Tensor:
     divisor = a.normalizer
     if divisor is None and a.reduction == "mean":
         divisor = torch.tensor(pairs, device=x.device)
-    return _reduce(values, a.factor, divisor, a.reduction, a.empty_is_zero)
+    return reduced(values, a.factor, divisor, a.reduction, a.empty_is_zero)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import _accurate, _reduce
+from lossforge.losses.reference import _accurate, reduced
 
 if TYPE_CHECKING:
     from lossforge.losses.operators.overlap import Arguments
@@ -53,7 +53,7 @@ def overlap(a: Arguments) -> Tensor:
     divisor = a.normalizer
     if a.reduction == "mean":
         divisor = torch.tensor(values.numel(), device=x.device)
-    result = _reduce(values, a.factor, divisor, a.reduction, a.empty_is_zero)
+    result = reduced(values, a.factor, divisor, a.reduction, a.empty_is_zero)
     return result if a.lambda_ce is None else result + _cross_entropy(a, x, y, counts, weight)
 
 
@@ -68,4 +68,4 @@ def _cross_entropy(a: Arguments, x: Tensor, y: Tensor, counts: Tensor, weight: T
     else:
         values = torch.where(counts, w * F.binary_cross_entropy_with_logits(x, y, reduction="none"), 0.0)
         count = counts.expand(x.shape)
-    return _reduce(values, a.lambda_ce, count.sum() if a.reduction == "mean" else None, a.reduction, a.empty_is_zero)
+    return reduced(values, a.lambda_ce, count.sum() if a.reduction == "mean" else None, a.reduction, a.empty_is_zero)

@@ -100,7 +100,7 @@ def samples(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32,
     for options in loss.options:
         moved = {k: v.to(device, dtype) if isinstance(v, Tensor) else v for k, v in options.items()}
         named = {k: "per class" if isinstance(v, Tensor) else v for k, v in options.items()}
-        yield Sample(f"options {named}", plain.x, plain.target, moved)
+        yield Sample(f"options {named}", plain.x, plain.target, {**plain.kwargs, **moved})
 
 
 def offered(loss: Loss, calls: Iterable[Sample]) -> Iterator[Sample]:
@@ -110,6 +110,12 @@ def offered(loss: Loss, calls: Iterable[Sample]) -> Iterator[Sample]:
         kwargs = {k: v for k, v in sample.kwargs.items() if smooth or k != "label_smoothing"}
         if "probabilities" not in loss.without or sample.target is None or not sample.target.is_floating_point():
             yield Sample(sample.name, sample.x, sample.target, kwargs)
+
+
+def plain_sample(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Sample:
+    """The simplest call of a loss: with class indices where it takes them."""
+    name = {"boxes": "pairs", "divergence": "dense", "topk": "dense"}.get(loss.template, "class index")
+    return next(s for s in samples(loss, device, dtype) if s.name == name)
 
 
 def _elementwise(make: _Make) -> Iterator[Sample]:
@@ -268,9 +274,78 @@ def _overlap(make: _Make) -> Iterator[Sample]:
     yield Sample("mask, batch", make.logits(2, 1, 3, 4), make.index(0, 2, 2, 3, 4), {**sigmoid, "batch": True, "weight": make.unit(1)})
 
 
+def _divergence(make: _Make) -> Iterator[Sample]:
+    labels = make.index(0, 10, 7)
+    labels[2] = -100
+    weight = make.unit(7)
+    weight[3] = 0
+    yield Sample("dense", make.logits(7, 10), make.logits(7, 10))
+    yield Sample("teacher in another dtype", make.logits(7, 10), make.logits(7, 10).to(_OTHER[make.dtype]))
+    yield Sample("one class", make.logits(3, 1), make.logits(3, 1))
+    yield Sample("one row", make.logits(1001), make.logits(1001))
+    yield Sample("many classes", make.logits(2, 20_001), make.logits(2, 20_001))
+    yield Sample("many classes, aligned", make.logits(2, 20_480), make.logits(2, 20_480), {"weight": make.unit(2)})
+    yield Sample("row stride", make.logits(5, 20)[:, :11], make.logits(5, 30)[:, 8:19])
+    yield Sample("class stride", make.logits(5, 20)[:, ::2], make.logits(5, 10))
+    yield Sample("transposed", make.logits(11, 5).t(), make.logits(5, 11))
+    yield Sample("expanded", make.logits(5, 11), make.logits(11).expand(5, 11))
+    yield Sample("weights", make.logits(7, 10), make.logits(7, 10), {"weight": weight})
+    yield Sample("mask", make.logits(7, 10), make.logits(7, 10), {"weight": weight > 0.3})
+    yield Sample("labels", make.logits(7, 10), make.logits(7, 10), {"labels": labels})
+    both = {"labels": labels.int(), "weight": weight, "ignore_index": 3}
+    yield Sample("labels and weights", make.logits(7, 10), make.logits(7, 10), both)
+    yield Sample("image", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4))
+    yield Sample("image, weights", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4), {"weight": make.unit(2, 3, 4)})
+    image = make.index(0, 5, 2, 4, 8)
+    image[0, 1, ::3] = -100
+    yield Sample("image, rows at once", make.logits(2, 5, 4, 8), make.logits(2, 5, 4, 8), {"labels": image})
+    yield Sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), make.logits(1, 70, 4, 8), {"labels": image[:1]})
+    yield Sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), make.logits(2, 5, 3, 4))
+    yield Sample("image, sliced", make.logits(2, 5, 3, 8)[..., ::2], make.logits(2, 5, 4, 3).transpose(2, 3))
+    divisor = torch.tensor(3.0, device=make.device)
+    yield Sample("normalizer", make.logits(7, 10), make.logits(7, 10), {"normalizer": divisor, "labels": labels})
+    yield Sample("normalizer, number", make.logits(7, 10), make.logits(7, 10), {"normalizer": 5})
+
+
+def _topk(make: _Make) -> Iterator[Sample]:
+    def sample(name: str, x: Tensor, k: int, kwargs: dict[str, Any] | None = None) -> Sample:
+        """The teacher's k largest of log-probabilities of its own."""
+        dim = 0 if x.ndim == 1 else 1
+        values, indices = make.logits(*x.shape).float().log_softmax(dim).topk(k, dim)
+        return Sample(name, x, indices, {"values": values.to(make.dtype), **(kwargs or {})})
+
+    weight, labels = make.unit(7), make.index(0, 10, 7)
+    weight[3], labels[2] = 0, -100
+    yield sample("dense", make.logits(7, 10), 4)
+    yield sample("one entry", make.logits(7, 10), 1)
+    yield sample("all entries", make.logits(3, 8), 8)
+    yield sample("one row", make.logits(1001), 20)
+    yield sample("many classes", make.logits(2, 9001), 33)
+    yield sample("many classes, aligned, tail", make.logits(2, 20_480), 16, {"tail": True, "weight": make.unit(2)})
+    yield sample("row stride", make.logits(5, 20)[:, :11], 3)
+    yield sample("transposed", make.logits(11, 5).t(), 3)
+    yield sample("labels", make.logits(7, 10), 4, {"labels": labels})
+    yield sample("weights", make.logits(7, 10), 4, {"weight": weight, "labels": labels.int(), "ignore_index": 3})
+    image = make.index(0, 5, 2, 4, 8)
+    image[0, 1, ::3] = -100
+    yield sample("image", make.logits(2, 5, 3, 4), 2)
+    yield sample("image, rows at once", make.logits(2, 5, 4, 8), 2, {"labels": image})
+    yield sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), 5, {"labels": image[:1], "tail": True})
+    yield sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), 2)
+    yield sample("normalizer", make.logits(7, 10), 4, {"normalizer": torch.tensor(3.0, device=make.device)})
+    absent = sample("absent entries", make.logits(7, 10), 4)
+    assert absent.target is not None
+    absent.target[1:3, 2:] = -1
+    absent.target[4] = -1
+    yield absent
+
+
+_OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}
 _SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {
     "elementwise": _elementwise,
     "rowwise": _rowwise,
     "boxes": _boxes,
     "overlap": _overlap,
+    "divergence": _divergence,
+    "topk": _topk,
 }

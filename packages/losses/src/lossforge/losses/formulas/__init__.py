@@ -2,12 +2,13 @@
 
 The twins of element-wise formulas take (x, y, *hyper) and return the value per element; those of row-wise ones take (z, *hyper),
 z = -ln p of a row's class; those of boxes (boxes1, boxes2, *hyper), and return one value a pair;
-those of overlap losses (I, P, Y, *hyper), sums over a region.
+those of overlap losses (I, P, Y, *hyper), sums over a region; those of divergences (ln p, ln q, *hyper).
 """
 
-from lossforge.losses.formulas import binary, box, overlap, regression, softmax
+from lossforge.losses.formulas import binary, box, divergence, overlap, regression, softmax
 from lossforge.losses.formulas.common import Formula
 
-FORMULAS: dict[str, Formula] = {**regression.FORMULAS, **binary.FORMULAS, **softmax.FORMULAS, **box.FORMULAS, **overlap.FORMULAS}
+FAMILIES = (regression, binary, softmax, box, overlap, divergence)
+FORMULAS: dict[str, Formula] = {name: formula for family in FAMILIES for name, formula in family.FORMULAS.items()}
 
 __all__ = ["FORMULAS", "Formula"]

@@ -48,6 +48,12 @@ from lossforge.losses.functional.classification import (
 )
 from lossforge.losses.functional.contrastive import clip_loss
 from lossforge.losses.functional.detection import quality_focal_loss, varifocal_loss
+from lossforge.losses.functional.divergence import (
+    js_div_with_logits,
+    kl_div_with_logits,
+    topk_kl_div_with_logits,
+    total_variation_with_logits,
+)
 from lossforge.losses.functional.overlap import dice_ce_loss, dice_loss, focal_tversky_loss, jaccard_loss, tversky_loss
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.siglip import siglip_loss
@@ -75,6 +81,8 @@ __all__ = [
     "generalized_cross_entropy",
     "huber_loss",
     "jaccard_loss",
+    "js_div_with_logits",
+    "kl_div_with_logits",
     "l1_loss",
     "logit_adjusted_cross_entropy",
     "mse_loss",
@@ -89,6 +97,8 @@ __all__ = [
     "smooth_l1_loss",
     "smoothed_binary_cross_entropy",
     "softmax_focal_loss",
+    "topk_kl_div_with_logits",
+    "total_variation_with_logits",
     "tversky_loss",
     "varifocal_loss",
 ]

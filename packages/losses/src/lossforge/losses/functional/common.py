@@ -31,10 +31,13 @@ class BoxOptions(BoxSettings, total=False):
     normalizer: float | Tensor | None
 
 
-class Options(Settings, total=False):
+class CallOptions(Settings, total=False):
     """Settings and what each call brings."""
 
     normalizer: float | Tensor | None
+
+
+class Options(CallOptions, total=False):
     target_b: Tensor | None
     lam: float | Tensor | None
 
@@ -47,7 +50,7 @@ class ElementwiseOptions(UnscoredOptions, total=False):
     score: Tensor | None
 
 
-def check_options(x: Tensor, reduction: str, options: Options | BoxOptions, accepted: type, of: str = "input") -> Tensor | None:
+def check_options(x: Tensor, reduction: str, options: CallOptions | BoxOptions, accepted: type, of: str = "input") -> Tensor | None:
     """Check names and values of the options; the normalizer where it is a tensor. of: what the loss calls x."""
     for name in options:
         if name not in accepted.__annotations__:
@@ -89,7 +92,7 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def factor(options: Options | BoxOptions) -> float:
+def factor(options: CallOptions | BoxOptions) -> float:
     """What a number as normalizer multiplies the sum by; a tensor divides on its device."""
     normalizer = options.get("normalizer")
     if normalizer is None or isinstance(normalizer, Tensor):

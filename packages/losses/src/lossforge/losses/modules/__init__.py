@@ -31,6 +31,12 @@ from lossforge.losses.modules.classification import (
 )
 from lossforge.losses.modules.contrastive import ClipLoss
 from lossforge.losses.modules.detection import QualityFocalLoss, VarifocalLoss
+from lossforge.losses.modules.divergence import (
+    JSDivWithLogitsLoss,
+    KLDivWithLogitsLoss,
+    TopKKLDivWithLogitsLoss,
+    TotalVariationWithLogitsLoss,
+)
 from lossforge.losses.modules.overlap import DiceCELoss, DiceLoss, FocalTverskyLoss, JaccardLoss, TverskyLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.siglip import SigLIPLoss
@@ -54,7 +60,9 @@ __all__ = [
     "GeneralizedBoxIoULoss",
     "GeneralizedCrossEntropyLoss",
     "HuberLoss",
+    "JSDivWithLogitsLoss",
     "JaccardLoss",
+    "KLDivWithLogitsLoss",
     "L1Loss",
     "LogitAdjustedCrossEntropyLoss",
     "MSELoss",
@@ -67,6 +75,8 @@ __all__ = [
     "SigmoidFocalLoss",
     "SmoothL1Loss",
     "SoftmaxFocalLoss",
+    "TopKKLDivWithLogitsLoss",
+    "TotalVariationWithLogitsLoss",
     "TverskyLoss",
     "VarifocalLoss",
 ]

@@ -15,10 +15,11 @@ from lossforge.losses.operators.library import plain_torch
 class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
-    template: "elementwise", "rowwise", "boxes" or "overlap". domain: "logits" or "probabilities". options: argument sets beside the
-    defaults that tests and benchmarks try. without: what of its template the loss does not offer: "probabilities" as targets,
-    "label_smoothing", or that "with weight". judge: "module:function" of an independent implementation with the same first two arguments,
-    or of a module class whose options are the function's, where there is one. reductions: that the function takes.
+    template: "elementwise", "rowwise", "boxes", "overlap", "divergence" or "topk". domain: "logits" or "probabilities". options:
+    argument sets beside the defaults that tests and benchmarks try. without: what of its template the loss does not offer:
+    "probabilities" as targets, "label_smoothing", or that "with weight". judge: "module:function" of an independent implementation with
+    the same first two arguments, or of a module class whose options are the function's, where there is one. reductions: that the
+    function takes.
     """
 
     name: str

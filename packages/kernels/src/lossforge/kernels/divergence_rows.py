@@ -1,0 +1,114 @@
+"""Device functions of the divergence template: a row's weight, the online softmaxes of logits and teacher, a formula over tiles of both."""
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.math import LN2, LOG2E, exp2
+from lossforge.kernels.rows import logit_tile
+
+
+@triton.jit
+def row_weight(labels, weight, ignore, outer, row, inside):
+    """(weight of each row, whether it counts): rows with the ignored label, or of weight 0, are left out."""
+    w = tl.where(inside, 1.0, 0.0)
+    keep = inside
+    if labels.ptr is not None:
+        label = tl.load(labels.ptr + outer * labels.s0 + row.to(tl.int64) * labels.s1, mask=inside, other=ignore)
+        keep = keep & (label != ignore)
+    if weight.ptr is not None:
+        w = tl.load(weight.ptr + outer * weight.s0 + row.to(tl.int64) * weight.s1, mask=inside, other=0.0).to(tl.float32)
+        keep = keep & (w != 0.0)
+    return tl.where(keep, w, 0.0), keep
+
+
+@triton.jit
+def both(x, teacher, start, begin, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    return logit_tile(x, start, lane, mask, other, WIDE, EVICT), logit_tile(teacher, begin, lane, mask, other, WIDE, EVICT)
+
+
+@triton.jit
+def step_up(m, x, rate):
+    """Of a tile (BR, L, V) and the lanes' maxima m (BR, L): the new maxima, what old sums fade to, x - max, and exp of it."""
+    top = tl.maximum(m, tl.max(x, 2))
+    step = x - top[:, :, None]
+    return top, exp2((m - top) * rate), step, exp2(step * rate)
+
+
+@triton.jit
+def weigh(dot, kept, fade, shift, e, ahead):
+    """Σ e · ahead with a tile's, where both are relative to new maxima: `kept` is the faded Σ e, `shift` what `ahead` grew by.
+
+    What has no mass adds nothing, infinitely far ahead as it may be.
+    """
+    return tl.where(kept == 0.0, 0.0, dot * fade + kept * shift) + tl.sum(tl.where(e == 0.0, 0.0, e * ahead), 2)
+
+
+@triton.jit
+def accumulate_both(m_x, s_x, m_t, s_t, dot, x, t, rate, DOT: tl.constexpr, SWAP: tl.constexpr):
+    """Take tiles (BR, BC) into the running sums that each lane (BR, L) keeps of its BC / L classes, relative to its own maxima.
+
+    s = Σ exp(x - m) of logits and teacher; with DOT, of q's exponentials e: dot = Σ e ((q's logit - q's m) - (p's logit - p's m)).
+    """
+    BR: tl.constexpr = m_x.shape[0]
+    L: tl.constexpr = m_x.shape[1]
+    V: tl.constexpr = x.shape[1] // L
+    top_x, fade_x, step_x, e_x = step_up(m_x, tl.reshape(x, [BR, L, V]), rate)
+    top_t, fade_t, step_t, e_t = step_up(m_t, tl.reshape(t, [BR, L, V]), rate)
+    s_x *= fade_x
+    s_t *= fade_t
+    if DOT:
+        shift = (m_t - top_t) - (m_x - top_x)
+        if SWAP:
+            dot = weigh(dot, s_x, fade_x, -shift, e_x, step_x - step_t)
+        else:
+            dot = weigh(dot, s_t, fade_t, shift, e_t, step_t - step_x)
+    return top_x, s_x + tl.sum(e_x, 2), top_t, s_t + tl.sum(e_t, 2), dot
+
+
+@triton.jit
+def merge_both(m_x, s_x, m_t, s_t, dot, rate, DOT: tl.constexpr, SWAP: tl.constexpr):
+    """Join the lanes of each row."""
+    top_x, top_t = tl.max(m_x, 1), tl.max(m_t, 1)
+    step_x, step_t = m_x - top_x[:, None], m_t - top_t[:, None]
+    fade_x, fade_t = exp2(step_x * rate), exp2(step_t * rate)
+    s_x *= fade_x
+    s_t *= fade_t
+    if DOT:
+        if SWAP:
+            dot = tl.where(s_x == 0.0, 0.0, dot * fade_x + s_x * (step_x - step_t))
+        else:
+            dot = tl.where(s_t == 0.0, 0.0, dot * fade_t + s_t * (step_t - step_x))
+    return top_x, tl.sum(s_x, 1), top_t, tl.sum(s_t, 1), tl.sum(dot, 1)
+
+
+@triton.jit
+def log_softmax(x, top, ls, rate):
+    """ln softmax and softmax of a tile; top and ls: the row's maximum and log-sum."""
+    power = (x - top[:, None]) * rate - (ls * LOG2E)[:, None]
+    return power * LN2, exp2(power)
+
+
+@triton.jit
+def value_and_slope(lp, lq, p, q, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+    """f and its derivative by the logarithm of the logits' softmax."""
+    if SWAP:
+        f, _, h = terms(lq, lp, q, p, *hyper)
+    else:
+        f, h, _ = terms(lp, lq, p, q, *hyper)
+    return f, h
+
+
+@triton.jit
+def of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+    """(f, h, p) of tiles of logits and teacher, from the rows' statistics."""
+    lp, p = log_softmax(x, top_x, ls_x, rate)
+    lq, q = log_softmax(t, top_t, ls_t, rate)
+    f, h = value_and_slope(lp, lq, p, q, terms, hyper, SWAP)
+    return f, h, p
+
+
+@triton.jit
+def divergence_gradient(x, t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+    """(h - p Σ h) · share of tiles of logits and teacher."""
+    _, h, p = of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
+    return (h - p * h_sum[:, None]) * share[:, None]

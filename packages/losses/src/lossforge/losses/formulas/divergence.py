@@ -1,0 +1,51 @@
+"""Divergences of the softmax of logits from a teacher's. Twins take (ln p, ln q, *hyper) and return the terms of the sum over the classes.
+
+Where a class has probability 0 (a logit of -inf), its term has the limit 0 in the value and in what is multiplied by the probability.
+"""
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels import Divergence
+from lossforge.kernels.formulas import divergence
+from lossforge.kernels.topk import topk_kernel
+from lossforge.losses.formulas.common import Formula
+
+
+def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
+    """p ln (p / q), 0 where p is."""
+    return p * torch.where(p == 0, 0.0, lp - lq)
+
+
+def kl(lp: Tensor, lq: Tensor) -> Tensor:
+    return _weighted(lq.exp(), lq, lp)
+
+
+def js(lp: Tensor, lq: Tensor, beta: float) -> Tensor:
+    p, q = lp.exp(), lq.exp()
+    m = (1 - beta) * p + beta * q
+    lm = torch.where(m == 0, 1.0, m).log()
+    return beta * _weighted(q, lq, lm) + (1 - beta) * _weighted(p, lp, lm)
+
+
+def total_variation(lp: Tensor, lq: Tensor) -> Tensor:
+    return 0.5 * (lp.exp() - lq.exp()).abs()
+
+
+def topk_kl(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
+    """Of the K classes in dimension 1 and, with `tail`, of all others as one more, whose probabilities are 1 less the sum of these."""
+    terms = _weighted(lq.exp(), lq, lp)
+    if not tail:
+        return terms
+    least = 2.0**-24 if lp.dtype == torch.float32 else 2.0**-53  # below it the difference is rounding
+    left_p = (1 - lp.exp().sum(1, keepdim=True)).clamp(min=least)
+    left_q = (1 - lq.exp().sum(1, keepdim=True)).clamp(min=0.0)
+    return torch.cat([terms, _weighted(left_q, torch.where(left_q == 0, 1.0, left_q).log(), left_p.log())], dim=1)
+
+
+FORMULAS = {
+    "kl": Formula(Divergence(divergence.kl, divergence.kl_sums), kl),
+    "js": Formula(Divergence(divergence.js), js),
+    "total_variation": Formula(Divergence(divergence.total_variation), total_variation),
+    "topk_kl": Formula(topk_kernel, topk_kl),
+}

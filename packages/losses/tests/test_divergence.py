@@ -1,0 +1,314 @@
+"""What is the divergences' own: hand-computed values, limits, classes that one side excludes, rows left out, teachers with gradients."""
+
+import math
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import (
+    JSDivWithLogitsLoss,
+    KLDivWithLogitsLoss,
+    js_div_with_logits,
+    kl_div_with_logits,
+    plain_torch,
+    total_variation_with_logits,
+)
+from lossforge.losses.testing import error
+
+INF, NAN = float("inf"), float("nan")
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+FUNCTIONS = [kl_div_with_logits, js_div_with_logits, total_variation_with_logits]
+EACH = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+CLASSES = pytest.mark.parametrize("classes", [6, 9_001, 16_384])  # one tile; tiles that begin before the row; aligned ones
+
+
+def gradient_of(function, x, *args, **kwargs):
+    x = x.detach().clone().requires_grad_()
+    value = function(x, *args, **kwargs)
+    value.sum().backward()
+    return value.detach(), x.grad
+
+
+def test_values_by_hand(device):
+    """p = (3/4, 1/4), q = (1/2, 1/2)."""
+    x, t = torch.tensor([[3.0, 1.0]], device=device).log(), torch.zeros(1, 2, device=device)
+    forward = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    reverse = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    js = 0.5 * (0.75 * math.log(0.75 / 0.625) + 0.25 * math.log(0.25 / 0.375))
+    js += 0.5 * (0.5 * math.log(0.5 / 0.625) + 0.5 * math.log(0.5 / 0.375))
+    for got, expected in (
+        (kl_div_with_logits(x, t), forward),
+        (kl_div_with_logits(x, t, reverse=True), reverse),
+        (kl_div_with_logits(2 * x, t, 2.0), 4 * forward),
+        (kl_div_with_logits(2 * x, t, 2.0, temperature_squared=False), forward),
+        (js_div_with_logits(x, t), js),
+        (js_div_with_logits(x, t, beta=0.0), forward),
+        (js_div_with_logits(x, t, beta=1.0), reverse),
+        (total_variation_with_logits(x, t), 0.25),
+    ):
+        torch.testing.assert_close(got.item(), expected, rtol=1e-6, atol=0)
+    _, g = gradient_of(kl_div_with_logits, x, t)
+    torch.testing.assert_close(g.cpu(), torch.tensor([[0.25, -0.25]]))
+    _, g = gradient_of(total_variation_with_logits, x, t)
+    torch.testing.assert_close(g.cpu(), torch.tensor([[0.1875, -0.1875]]))  # ½ p₁p₂ · 2
+
+
+def test_reductions_of_images_as_torch(device):
+    """batchmean divides by the samples, as F.kl_div's; mean by the rows."""
+    x, t = torch.randn(2, 5, 3, 4, device=device), torch.randn(2, 5, 3, 4, device=device)
+    exact = F.kl_div(x.log_softmax(1), t.log_softmax(1), reduction="batchmean", log_target=True)
+    torch.testing.assert_close(kl_div_with_logits(x, t), exact)
+    torch.testing.assert_close(kl_div_with_logits(x, t, reduction="mean"), exact / 12)
+    each = kl_div_with_logits(x, t, reduction="none")
+    torch.testing.assert_close(each, F.kl_div(x.log_softmax(1), t.log_softmax(1), reduction="none", log_target=True).sum(1))
+    kept = torch.rand(2, 3, 4, device=device) > 0.5
+    torch.testing.assert_close(kl_div_with_logits(x, t, weight=kept), each[kept].mean() * 12)
+
+
+def test_small_jsd_tends_to_forward_and_reverse_kl(device):
+    """JSD / (β (1 - β)) at β near 0 and 1, in float64."""
+    x, t = torch.randn(3, 7, device=device, dtype=torch.float64), torch.randn(3, 7, device=device, dtype=torch.float64)
+    for beta, reverse in ((1e-6, False), (1 - 1e-6, True)):
+        scaled = js_div_with_logits(x, t, beta=beta) / (beta * (1 - beta))
+        torch.testing.assert_close(scaled, kl_div_with_logits(x, t, reverse=reverse), rtol=1e-4, atol=0)
+
+
+@MODES
+@EACH
+@CLASSES
+def test_equal_logits_give_zero(classes, function, mode, device):
+    x = torch.randn(2, classes, device=device) * 3
+    value, g = gradient_of(function, x, x, gradient=mode)
+    assert abs(value.item()) < 1e-6
+    assert g.abs().max() < 1e-6
+    shifted, _ = gradient_of(function, x, x + 1000, gradient=mode)  # the same distribution, but for the rounding of x + 1000
+    assert abs(shifted.item()) < 1e-3
+
+
+@MODES
+@CLASSES
+def test_classes_that_both_exclude(classes, mode, device):
+    """-inf on both sides: value and gradient of the classes that are left, and 0 there; a whole tile of them, too."""
+    x, t = torch.randn(2, classes, device=device), torch.randn(2, classes, device=device)
+    out = torch.rand(classes, device=device) < 0.3
+    out[: classes // 2] = True
+    out[-1] = False
+    for function, options in ((f, o) for f in FUNCTIONS for o in ([{}, {"reverse": True}] if f is kl_div_with_logits else [{}])):
+        exact, g_exact = gradient_of(function, x[:, ~out].double(), t[:, ~out].double(), **options)
+        value, g = gradient_of(function, x.masked_fill(out, -INF), t.masked_fill(out, -INF), gradient=mode, **options)
+        assert error(value, exact) < 3e-6
+        assert error(g[:, ~out], g_exact) < 5e-6
+        assert torch.equal(g[:, out], torch.zeros_like(g[:, out]))
+        with plain_torch():
+            value, g = gradient_of(function, x.masked_fill(out, -INF), t.masked_fill(out, -INF), **options)
+        assert error(value, exact) < 3e-6
+        assert error(g[:, ~out], g_exact) < 5e-6
+
+
+@MODES
+@CLASSES
+def test_a_class_that_one_side_excludes(classes, mode, device):
+    """Only the student: KL(teacher ‖ student) is inf, its gradient finite; all else finite. Only the teacher: the reverse is inf."""
+    x, t = torch.randn(2, classes, device=device), torch.randn(2, classes, device=device)
+    less = x.clone()
+    less[0, 1] = -INF
+    value, g = gradient_of(kl_div_with_logits, less, t, reduction="none")
+    assert value[0] == INF
+    assert value[1].isfinite()
+    _, g = gradient_of(kl_div_with_logits, less, t, reduction="sum", gradient=mode)
+    assert error(g, less.double().softmax(1) - t.double().softmax(1)) < 3e-6
+    for function, options in ((kl_div_with_logits, {"reverse": True}), (js_div_with_logits, {}), (total_variation_with_logits, {})):
+        for a, b in ((less, t), (t, less)):
+            if function is kl_div_with_logits and b is less:
+                assert gradient_of(function, a, b, reduction="none", **options)[0][0] == INF
+                continue
+            value, g = gradient_of(function, a, b, reduction="sum", gradient=mode, **options)
+            with plain_torch():
+                exact, g_exact = gradient_of(function, a.double(), b.double(), reduction="sum", **options)
+            assert g_exact.isfinite().all()
+            assert error(value, exact) < 3e-6
+            assert error(g, g_exact) < 5e-6
+
+
+@MODES
+@EACH
+@CLASSES
+def test_rows_of_infinities_are_nan_alone(classes, function, mode, device):
+    x, t = torch.randn(5, classes, device=device), torch.randn(5, classes, device=device)
+    x[0] = -INF
+    t[1] = -INF
+    x[2, 3] = INF
+    t[3, 0] = NAN
+    value, _ = gradient_of(function, x, t, reduction="none")
+    assert value[:4].isnan().all()
+    exact, g_exact = gradient_of(function, x[4:].double(), t[4:].double(), reduction="sum")
+    assert error(value[4:].sum(), exact) < 3e-6
+    _, g = gradient_of(function, x, t, reduction="sum", gradient=mode)
+    assert g[:4].isnan().any(1).all()
+    assert error(g[4:], g_exact) < 5e-6
+
+
+@MODES
+@EACH
+@CLASSES
+def test_rows_left_out_are_not_read(classes, function, mode, device):
+    """By label, by weight, by mask: nan in them changes nothing, their gradient is 0, and the mean is that of the others."""
+    x, t = torch.randn(4, classes, device=device), torch.randn(4, classes, device=device)
+    kept = torch.tensor([True, False, True, True], device=device)
+    exact, g_exact = gradient_of(function, x[kept].double(), t[kept].double())
+    x[1], t[1] = NAN, INF
+    labels = torch.where(kept, 5, -100)
+    for options in ({"weight": kept}, {"weight": kept * 2.0}, {"labels": labels}, {"labels": labels + 107, "ignore_index": 7}):
+        for call in (function, function.__wrapped__):
+            value, g = gradient_of(call, x, t, gradient=mode, **options)
+            assert error(value, exact) < 3e-6
+            assert error(g[kept], g_exact) < 5e-6
+            assert torch.equal(g[1], torch.zeros_like(g[1]))
+
+
+@MODES
+@EACH
+def test_all_rows_left_out(function, mode, device):
+    x, t = torch.randn(3, 5, device=device), torch.randn(3, 5, device=device)
+    for options in ({"weight": torch.zeros(3, device=device)}, {"labels": torch.full((3,), -100, device=device)}):
+        for empty, expected in (("nan", NAN), ("zero", 0.0)):
+            value, g = gradient_of(function, x, t, empty=empty, gradient=mode, **options)
+            assert str(value.item()) == str(expected)
+            assert torch.equal(g, torch.zeros_like(g))
+        value, g = gradient_of(function, x, t, reduction="sum", gradient=mode, **options)
+        assert value == 0
+        assert torch.equal(g, torch.zeros_like(g))
+
+
+@MODES
+@CLASSES
+def test_large_logits(classes, mode, device):
+    """Far from zero, and so far apart that most probabilities vanish: the largest logit comes late."""
+    x, t = torch.randn(3, classes, device=device), torch.randn(3, classes, device=device)
+    x[0] += 1e4
+    t[1] -= 1e4
+    x[2, -2] = 6e4
+    t[2, 1] = 6e4
+    x, t = x.half().float(), t.half().float()
+    for function, options in ((f, o) for f in FUNCTIONS for o in ([{}, {"reverse": True}] if f is kl_div_with_logits else [{}])):
+        value, g = gradient_of(function, x, t, reduction="sum", gradient=mode, **options)
+        with plain_torch():
+            exact, g_exact = gradient_of(function, x.double(), t.double(), reduction="sum", **options)
+        assert error(value, exact) < 1e-5
+        assert error(g, g_exact) < 1e-5
+
+
+def test_teacher_gradients_come_from_the_reference(device):
+    """The kernels differentiate the student alone: a teacher that requires grad launches nothing, and both gradients are right."""
+    for function in FUNCTIONS:
+        x, t = (torch.randn(4, 6, device=device, requires_grad=True) for _ in range(2))
+        before = launch_counts()
+        got = torch.autograd.grad(function(x, t, temperature=2.0) * 3, (x, t))
+        assert launch_counts() == before
+        wide = [v.detach().double().requires_grad_() for v in (x, t)]
+        p, q = ((v / 2).softmax(1) for v in wide)
+        m = (p + q) / 2
+        exact = {
+            kl_div_with_logits: lambda: 4 * (q * (q / p).log()).sum(),  # noqa: B023
+            js_div_with_logits: lambda: ((q * (q / m).log()).sum() + (p * (p / m).log()).sum()) / 2,  # noqa: B023
+            total_variation_with_logits: lambda: (p - q).abs().sum() / 2,  # noqa: B023
+        }[function]()
+        for ours, theirs in zip(got, torch.autograd.grad(exact * 3 / 4, wide), strict=True):
+            assert error(ours, theirs) < 3e-6
+
+
+def test_dtypes_of_the_teacher(device):
+    x = torch.randn(3, 5, device=device)
+    t = torch.randn(3, 5, device=device, dtype=torch.float64)
+    assert kl_div_with_logits(x, t).dtype == torch.float64
+    assert kl_div_with_logits(x.bfloat16(), t.half()).dtype == torch.float32
+
+
+def test_compile_does_not_recompile(device):
+    torch._dynamo.reset()
+    compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x, t, w: kl_div_with_logits(x, t, weight=w), fullgraph=True, dynamic=True, backend=compiles)
+    for rows in (3, 4, 5):
+        x, t, w = (
+            torch.randn(rows, 6, device=device, requires_grad=True),
+            torch.randn(rows, 6, device=device),
+            torch.rand(rows, device=device),
+        )
+        compiled(x, t, w).backward()
+        assert error(x.grad, gradient_of(kl_div_with_logits, x.double(), t.double(), weight=w)[1]) < 3e-6
+    assert compiles.frame_count == 1
+
+
+def test_backward_operator_refuses_to_be_differentiated(device):
+    x, t = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(3, 4, device=device)
+    args = ["kl", x, t, None, None, None, [], False, 1.0, -100, 1.0, "mean", False]
+    _, stats, divisor, _ = torch.ops.lossforge.divergence(*args, False, True)
+    g = torch.ops.lossforge.divergence_backward(*args, stats, divisor, torch.ones((), device=device))
+    with pytest.raises(RuntimeError, match="divergence_backward cannot be differentiated"):
+        g.sum().backward()
+
+
+def test_more_dimensions_than_kernels_address(device):
+    """Strides that join into no two dimensions beside the classes are copied."""
+    whole, t = torch.randn(3, 5, 4, 4, 6, device=device), torch.randn(3, 5, 2, 3, 3, device=device)
+    for function in FUNCTIONS:
+        for mode in ("forward", "backward"):
+            results = []
+            for dtype in (torch.float32, torch.float64):
+                leaf = whole.to(dtype).requires_grad_()
+                value = function(leaf[:, :, ::2, 1:, ::2], t.to(dtype), gradient=mode)
+                results.append((value, *torch.autograd.grad(value, leaf)))
+            for ours, exact in zip(*results, strict=True):
+                assert error(ours, exact) < 3e-6
+
+
+X, T = torch.randn(3, 4), torch.randn(3, 4)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("kind", "message", "x", "target", "options"),
+    [
+        (TypeError, "input must be of a floating dtype, got torch.int64", X.long(), T, {}),
+        (ValueError, "input must have a dimension of classes", X[0, 0], T, {}),
+        (TypeError, "target_logits must be a tensor, got int", X, 1, {}),
+        (TypeError, "target_logits must be of a floating dtype, got torch.int64", X, T.long(), {}),
+        (ValueError, r"target_logits must have the shape of input, \(3, 4\), got \(3, 1\)", X, T[:, :1], {}),
+        (ValueError, "temperature must be finite and above 0, got 0", X, T, {"temperature": 0}),
+        (ValueError, "reduction must be one of 'none', 'batchmean', 'mean', 'sum', got 'avg'", X, T, {"reduction": "avg"}),
+        (ValueError, "gradient must be one of None, 'forward', 'backward', got 'both'", X, T, {"gradient": "both"}),
+        (ValueError, "gradient=\"forward\" needs a scalar result", X, T, {"gradient": "forward", "reduction": "none"}),
+        (ValueError, "normalizer needs a scalar result", X, T, {"normalizer": 2.0, "reduction": "none"}),
+        (TypeError, "weight must be of a floating dtype or bool, got torch.int64", X, T, {"weight": torch.ones(3).long()}),
+        (ValueError, r"weight must have one entry a row, shape \(3,\), got \(3, 4\)", X, T, {"weight": X}),
+        (TypeError, "labels must be of an integer dtype, got torch.float32", X, T, {"labels": torch.ones(3)}),
+        (ValueError, r"labels must have one entry a row, shape \(3,\), got \(4,\)", X, T, {"labels": torch.ones(4).long()}),
+        (TypeError, "ignore_index must be a whole number, got float", X, T, {"ignore_index": 1.5}),
+        (TypeError, "unexpected keyword argument 'mask'; the options are", X, T, {"mask": None}),
+        (ValueError, "inplace=True needs logits that are an intermediate result", X.clone().requires_grad_(), T, {"inplace": True}),
+    ],
+    ids=lambda v: v[:40] if isinstance(v, str) else None,
+)  # fmt: skip
+def test_mistakes(function, kind, message, x, target, options):
+    before = launch_counts()
+    with pytest.raises(kind, match=message):
+        function(x, target, **options)
+    assert launch_counts() == before
+
+
+def test_beta_is_checked():
+    with pytest.raises(ValueError, match=r"beta must be finite and at least 0 and at most 1, got 1\.5"):
+        js_div_with_logits(X, T, beta=1.5)
+
+
+def test_modules_keep_their_options():
+    module = KLDivWithLogitsLoss(2.0, "sum", reverse=True, gradient="backward")
+    assert "temperature=2.0" in repr(module)
+    labels = torch.tensor([1, -100, 2])
+    expected = kl_div_with_logits(X, T, 2.0, "sum", reverse=True, labels=labels)
+    torch.testing.assert_close(module(X, T, labels=labels), expected)
+    with pytest.raises(ValueError, match="reduction must be one of 'none', 'batchmean', 'mean', 'sum', got 'avg'"):
+        JSDivWithLogitsLoss(reduction="avg")
