@@ -244,7 +244,7 @@ def test_compile_does_not_recompile(device):
 
 def test_backward_operator_refuses_to_be_differentiated(device):
     x, t = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(3, 4, device=device)
-    args = ["kl", x, t, None, None, None, [], False, 1.0, -100, 1.0, "mean", False]
+    args = ["kl", x, t, None, None, None, None, [], False, 1.0, -100, 1.0, "mean", False]
     _, stats, divisor, _ = torch.ops.lossforge.divergence(*args, False, True)
     g = torch.ops.lossforge.divergence_backward(*args, stats, divisor, torch.ones((), device=device))
     with pytest.raises(RuntimeError, match="divergence_backward cannot be differentiated"):
