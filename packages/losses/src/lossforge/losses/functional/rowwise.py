@@ -39,11 +39,12 @@ def rowwise_loss(
     probabilities: bool = True,
     mean_of_rows: bool = False,
     factor_of: float = 1.0,
+    target_name: str = "target",
 ) -> Sequence[Tensor | None]:
     """Check arguments and compute (loss, z_loss, lse, entropy, correct), None where `outputs` has not asked for it.
 
     probabilities: whether the loss takes them as targets. mean_of_rows: a mean divides by the number of rows not ignored,
-    whatever their weights. factor_of: a number that multiplies the loss.
+    whatever their weights. factor_of: a number that multiplies the loss. target_name: in messages.
     """
     checks.floating("input", x)
     if x.ndim == 0:
@@ -63,17 +64,17 @@ def rowwise_loss(
     classes = x.shape[class_dim]
     per_row = [n for d, n in enumerate(x.shape) if d != class_dim]
     if target.is_floating_point():
-        if not probabilities:
-            raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
         if target.shape != x.shape:
             raise ValueError(
                 f"target must have the shape of input, {tuple(x.shape)}, where it holds probabilities, got {tuple(target.shape)}"
             )
         checks.beside("target", target, x)
+        if not probabilities:
+            raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
         if outputs[3]:
             raise ValueError("return_correct needs class indices as target, got probabilities")
     else:
-        target = checks.indices("target", target, per_row, x, 0, classes, ignore_index, options.get("validate"))
+        target = checks.indices(target_name, target, per_row, x, 0, classes, ignore_index, options.get("validate"))
         if target_b is not None:
             target_b = checks.indices("target_b", target_b, per_row, x, 0, classes, ignore_index, options.get("validate"))
     weight, bias = _per_class("weight", weight, x, classes), _per_class("log_prior", bias, x, classes)

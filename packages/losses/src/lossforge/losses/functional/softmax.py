@@ -53,13 +53,14 @@ def cross_entropy(
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     asked = [return_z_loss, return_lse, return_entropy, return_correct]
+    row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
     loss, *others = rowwise_loss(
         "cross_entropy",
         input,
         target,
         [],
         checks.legacy_reduction(size_average, reduce, reduction),
-        RowOptions(**options, scale=scale, softcap=softcap, z_loss=z_loss),
+        row_options,
         weight=weight,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,

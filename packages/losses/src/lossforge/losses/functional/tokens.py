@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lossforge.losses import checks
+from lossforge.losses.functional.common import check_options
 from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss
 
 
@@ -46,7 +47,8 @@ def selective_log_softmax(
             f"index must have the shape of logits without the last dimension, {tuple(logits.shape[:-1])}, got {tuple(index.shape)}"
         )
     checks.number("temperature", temperature, 0.0, exclusive=True)
-    options = RowOptions(scale=1.0 / temperature, softcap=softcap, inplace=inplace, validate=validate)
+    options: RowOptions = {"scale": 1.0 / temperature, "softcap": softcap, "inplace": inplace, "validate": validate}
+    check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
     logps, _, _, entropy, _ = rowwise_loss(
         "cross_entropy",
@@ -58,6 +60,7 @@ def selective_log_softmax(
         ignore_index=ignore_index,
         outputs=(False, False, return_entropy, False),
         factor_of=-1.0,
+        target_name="index",
     )
     assert logps is not None
     return logps if entropy is None else TokenLogps(logps, entropy)

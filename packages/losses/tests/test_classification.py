@@ -1,0 +1,228 @@
+"""Focal, Poly-1, generalised and logit-adjusted cross entropy: values by hand, edges, class weights, pairs, priors, errors."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lossforge.losses import (
+    LogitAdjustedCrossEntropyLoss,
+    class_balanced_weight,
+    cross_entropy,
+    generalized_cross_entropy,
+    logit_adjusted_cross_entropy,
+    plain_torch,
+    poly_cross_entropy,
+    softmax_focal_loss,
+)
+from lossforge.losses.testing import error
+
+INF, NAN = float("inf"), float("nan")
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+HALF = torch.tensor([[0.0, 0.0], [0.0, math.log(3.0)]])  # p = ½, ½ and ¼, ¾
+
+
+def gradient_of(function, x, *args, **kwargs):
+    x = x.detach().clone().requires_grad_()
+    value = function(x, *args, **kwargs)
+    return value.detach(), torch.autograd.grad(value.sum(), x)[0]
+
+
+def test_by_hand(device):
+    x, t = HALF.to(device), torch.tensor([0, 1], device=device)
+    ln2, ln43 = math.log(2), math.log(4 / 3)
+    for value, expected in (
+        (softmax_focal_loss(x, t), [ln2 / 4, ln43 / 16]),
+        (softmax_focal_loss(x, t, alpha=0.25, gamma=1.0), [0.75 * ln2 / 2, 0.25 * ln43 / 4]),
+        (softmax_focal_loss(x, t, weight=torch.tensor([2.0, 4.0], device=device)), [ln2 / 2, ln43 / 4]),
+        (poly_cross_entropy(x, t, reduction="none"), [ln2 + 1, ln43 + 0.5]),
+        (poly_cross_entropy(x, t, 1.0, label_smoothing=0.5, reduction="none"), [ln2 + 0.5, 0.75 * ln43 + 0.25 * math.log(4) + 3 / 8]),
+        (generalized_cross_entropy(x, t, 1.0, reduction="none"), [0.5, 0.25]),
+        (generalized_cross_entropy(x, t, 0.5, reduction="none"), [2 - math.sqrt(2), 2 - math.sqrt(3)]),
+        (logit_adjusted_cross_entropy(x, t, torch.tensor([math.log(3), 0.0], device=device), reduction="none"), [ln43, ln2]),
+    ):
+        torch.testing.assert_close(value.cpu(), torch.tensor(expected))
+
+
+@MODES
+def test_limits_are_cross_entropy(mode, device):
+    x, t = torch.randn(9, 7, device=device) * 4, torch.randint(0, 7, (9,), device=device)
+    w = torch.rand(7, device=device)
+    value, g = gradient_of(cross_entropy, x, t, w, gradient=mode)
+    for function, options in (
+        (poly_cross_entropy, {"epsilon": 0.0}),
+        (generalized_cross_entropy, {"q": 0.0}),
+        (generalized_cross_entropy, {"q": 1e-9}),
+        (generalized_cross_entropy, {"q": 1e-38}),
+        (logit_adjusted_cross_entropy, {"tau": 0.0, "log_prior": torch.randn(7, device=device)}),
+    ):
+        ours, g_ours = gradient_of(function, x, t, weight=w, gradient=mode, **options)
+        assert error(ours, value) < 1e-6
+        assert error(g_ours, g) < 1e-6
+    focal, g_focal = gradient_of(softmax_focal_loss, x, t, None, 0.0, "sum", w, gradient=mode)
+    value, g = gradient_of(cross_entropy, x, t, w, reduction="sum", gradient=mode)
+    assert error(focal, value) < 1e-6
+    assert error(g_focal, g) < 1e-6
+
+
+@MODES
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 0.5, 1.0, 2.0, 5.0])
+def test_focal_is_finite_at_any_gamma(gamma, mode, device):
+    """From certain to impossible: at p = 1 the limit, 0, at p = 0 the loss inf and its gradient that of cross entropy."""
+    x = torch.tensor([[1e4, 0], [60, 0], [9, 0], [1e-4, 0], [0, 9], [0, 60], [0, 1e4]], device=device)
+    t = torch.zeros(7, dtype=torch.long, device=device)
+    value, g = gradient_of(softmax_focal_loss, x, t, gamma=gamma, reduction="sum", gradient=mode)
+    exact, g_exact = gradient_of(softmax_focal_loss, x.double(), t, gamma=gamma, reduction="sum")
+    torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(g.double(), g_exact, rtol=2e-3, atol=1e-7)
+    assert g_exact.isfinite().all()
+    never = torch.tensor([[-INF, 0.0, 1.0]], device=device)
+    for wide in (never, never.double()):
+        value, g = gradient_of(softmax_focal_loss, wide, t[:1], gamma=gamma, reduction="sum", gradient=mode)
+        assert value == INF
+        torch.testing.assert_close(g.float().cpu(), torch.tensor([[-1.0, 1 / (1 + math.e), math.e / (1 + math.e)]]))
+
+
+@MODES
+def test_generalized_of_an_impossible_target_is_bounded(mode, device):
+    x = torch.tensor([[-INF, 0.0], [-1e4, 0.0]], device=device)
+    t = torch.zeros(2, dtype=torch.long, device=device)
+    for wide in (x, x.double()):
+        value, g = gradient_of(generalized_cross_entropy, wide, t, 0.5, reduction="sum", gradient=mode)
+        assert value == 4
+        assert (g == 0).all()
+
+
+def test_small_losses_keep_their_digits(device):
+    """1 - p at p near 1, and (1 - p^q) / q at small q, where the formula taken literally loses every digit."""
+    x = torch.tensor([[4.0, 0.0], [7.0, 0.0]], device=device)
+    t = torch.zeros(2, dtype=torch.long, device=device)
+    z = torch.log1p(torch.exp(-x[:, 0].double()))
+    for q in (1.0, 0.3, 1e-2, 1e-4, 1e-6):
+        ours = generalized_cross_entropy(x, t, q, reduction="none")
+        torch.testing.assert_close(ours.double(), -torch.expm1(-q * z) / q, rtol=1e-4, atol=0)
+    torch.testing.assert_close(poly_cross_entropy(x, t, 1.0, reduction="none").double(), z - torch.expm1(-z), rtol=1e-4, atol=0)
+
+
+@MODES
+@pytest.mark.parametrize("function", [softmax_focal_loss, poly_cross_entropy, generalized_cross_entropy], ids=lambda f: f.__name__)
+def test_a_pair_mixes_losses(function, mode, device):
+    """λ L(a) + (1 - λ) L(b), class weights outside of the formula, of which one may be ignored."""
+    x, w = torch.randn(6, 5, device=device), torch.rand(5, device=device)
+    a, b = torch.tensor([0, 1, 2, 3, -100, -100], device=device), torch.tensor([1, 1, 0, -100, 4, -100], device=device)
+    lam = torch.tensor([0.3, 0.6, 0.5, 0.9, 0.1, 0.4], device=device)
+    value, g = gradient_of(function, x, a, weight=w, target_b=b, lam=lam, reduction="sum", gradient=mode)
+
+    def mixed(x):
+        x = x.double()
+        return lam * function(x, a, weight=w, reduction="none") + (1 - lam) * function(x, b, weight=w, reduction="none")
+
+    exact, g_exact = gradient_of(mixed, x)
+    assert error(value, exact.sum()) < 3e-6
+    assert error(g, g_exact) < 3e-6
+    ours, _ = gradient_of(function, x, a, weight=w, target_b=b, lam=lam, reduction="mean", gradient=mode)
+    weights = lam * torch.where(a < 0, 0, w[a.clamp(min=0)]) + (1 - lam) * torch.where(b < 0, 0, w[b.clamp(min=0)])
+    divisor = torch.tensor(5.0) if function is softmax_focal_loss else weights.sum()
+    assert error(ours, exact.sum() / divisor.to(device)) < 3e-6
+
+
+@MODES
+def test_focal_mean_is_over_rows(mode, device):
+    """Weights and α stay out of the divisor, unlike in cross_entropy, with few rows and with many."""
+    for rows in (6, 1100):
+        x, w = torch.randn(rows, 3, device=device), torch.rand(3, device=device)
+        t = torch.randint(0, 3, (rows,), device=device)
+        t[::5] = -100
+        each, g_each = gradient_of(softmax_focal_loss, x.double(), t, 0.25, weight=w)
+        value, g = gradient_of(softmax_focal_loss, x, t, 0.25, reduction="mean", weight=w, gradient=mode)
+        assert error(value, each.sum() / (t >= 0).sum()) < 3e-6
+        assert error(g, g_each / (t >= 0).sum()) < 3e-6
+
+
+LAYOUTS = {
+    "aligned": lambda d: torch.randn(3, 128, device=d),
+    "odd": lambda d: torch.randn(3, 37, device=d),
+    "two sweeps": lambda d: torch.randn(2, 9000, device=d),
+    "two sweeps, rows anywhere": lambda d: torch.randn(2, 9001, device=d),
+    "sliced": lambda d: torch.randn(3, 90, device=d)[:, ::2],
+    "pixels": lambda d: torch.randn(2, 5, 4, 8, device=d),
+    "pixels, many classes": lambda d: torch.randn(1, 70, 4, 8, device=d),
+}
+
+
+@MODES
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_log_prior_over_layouts(name, mode, device):
+    """Added as the logits are read: an ignored row of nan, smoothing, probabilities, scale and z-loss see the adjusted logits."""
+    x = LAYOUTS[name](device)
+    prior = torch.randn(x.shape[1], device=device) * 3
+    t = torch.randint(0, x.shape[1], (x.shape[0], *x.shape[2:]), device=device)
+    t.view(-1)[1] = -100
+    ignored = (t == -100).unsqueeze(1).expand_as(x)
+    x = torch.where(ignored, NAN, x).as_strided(x.shape, x.stride()) if x.is_contiguous() else x
+    adjusted = (x.double().nan_to_num(0) * 0.7 + 1.3 * prior.double().view(-1, *(1,) * (x.ndim - 2))).requires_grad_()
+    for options in ({}, {"label_smoothing": 0.1}, {"z_loss": 0.01}):
+        with plain_torch():
+            exact = cross_entropy(adjusted, t, **options)
+        (g_exact,) = torch.autograd.grad(exact, adjusted)
+        value, g = gradient_of(logit_adjusted_cross_entropy, x, t, prior, 1.3, scale=0.7, gradient=mode, **options)
+        assert error(value, exact) < 3e-6
+        assert error(g, g_exact * 0.7) < 3e-6
+        assert (g[ignored] == 0).all()
+    q = torch.rand_like(adjusted).softmax(1).float()
+    x = x.nan_to_num(0)
+    value, g = gradient_of(logit_adjusted_cross_entropy, x, q, prior, 1.3, scale=0.7, gradient=mode)
+    exact = F.cross_entropy(adjusted, q.double())
+    assert error(value, exact) < 3e-6
+    assert error(g, torch.autograd.grad(exact, adjusted)[0] * 0.7) < 3e-6
+
+
+def test_class_counts_become_the_prior(device):
+    counts = torch.tensor([1, 10, 89])
+    module = LogitAdjustedCrossEntropyLoss(counts, tau=0.5).to(device)
+    torch.testing.assert_close(module.log_prior.exp().cpu(), torch.tensor([0.01, 0.1, 0.89]))
+    x, t = torch.randn(4, 3, device=device), torch.tensor([0, 1, 2, 0], device=device)
+    torch.testing.assert_close(module(x, t), F.cross_entropy(x + 0.5 * (counts / 100).log().to(device), t))
+    with pytest.raises(ValueError, match="class_counts must be above 0, got 0"):
+        LogitAdjustedCrossEntropyLoss(torch.tensor([0, 3]))
+
+
+def test_class_balanced_weight(device):
+    """(1 - β) / (1 - β^n) of β = ½: 1, 2/3, 4/7, normalised to 3 in all; a class without samples counts as one."""
+    expected = torch.tensor([1.0, 1.0, 2 / 3, 4 / 7])
+    weight = class_balanced_weight(torch.tensor([0, 1, 2, 3], device=device), 0.5)
+    torch.testing.assert_close(weight.cpu(), expected * 4 / expected.sum())
+    assert torch.equal(class_balanced_weight(torch.tensor([1, 50]), 0.0), torch.ones(2))
+    near = class_balanced_weight(torch.tensor([1.0, 3.0], dtype=torch.float64), 1 - 1e-12)
+    torch.testing.assert_close(near, torch.tensor([1.5, 0.5], dtype=torch.float64))
+    x, t = torch.randn(4, 4, device=device), torch.tensor([0, 1, 2, 3], device=device)
+    torch.testing.assert_close(cross_entropy(x, t, weight), F.cross_entropy(x, t, weight))
+
+
+X, T = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "call"),
+    [
+        (ValueError, "gamma must be finite and at least 0, got -1", lambda: softmax_focal_loss(X, T, gamma=-1)),
+        (ValueError, "alpha must be finite and at least 0 and at most 1, got 2", lambda: softmax_focal_loss(X, T, alpha=2)),
+        (ValueError, r"alpha must hold one alpha a class, shape \(3,\), got \(2,\)", lambda: softmax_focal_loss(X, T, torch.ones(2))),
+        (ValueError, r"weight must hold one weight a class, shape \(3,\)", lambda: softmax_focal_loss(X, T, 0.5, weight=torch.ones(2))),
+        (TypeError, "target must hold class indices, with target_b and lam", lambda: softmax_focal_loss(X, X)),
+        (TypeError, "target must hold class indices", lambda: poly_cross_entropy(X, X)),
+        (ValueError, "label_smoothing must be 0 where weight is given", lambda: poly_cross_entropy(X, T, 1, X[0], label_smoothing=0.1)),
+        (ValueError, "label_smoothing must be below 1", lambda: poly_cross_entropy(X, T, label_smoothing=1.0)),
+        (ValueError, "epsilon must be finite", lambda: poly_cross_entropy(X, T, INF)),
+        (ValueError, "q must be finite and at least 0 and at most 1, got 1.5", lambda: generalized_cross_entropy(X, T, 1.5)),
+        (TypeError, "unexpected keyword argument 'label_smoothing'", lambda: generalized_cross_entropy(X, T, label_smoothing=0.1)),
+        (ValueError, r"log_prior must hold one log_prior a class, shape \(3,\)", lambda: logit_adjusted_cross_entropy(X, T, X)),
+        (ValueError, "softcap must be None", lambda: logit_adjusted_cross_entropy(X, T, X[0], softcap=3.0)),
+        (ValueError, "beta must be below 1, got 1", lambda: class_balanced_weight(T, 1.0)),
+        (ValueError, r"counts must hold one count a class, shape \(C,\), got \(2, 3\)", lambda: class_balanced_weight(X)),
+    ],
+)
+def test_errors(kind, message, call):
+    with pytest.raises(kind, match=message):
+        call()

@@ -1,0 +1,142 @@
+"""Log-probabilities of tokens and their entropy, from logits as models give them."""
+
+import math
+
+import pytest
+import torch
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import backend, selective_log_softmax, sequence_logps
+from lossforge.losses.testing import error
+
+INF = float("inf")
+
+
+def plain(x, index, temperature=1.0, softcap=None):
+    x = x.double() / temperature
+    if softcap:
+        x = softcap * torch.tanh(x / softcap)
+    log_p = x.log_softmax(-1)
+    return log_p.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+SHAPES = {
+    "tokens": lambda d: torch.randn(5, 33, device=d),
+    "sequences": lambda d: torch.randn(2, 4, 130, device=d),
+    "sliced, as for the next token": lambda d: torch.randn(2, 4, 130, device=d)[:, :-1],
+    "two sweeps": lambda d: torch.randn(1, 2, 9001, device=d),
+    "four dimensions": lambda d: torch.randn(2, 2, 2, 16, device=d),
+    "one token": lambda d: torch.randn(9, device=d),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 2.0, "softcap": 3.0}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_against_float64(name, dtype, options, device):
+    x = (SHAPES[name](device) * 3).to(dtype)
+    index = torch.randint(0, x.shape[-1], x.shape[:-1], device=device)
+    up_logps, up_entropy = torch.rand(index.shape, device=device) + 0.5, torch.rand(index.shape, device=device)
+    wide = x.detach().double().requires_grad_()
+    logps, entropy = plain(wide, index, **options)
+    for with_entropy in (False, True):
+        leaf = x.detach().requires_grad_()
+        ours = selective_log_softmax(leaf, index, return_entropy=with_entropy, **options)
+        values, exact, ups = ((ours,), (logps,), (up_logps,))
+        if with_entropy:
+            values, exact, ups = ours, (logps, entropy), (up_logps, up_entropy)
+        for got, expected in zip(values, exact, strict=True):
+            assert got.dtype == torch.float32
+            assert got.shape == index.shape
+            assert error(got, expected) < 3e-6
+        (g,) = torch.autograd.grad(values, leaf, ups)
+        (g_exact,) = torch.autograd.grad(exact, wide, [u.double() for u in ups], retain_graph=True)
+        assert g.dtype == dtype
+        assert error(g, g_exact) < (5e-6 if dtype == torch.float32 else 2.0**-7)
+
+
+def test_by_hand(device):
+    x = torch.tensor([[0.0, math.log(3.0)]], device=device)
+    out = selective_log_softmax(x, torch.tensor([1], device=device), return_entropy=True)
+    torch.testing.assert_close(out.logps.item(), math.log(0.75))
+    torch.testing.assert_close(out.entropy.item(), math.log(4) - 0.75 * math.log(3))
+
+
+@pytest.mark.skipif(backend(torch.zeros(1)) == "torch", reason="no kernels on CPU")
+def test_one_launch_a_pass_and_no_copy(device):
+    x = torch.randn(2, 5, 40, device=device, requires_grad=True)
+    index = torch.randint(0, 40, (2, 4), device=device)
+    before = launch_counts()
+    logps, entropy = selective_log_softmax(x[:, :-1], index, return_entropy=True)
+    (logps.sum() + entropy.sum()).backward()
+    launched = {k: v - before.get(k, 0) for k, v in launch_counts().items() if v != before.get(k, 0)}
+    assert launched == {"rowwise_kernel": 1, "rowwise_backward_kernel": 1}
+
+
+def test_ignored_tokens(device):
+    """Log-probability 0 without gradient, entropy with one; what only masks their own row does not reach the others."""
+    x = torch.randn(2, 3, 8, device=device)
+    index = torch.tensor([[1, -100, 2], [-100, 0, 7]], device=device)
+    leaf = x.clone().requires_grad_()
+    logps, entropy = selective_log_softmax(leaf, index, return_entropy=True)
+    exact, h = plain(x, index)
+    assert error(logps, torch.where(index < 0, 0.0, exact)) < 3e-6
+    assert error(entropy, h) < 3e-6
+    (g,) = torch.autograd.grad(logps.sum(), leaf, retain_graph=True)
+    assert (g[index < 0] == 0).all()
+    (g,) = torch.autograd.grad(entropy.sum(), leaf)
+    assert (g[index < 0] != 0).all()
+    torch.testing.assert_close(sequence_logps(logps, index >= 0).double(), torch.where(index < 0, 0.0, exact).sum(1), check_dtype=False)
+
+
+def test_impossible_token(device):
+    x = torch.tensor([[0.0, -INF, 1.0]], device=device, requires_grad=True)
+    logps = selective_log_softmax(x, torch.tensor([1], device=device))
+    assert logps == -INF
+    assert torch.autograd.grad(logps.sum(), x)[0].isfinite().all()
+
+
+def test_double_backward_inplace_and_compile(device):
+    x, index = torch.randn(2, 3, 8, device=device), torch.randint(0, 8, (2, 3), device=device)
+    second = []
+    for function, wide in ((selective_log_softmax, x), (lambda x, i: plain(x, i)[0], x.double())):
+        leaf = wide.clone().requires_grad_()
+        (g,) = torch.autograd.grad(function(leaf, index).square().sum(), leaf, create_graph=True)
+        second.append(torch.autograd.grad(g.square().sum(), leaf)[0])
+    assert error(*second) < 1e-4
+    exact, _ = plain(leaf, index)
+    (g_exact,) = torch.autograd.grad(exact.sum(), leaf)
+    leaf = x.clone().requires_grad_()
+    logits = leaf * 1
+    logps = selective_log_softmax(logits, index, inplace=True)
+    (g,) = torch.autograd.grad(logps.sum(), logits)
+    assert g.data_ptr() == logits.data_ptr()
+    assert error(g, g_exact) < 3e-6
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: sum(selective_log_softmax(x, index, return_entropy=True)), fullgraph=True, backend="aot_eager")
+    leaf = x.clone().requires_grad_()
+    compiled(leaf).sum().backward()
+    wide = x.double().requires_grad_()
+    sum(plain(wide, index)).sum().backward()
+    assert error(leaf.grad, wide.grad) < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "args", "options"),
+    [
+        (TypeError, "logits must be of a floating dtype", (torch.zeros(2, 3).long(), torch.zeros(2).long()), {}),
+        (TypeError, "index must be of an integer dtype, got torch.float32", (torch.zeros(2, 3), torch.zeros(2)), {}),
+        (ValueError, r"index must have the shape of logits.*\(2,\), got \(2, 1\)", (torch.zeros(2, 3), torch.zeros(2, 1).long()), {}),
+        (IndexError, "index must hold 0 to 2, or -100 where ignored, got 3 at row 1", (torch.zeros(2, 3), torch.tensor([0, 3])), {}),
+        (ValueError, "temperature must be finite and above 0", (torch.zeros(2, 3), torch.zeros(2).long()), {"temperature": 0}),
+        (
+            ValueError,
+            "inplace=True needs logits that are an intermediate",
+            (torch.zeros(2, 2, 3).requires_grad_(), torch.zeros(2, 2).long()),
+            {"inplace": True},
+        ),
+    ],
+)
+def test_errors(kind, message, args, options):
+    with pytest.raises(kind, match=message):
+        selective_log_softmax(*args, **options)
