@@ -206,7 +206,7 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool) -> Overlap
         return _tried[OverlapTiles]
     whole = next_power_of_2(classes)
     if softmax:
-        tile = whole if whole <= 512 else 128
+        tile = whole if whole <= 512 else 64
     else:
         tile = min(whole, (8 if classes < 2**18 else 1024) if pixels_adjacent else 64)
     elements = min(max(2048, 64 * tile), 8192 if pixels_adjacent else 4096)
