@@ -8,6 +8,7 @@ import inspect
 import itertools
 import json
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
@@ -264,9 +265,32 @@ def compiled(number: int) -> dict[str, Any]:
 
 WORK: list[tuple[str, Variant, GPUTarget]] = []
 
+EVERY = os.environ.get("LOSSFORGE_COMPILE_ALL") == "1"
+SPREAD = 12
+"""Variants of a kernel, evenly over all that were recorded, beside the first of each loss, dtype and mode."""
+
+
+def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]]:
+    """All of them, half an hour's work on two cores, where LOSSFORGE_COMPILE_ALL=1; else some minutes' worth."""
+    if EVERY:
+        return list(variants.values())
+    taken: dict[str, tuple[str, Variant]] = {}
+    kernels: dict[str, list[str]] = {}
+    seen = set()
+    for key, (case, variant) in variants.items():
+        loss, dtype, *_, mode = case.split()
+        kernels.setdefault(variant.kernel.__name__, []).append(key)
+        if (loss, dtype, mode) not in seen:
+            taken[key] = variants[key]
+        seen.add((loss, dtype, mode))
+    for keys in kernels.values():
+        taken |= {key: variants[key] for key in keys[:: max(1, len(keys) // SPREAD)]}
+    return list(taken.values())
+
+
 if __name__ == "__main__":
-    recorded = record().variants.values()
+    recorded = chosen(record().variants)
     WORK += [(case, variant, HOPPER) for case, variant in recorded]
-    WORK += [(case, variant, AMPERE) for case, variant in list(recorded)[::20]]
+    WORK += [(case, variant, AMPERE) for case, variant in recorded[::20]]
     with multiprocessing.get_context("fork").Pool(int(sys.argv[1])) as pool:
         json.dump(pool.map(compiled, range(len(WORK)), chunksize=4), sys.stdout)
