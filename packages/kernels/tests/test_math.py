@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import atan_ratio, log1p_unit, logistic, powers, product, tanh
+from lossforge.kernels.math import atan_ratio, complement, log1p_unit, logistic, powers, product, tanh
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 2.0**-23
@@ -129,3 +129,22 @@ def test_powers(gamma):
     if gamma:
         assert relative(lower[:-1].double(), wide ** (gamma - 1), floor=1e-30) < bound
         assert power[-1] < 1e-11
+
+
+@triton.jit
+def complement_kernel(t_ptr, out_ptr, e_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    u, e = complement(tl.load(t_ptr + i))
+    tl.store(out_ptr + i, u)
+    tl.store(e_ptr + i, e)
+
+
+def test_complement():
+    """1 - e^-t keeps its digits down to the smallest t, and across the place where its series ends."""
+    t = torch.cat([torch.logspace(-30, 1.9, 127), torch.tensor([0.0])]).to(DEVICE)
+    t[100:103] = torch.tensor([0.4999, 0.5, 0.5001])
+    u, e = torch.full_like(t, float("nan")), torch.full_like(t, float("nan"))
+    complement_kernel[(1,)](t, u, e, N=128)
+    wide = t.double()
+    assert relative(u.double(), -torch.expm1(-wide)) < 4 * EPS
+    assert relative(e.double(), torch.exp(-wide)) < 150 * EPS  # e^-t itself loses t rounding units

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.math import LN2, LOG2E, exp2
-from lossforge.kernels.rows import logit_tile
+from lossforge.kernels.rows import read_tile
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def row_weight(labels, weight, ignore, outer, row, inside):
 
 @triton.jit
 def both(x, teacher, start, begin, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    return logit_tile(x, start, lane, mask, other, WIDE, EVICT), logit_tile(teacher, begin, lane, mask, other, WIDE, EVICT)
+    return read_tile(x, start, lane, mask, other, WIDE, EVICT), read_tile(teacher, begin, lane, mask, other, WIDE, EVICT)
 
 
 @triton.jit

@@ -131,14 +131,24 @@ def class_offset(lane, stride, WIDE: tl.constexpr):
 
 
 @triton.jit
-def logit_tile(x, start, lane, column, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """Logits (BR, BC) of classes `column` in float32; `other` where the mask is false. Without a mask all are read."""
+def read_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    """Logits (BR, BC) as they lie in memory, in float32; `other` where the mask is false. Without a mask all are read."""
     at = x.ptr + start[:, None] + class_offset(lane, x.s2, WIDE)[None, :]
     if mask is None:
-        tile = transform(tl.load(at, eviction_policy=EVICT).to(tl.float32), x, column, None)
+        seen = tl.load(at, eviction_policy=EVICT)
     else:
-        inside = (column >= 0) & (column < x.classes)
-        tile = transform(tl.load(at, mask=mask, other=other, eviction_policy=EVICT).to(tl.float32), x, column, inside)
+        seen = tl.load(at, mask=mask, other=other, eviction_policy=EVICT)
+    return seen.to(tl.float32)
+
+
+@triton.jit
+def logit_tile(x, start, lane, column, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    """Logits (BR, BC) of classes `column` as the loss sees them; `other` where the mask is false. Without a mask all are read."""
+    tile = read_tile(x, start, lane, mask, other, WIDE, EVICT)
+    if mask is None:
+        tile = transform(tile, x, column, None)
+    else:
+        tile = transform(tile, x, column, (column >= 0) & (column < x.classes))
         if x.scale is not None or x.softcap is not None or x.bias_ptr is not None:
             tile = tl.where(mask, tile, other)
     return tile

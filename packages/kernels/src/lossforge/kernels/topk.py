@@ -14,7 +14,7 @@ import triton.language as tl
 from lossforge.kernels.divergence_rows import row_weight
 from lossforge.kernels.math import LOG2E, exp, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, finish, over
-from lossforge.kernels.rows import LOWEST, in_row, logit_tile, row_start, store_tile
+from lossforge.kernels.rows import LOWEST, in_row, read_tile, row_start, store_tile
 
 LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: below it 1 - Σ p[i] is rounding
 
@@ -112,17 +112,17 @@ def topk_kernel(
     else:
         if ONE_TILE:
             here = in_row(lanes[None, :], classes, 1)
-            tile = logit_tile(x, start, lanes, inside[:, None] & here, float("-inf"), WIDE, EVICT)
+            tile = read_tile(x, start, lanes, inside[:, None] & here, float("-inf"), WIDE, EVICT)
             top = tl.max(tile, 1)
             ls = log(tl.sum(exp2((tile - top[:, None]) * rate), 1))
         else:
             m = tl.full([BR, BC // VEC], LOWEST, tl.float32)
             s = tl.zeros([BR, BC // VEC], tl.float32)
             if high < classes:
-                last = logit_tile(x, start, high + lanes, inside[:, None] & (high + lanes < classes)[None, :], float("-inf"), WIDE, EVICT)
+                last = read_tile(x, start, high + lanes, inside[:, None] & (high + lanes < classes)[None, :], float("-inf"), WIDE, EVICT)
                 m, s = sweep(m, s, last, rate)
             for at in tl.range(0, high, BC):
-                full = logit_tile(x, start, at + lanes, None if BR == 1 else inside[:, None], float("-inf"), WIDE, EVICT)
+                full = read_tile(x, start, at + lanes, None if BR == 1 else inside[:, None], float("-inf"), WIDE, EVICT)
                 m, s = sweep(m, s, full, rate)
             top = tl.max(m, 1)
             ls = log(tl.sum(s * exp2((m - top[:, None]) * rate), 1))
@@ -165,7 +165,7 @@ def topk_kernel(
         for back in tl.range(0, tl.cdiv(classes, BC) * BC, BC):  # what was read last is likelier still in the cache
             at = (tl.cdiv(classes, BC) - 1) * BC - back
             within = (at + lanes < classes)[None, :]
-            again = logit_tile(x, start, at + lanes, mask & within, 0.0, WIDE, "evict_first")
+            again = read_tile(x, start, at + lanes, mask & within, 0.0, WIDE, "evict_first")
             g = exp2((again - top[:, None]) * rate - shift[:, None]) * base
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, at + lanes, inside[:, None] & within, WIDE, "evict_first")
         tl.debug_barrier()

@@ -5,7 +5,7 @@ They are plain torch: their tensors hold one number a sequence or token.
 Everywhere:
 
 logps: natural logarithms of the probabilities that a model gives to a completion, summed over its tokens (one number a sequence) unless
-    the loss says mean. `sequence_logps` makes them from per-token ones.
+    the loss says mean. `selective_log_softmax` makes per-token ones from logits, and `sequence_logps` these from per-token ones.
 reduction: "mean" (default), "sum", or "none" for one loss an item, in the shape of the items.
 normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum". Give the
     number of items of the whole batch where it is split into micro-batches or over devices.
