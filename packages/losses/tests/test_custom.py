@@ -13,10 +13,10 @@ import triton.language as tl
 
 from lossforge.kernels.formulas import asymmetric, bce, focal, poly, regression
 from lossforge.kernels.math import exp, log1p_unit, logistic, powers, reciprocal, tanh
-from lossforge.losses import FormulaError, check, elementwise
+from lossforge.losses import FormulaError, boxes, check, distance_box_iou_loss, elementwise, rowwise
 from lossforge.losses.check.formula import check_formula
 from lossforge.losses.check.report import Report
-from lossforge.losses.custom.derive import with_gradient
+from lossforge.losses.custom.derive import with_gradients
 from lossforge.losses.custom.twin import torch_of
 from lossforge.losses.testing import error
 
@@ -77,7 +77,7 @@ def test_derived_gradient_is_autograds(name):
     x, y = points()
     value = torch_of(formula)(x, y, *hyper)
     (expected,) = torch.autograd.grad(value.sum(), x)
-    again, gradient = torch_of(with_gradient(formula))(x.detach(), y, *hyper)
+    again, gradient = torch_of(with_gradients(formula))(x.detach(), y, *hyper)
     torch.testing.assert_close(again, value.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
 
@@ -173,10 +173,56 @@ def test_second_definition_takes_its_own_formula():
     assert made[0].loss.name != made[1].loss.name
 
 
-def test_all_checks_pass(device):
-    report = check(charbonnier, device=device)
+@rowwise(hyper={"q": 0.7})
+@triton.jit
+def bounded(z, q):
+    """L = (1 - exp(-q z)) / q"""
+    return (1.0 - tl.exp(-q * z)) / q
+
+
+@boxes(hyper={"eps": 1e-6})
+@triton.jit
+def distance_iou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    """L = 1 - I/U + ρ²/d²"""
+    w, h = tl.minimum(x2, u2) - tl.maximum(x1, u1), tl.minimum(y2, v2) - tl.maximum(y1, v1)
+    inter = tl.where((w > 0) & (h > 0), w * h, 0.0)
+    union = (x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - inter
+    wide, high = tl.maximum(x2, u2) - tl.minimum(x1, u1), tl.maximum(y2, v2) - tl.minimum(y1, v1)
+    dx, dy = (x1 + x2) - (u1 + u2), (y1 + y2) - (v1 + v2)
+    return 1.0 - inter / (union + eps) + 0.25 * (dx * dx + dy * dy) / (wide * wide + high * high + eps)
+
+
+def test_a_row_wise_loss_of_ones_own(device):
+    x = torch.randn(9, 12, device=device, requires_grad=True)
+    target = torch.arange(9, device=device)
+    weight = torch.rand(12, device=device)
+    (g,) = torch.autograd.grad(bounded(x, target, q=0.5, weight=weight), x)
+    wide = x.detach().double().requires_grad_()
+    p = wide.softmax(1)[torch.arange(9), target]
+    expected = (weight[target] * (1 - p**0.5) / 0.5).sum() / weight[target].sum()
+    expected.backward()
+    assert error(bounded(x, target, q=0.5, weight=weight), expected) < 1e-6
+    assert error(g, wide.grad) < 1e-6
+    with pytest.raises(TypeError, match="target must hold class indices"):
+        bounded(x, x.softmax(1))
+
+
+def test_a_loss_of_boxes_of_ones_own(device):
+    """Beside the library's own, whose gradient is written out."""
+    corner, side = torch.rand(2, 50, 2, device=device), torch.rand(2, 50, 2, device=device) + 0.1
+    one, other = (torch.cat([c, c + s], -1).requires_grad_() for c, s in zip(corner, side, strict=True))
+    ours = torch.autograd.grad(distance_iou(one, other, eps=1e-12), (one, other))
+    theirs = torch.autograd.grad(distance_box_iou_loss(one, other, "mean"), (one, other))
+    for a, b in zip(ours, theirs, strict=True):
+        assert error(a, b) < 1e-5
+    assert error(distance_iou.module(reduction="sum")(one, other), distance_box_iou_loss(one, other, "sum")) < 1e-5
+
+
+@pytest.mark.parametrize("loss", [charbonnier, bounded, distance_iou], ids=lambda loss: loss.__name__)
+def test_all_checks_pass(loss, device):
+    report = check(loss, device=device)
     assert report.passed, str(report)
-    assert len(report.findings) > 15
+    assert len(report.findings) > 12
     assert {f.name for f in report.findings if f.passed is None} <= {"CUDA graph, no host synchronisation"}
 
 

@@ -4,7 +4,7 @@ CUDA tensors go through the kernels; others, float64, and whatever the kernels d
 """
 
 from lossforge.losses.check import check
-from lossforge.losses.custom import CustomLoss, FormulaError, elementwise
+from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
 from lossforge.losses.functional import (
     CrossEntropyOutput,
     TokenLogps,
@@ -158,6 +158,7 @@ __all__ = [
     "box_iou_loss",
     "box_l1_loss",
     "box_smooth_l1_loss",
+    "boxes",
     "bradley_terry_loss",
     "check",
     "class_balanced_weight",
@@ -190,6 +191,7 @@ __all__ = [
     "preference_bce",
     "preference_bce_with_logits",
     "quality_focal_loss",
+    "rowwise",
     "selective_log_softmax",
     "sequence_logps",
     "siglip_loss",

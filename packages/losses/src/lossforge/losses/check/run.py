@@ -2,7 +2,7 @@
 
 import torch
 
-from lossforge.losses.check.formula import check_formula
+from lossforge.losses.check.formula import VARIABLES, check_formula
 from lossforge.losses.check.pytorch import check_pytorch
 from lossforge.losses.check.report import Report
 from lossforge.losses.check.template import check_edges, check_values
@@ -34,17 +34,17 @@ def check(loss: CustomLoss | Loss | str, *, device: str | None = None, seed: int
     if isinstance(loss, CustomLoss):
         loss = loss.loss
     if not isinstance(loss, Loss):
-        raise TypeError(
-            f"loss must be a loss made by lossforge.losses.elementwise, or a name or an entry of the registry, got {type(loss).__name__}"
-        )
+        made = "by lossforge.losses.elementwise, rowwise or boxes"
+        raise TypeError(f"loss must be one made {made}, or a name or an entry of the registry, got {type(loss).__name__}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     computed = backend(torch.empty(0, device=device))
     report = Report(f"{loss.name} ({loss.template}) on {device}, computed by {computed}")
     if computed == "torch":
         report.add("kernels against float64", "kernels", None, "not run: there is no GPU; set TRITON_INTERPRET=1 to interpret them")
-    if loss.template == "elementwise":
+    if loss.template in VARIABLES:
         check_formula(loss, report, seed)
     check_values(loss, report, device, seed)
-    check_edges(loss, report, device)
-    check_pytorch(loss, report, device, seed)
+    if loss.by_rows:
+        check_edges(loss, report, device)
+    check_pytorch(loss, report, device)
     return report

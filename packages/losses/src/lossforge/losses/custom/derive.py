@@ -48,6 +48,7 @@ SHARED: dict[str, Rule] = {
     **{name: LANGUAGE[name] for name in ("exp", "exp2", "log", "log2")},
     "reciprocal": _scaled("(0.0 - {v} * {v})"),
     "tanh": _scaled("(1.0 - {v} * {v})"),
+    "product": lambda v, a, d: str(_product(a, d)),
     "log1p_unit": lambda v, a, d: f"{d[0]} / (1.0 + {a[0]})",
 }
 SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
@@ -56,6 +57,7 @@ SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
         f"(0.0 - {v[0]} * {v[1]}) * {d[0]}",
         f"tl.where({a[0]} >= 0, 0.0 - {v[1]}, {v[0]}) * {d[0]}",
     ],
+    "complement": lambda v, a, d: [f"{v[1]} * {d[0]}", f"(0.0 - {v[1]}) * {d[0]}"],
     "powers": lambda v, a, d: [f"{a[1]} * {v[1]} * {d[0]}", f"({a[1]} - 1.0) * {v[1]} / {a[0]} * {d[0]}"],
 }
 CONSTANT: dict[str, tuple[int, ...]] = {"clamp": (1, 2), "where": (0,), "powers": (1,)}
@@ -261,19 +263,20 @@ def _definition(source: Source, name: str, arguments: list[str], lines: list[str
     return definition
 
 
-def with_gradient(function: Any) -> Any:
-    """The device function x, *others → (value, dvalue/dx) for a formula x, *others → value.
+def with_gradients(function: Any, variables: int = 1) -> Any:
+    """The device function → (value, its derivative by each of the first `variables` arguments), for a formula → value.
 
     Raises:
         FormulaError: naming the operation that has no derivative.
     """
     source = read(function)
-    derived, (varies,) = _derived(function, (True, *(False,) * (len(source.arguments) - 1)))
-    x, given = source.arguments[0], ", ".join(source.arguments)
-    lines = [f"nothing = tl.zeros_like({x})"]
-    if varies:
-        lines += [f"value, slope = derived(nothing + 1.0, {given})", "return value, slope"]
-    else:
-        lines += [f"return derived(nothing, {given}) + nothing, nothing"]
-    definition = _definition(source, source.name, source.arguments, lines)
-    return jit(definition, {**source.names, "tl": tl, "derived": derived}, f"{source.name} with its gradient")
+    names, given = source.arguments, ", ".join(source.arguments)
+    seen: dict[str, Any] = {**source.names, "tl": tl}
+    lines, slopes = [f"nothing = tl.zeros_like({names[0]})"], []
+    for i in range(variables):
+        derived, (varies,) = _derived(function, tuple(i == k for k in range(len(names))))
+        seen[f"derived_{i}"] = derived
+        slopes.append(f"slope_{i}" if varies else "nothing")
+        lines.append(f"{f'value, slope_{i}' if varies else 'value'} = derived_{i}(nothing + 1.0, {given})")
+    definition = _definition(source, source.name, names, [*lines, f"return value + nothing, {', '.join(slopes)}"])
+    return jit(definition, seen, f"{source.name} with its gradient")

@@ -1,19 +1,22 @@
 """Losses of one's own: a formula becomes a function and a module that keep every promise of the losses here."""
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from lossforge import kernels  # noqa: F401  # its warning about interpreted kernels comes first
 from lossforge.losses import checks
-from lossforge.losses.custom.derive import with_gradient
+from lossforge.losses.custom.derive import with_gradients
 from lossforge.losses.custom.source import FormulaError, Source, read, results
 from lossforge.losses.custom.twin import torch_of
 from lossforge.losses.formulas import FORMULAS, Formula
-from lossforge.losses.functional.common import ElementwiseOptions
+from lossforge.losses.functional.box import box_loss
+from lossforge.losses.functional.common import BoxOptions, BoxSettings, ElementwiseOptions, ElementwiseSettings
 from lossforge.losses.functional.elementwise import elementwise_loss
+from lossforge.losses.functional.rowwise import RowOptions, RowSettings, rowwise_loss, total
 from lossforge.losses.modules.common import LossModule
 from lossforge.losses.registry import Loss
 from lossforge.losses.repeat import repeated
@@ -60,6 +63,7 @@ class CustomModule(LossModule):
         hyper = {name: options.pop(name) for name in loss.hyper if name in options}
         buffers: dict[str, Tensor | None] = {name: value for name, value in hyper.items() if isinstance(value, Tensor)}
         settings = {name: value for name, value in hyper.items() if name not in buffers}
+        self.accepted = {"boxes": BoxSettings, "rowwise": RowSettings}.get(loss.loss.template, ElementwiseSettings)
         super().__init__(reduction, buffers, settings, options)
         self.function = loss
 
@@ -90,44 +94,147 @@ def elementwise(
     if formula is None:
         return lambda formula: elementwise(formula, hyper=hyper, reference=reference, domain=domain)
     checks.one_of("domain", domain, ("logits", "probabilities"))
-    source, kernel, twin, gradient = _prepare(formula, ("x", "y"), dict(hyper or {}), reference)
-    names = list(hyper or {})
+    made = Made.of(formula, ("x", "y"), 1, hyper, reference, ElementwiseOptions)
 
     def loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None, **options: Any) -> Tensor:
-        values, parameter = _values(names, defaults, options)
-        given: ElementwiseOptions = options  # type: ignore[assignment]  # checked by name below
-        return elementwise_loss(name, input, target, values, reduction, given, weight=weight, parameter=parameter)
+        values = made.values(options)
+        parameter = values.pop() if values and isinstance(values[-1], Tensor) else None
+        made.check(values)
+        given: ElementwiseOptions = options  # type: ignore[assignment]  # their names were checked
+        return elementwise_loss(made.name, input, target, values, reduction, given, weight=weight, parameter=parameter)
 
-    defaults = dict(hyper or {})
-    name = _register(source, formula, Formula(kernel, twin))
-    loss.__name__, loss.__doc__ = source.name, formula.fn.__doc__
-    return _finish(source, name, "elementwise", repeated(loss), defaults, domain, gradient)
+    return made.finish("elementwise", loss, domain)
 
 
-def _prepare(formula: Any, leading: tuple[str, ...], hyper: dict[str, float], reference: Twin | None) -> tuple[Source, Any, Twin, str]:
-    """(source, device function that returns value and gradient, plain-torch value, where the gradient is from)"""
-    source = read(formula)
-    for name, value in hyper.items():
-        checks.number(f"hyper[{name!r}]", value)
-    wanted = [*source.arguments[: len(leading)], *hyper]
-    if len(source.arguments) < len(leading) or source.arguments != wanted:
-        raise FormulaError(
-            f"{source.name}: its arguments must be {', '.join(leading)} (under any name), then those of hyper in its order"
-            f"{': ' if hyper else ', and hyper is empty'}{', '.join(hyper)}; got ({', '.join(source.arguments)})"
+def rowwise(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Any:
+    """Make a loss of a formula over rows under a softmax, for use as a decorator above @triton.jit.
+
+    The formula takes (z, *hyper), z = -ln p of the target's class under the softmax of a row, and returns φ(z) or (φ, φ′); L = w_t φ(z).
+    Otherwise as `elementwise`: what it may hold, what is derived, hyper, reference: (z, *hyper) → φ.
+
+    Returns: a CustomLoss: loss(input, target, *, reduction="mean", weight=None, ignore_index=-100, **options), as cross_entropy: class
+        indices or a mixup pair of them, class weights, scale, softcap, z_loss, normalizer, gradient, inplace and so on.
+
+    Raises:
+        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+    """
+    if formula is None:
+        return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
+    made = Made.of(formula, ("z",), 1, hyper, reference, RowOptions, ("ignore_index",))
+
+    def loss(
+        input: Tensor,
+        target: Tensor,
+        *,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        **options: Any,
+    ) -> Tensor:
+        values = made.values(options)
+        made.check(values)
+        given: RowOptions = options  # type: ignore[assignment]  # their names were checked
+        return total(
+            rowwise_loss(made.name, input, target, values, reduction, given, weight=weight, ignore_index=ignore_index, probabilities=False)
         )
-    taken = set(hyper) & {"input", "target", "reduction", "weight", *ElementwiseOptions.__annotations__}
-    if taken:
-        raise FormulaError(f"{source.name}: {', '.join(sorted(taken))} is the name of an option that every loss has; call it differently")
-    count = results(source)
-    if count > 2:
-        raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, gradient)")
-    kernel = formula if count == 2 else with_gradient(formula)
-    return source, kernel, reference or _twin(formula, count), "given" if count == 2 else "derived"
+
+    return made.finish("rowwise", loss, without=("probabilities", "label_smoothing"))
 
 
-def _twin(formula: Any, count: int) -> Twin:
+def boxes(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Any:
+    """Make a loss of a formula over pairs of boxes, for use as a decorator above @triton.jit.
+
+    The formula takes the corners of both, (x1, y1, x2, y2, u1, v1, u2, v2, *hyper), and returns the value of the pair, or that and its
+    eight derivatives. Otherwise as `elementwise`; reference: (boxes1, boxes2, *hyper), boxes (..., 4), → (...).
+
+    Returns: a CustomLoss: loss(boxes1, boxes2, *, reduction="mean", weight=None, format="xyxy", **options), as box_iou_loss.
+
+    Raises:
+        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+    """
+    if formula is None:
+        return lambda formula: boxes(formula, hyper=hyper, reference=reference)
+    made = Made.of(formula, CORNERS, len(CORNERS), hyper, reference, BoxOptions, ("format",))
+
+    def loss(
+        boxes1: Tensor, boxes2: Tensor, *, reduction: str = "mean", weight: Tensor | None = None, format: str = "xyxy", **options: Any
+    ) -> Tensor:
+        values = made.values(options)
+        made.check(values)
+        given: BoxOptions = options  # type: ignore[assignment]  # their names were checked
+        return box_loss(made.name, boxes1, boxes2, values, reduction, weight, format, given)
+
+    return made.finish("boxes", loss)
+
+
+CORNERS = ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A formula that operators find by its name, its hyper-parameters, the options that its loss takes, and where its gradient is from."""
+
+    source: Source
+    name: str
+    hyper: dict[str, float]
+    options: tuple[str, ...]
+    gradient: str
+
+    @staticmethod
+    def of(
+        formula: Any,
+        leading: tuple[str, ...],
+        variables: int,
+        hyper: Mapping[str, float] | None,
+        reference: Twin | None,
+        options: type,
+        further: tuple[str, ...] = (),
+    ) -> "Made":
+        """leading: the arguments before the hyper-parameters, of which the first `variables` are differentiated."""
+        source, names = read(formula), tuple(hyper or ())
+        for name, value in (hyper or {}).items():
+            checks.number(f"hyper[{name!r}]", value)
+        if len(source.arguments) < len(leading) or source.arguments != [*source.arguments[: len(leading)], *names]:
+            raise FormulaError(
+                f"{source.name}: its arguments must be {', '.join(leading)} (under any name), then those of hyper in its order"
+                f"{': ' if hyper else ', and hyper is empty'}{', '.join(names)}; got ({', '.join(source.arguments)})"
+            )
+        taken = set(names) & {"input", "target", "boxes1", "boxes2", "reduction", "weight", *options.__annotations__, *further}
+        if taken:
+            raise FormulaError(
+                f"{source.name}: {', '.join(sorted(taken))} is the name of an option that every loss has; call it differently"
+            )
+        count = results(source)
+        if count not in (1, 1 + variables):
+            gradient = "gradient" if variables == 1 else f"{variables} derivatives"
+            raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
+        kernel = formula if count > 1 else with_gradients(formula, variables)
+        name = _register(formula, Formula(kernel, reference or _twin(formula, count > 1, len(leading))))
+        return Made(source, name, dict(hyper or {}), tuple(options.__annotations__), "given" if count > 1 else "derived")
+
+    def values(self, options: dict[str, Any]) -> list[Any]:
+        """Hyper-parameters taken out of the options."""
+        for name in options:
+            if name not in self.hyper and name not in self.options:
+                raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join((*self.hyper, *self.options))}")
+        return [options.pop(name, default) for name, default in self.hyper.items()]
+
+    def check(self, values: list[Any]) -> None:
+        for name, value in zip(self.hyper, values, strict=False):
+            checks.number(name, value)
+
+    def finish(self, template: str, function: Callable[..., Tensor], domain: str = "logits", without: tuple[str, ...] = ()) -> CustomLoss:
+        function.__name__, function.__doc__ = self.source.name, ast.get_docstring(self.source.definition)
+        entry = Loss(
+            self.name, template, self.name, repeated(function), CustomModule, hyper=dict(self.hyper), domain=domain, without=without
+        )
+        return CustomLoss(self.source, entry, self.gradient)
+
+
+def _twin(formula: Any, several: bool, leading: int) -> Twin:
+    """The value in plain torch: of elements, of rows, or of boxes (..., 4)."""
     try:
-        twin = torch_of(formula)
+        translated = torch_of(formula)
     except FormulaError as problem:
         message = str(problem)
 
@@ -135,10 +242,17 @@ def _twin(formula: Any, count: int) -> Twin:
             raise FormulaError(message)
 
         return refuse
-    return (lambda *args: twin(*args)[0]) if count == 2 else twin
+
+    def twin(*args: Any) -> Any:
+        if leading == len(CORNERS):
+            args = (*args[0].unbind(-1), *args[1].unbind(-1), *args[2:])
+        found = translated(*args)
+        return found[0] if several else found
+
+    return twin
 
 
-def _register(source: Source, formula: Any, made: Formula) -> str:
+def _register(formula: Any, made: Formula) -> str:
     """The name under which operators find the formula: a new one where a formula of this name exists."""
     base = name = f"{formula.fn.__module__}:{formula.fn.__qualname__}"
     again = 1
@@ -147,24 +261,3 @@ def _register(source: Source, formula: Any, made: Formula) -> str:
         name = f"{base}#{again}"
     FORMULAS[name] = made
     return name
-
-
-def _values(names: list[str], defaults: dict[str, float], options: dict[str, Any]) -> tuple[list[float], Tensor | None]:
-    """Hyper-parameters taken out of the options: numbers, and the last where it is a tensor."""
-    for given in options:
-        if given not in defaults and given not in ElementwiseOptions.__annotations__:
-            raise TypeError(
-                f"unexpected keyword argument {given!r}; the options are {', '.join((*names, *ElementwiseOptions.__annotations__))}"
-            )
-    values = [options.pop(name, defaults[name]) for name in names]
-    parameter = values.pop() if values and isinstance(values[-1], Tensor) else None
-    for name, value in zip(names, values, strict=False):
-        checks.number(name, value)
-    return values, parameter
-
-
-def _finish(
-    source: Source, name: str, template: str, function: Callable[..., Tensor], hyper: dict[str, float], domain: str, gradient: str
-) -> CustomLoss:
-    loss = Loss(name, template, name, function, CustomModule, hyper=dict(hyper), domain=domain)
-    return CustomLoss(source, loss, gradient)

@@ -19,6 +19,8 @@ from lossforge.kernels import math
 LANGUAGE = (tl, tl.math, tl.core)
 SHARED = {id(value): name for name, value in vars(math).items() if isinstance(value, (JITFunction, InterpretedFunction))}
 """The device functions of lossforge.kernels.math, whose derivatives and torch counterparts are known."""
+SEVERAL = {"logistic": 3, "powers": 2, "complement": 2}
+"""How many values those return that return more than one."""
 _numbers = itertools.count()
 
 
@@ -127,7 +129,7 @@ def results(source: Source) -> int:
         if kind == "function":
             return results(read(found))
         if kind == "shared":
-            return results(read(getattr(math, found)))
+            return SEVERAL.get(found, 1)
     return 1
 
 

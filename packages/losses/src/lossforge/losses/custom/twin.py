@@ -63,11 +63,24 @@ def _logistic(like: Tensor, x: Any) -> tuple[Tensor, Tensor, Tensor]:
     return x.sigmoid(), (-x).sigmoid(), F.softplus(x) - x.clamp(min=0)
 
 
+def _atan_ratio(like: Tensor, y: Any, x: Any) -> Tensor:
+    y, x = _tensor(like, y), _tensor(like, x)
+    return torch.where((y == 0) & (x == 0), 0.0, torch.atan(y / torch.where(x == 0, TINY, x)))
+
+
+def _complement(like: Tensor, t: Any) -> tuple[Tensor, Tensor]:
+    t = _tensor(like, t)
+    return -torch.expm1(-t), torch.exp(-t)
+
+
 SHARED: dict[str, Callable[..., Any]] = {
     **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "tanh", "reciprocal")},
     "log1p_unit": _one(torch.log1p),
     "logistic": _logistic,
     "powers": _powers,
+    "product": lambda like, a, b: a * b,
+    "atan_ratio": _atan_ratio,
+    "complement": _complement,
 }
 """Counterparts of lossforge.kernels.math's."""
 

@@ -13,7 +13,7 @@ from lossforge.losses.repeat import repeated
 FORMATS = ("xyxy", "cxcywh")
 
 
-def _box_loss(
+def box_loss(
     loss: str,
     boxes1: Tensor,
     boxes2: Tensor,
@@ -57,7 +57,7 @@ def _overlap_loss(
     loss: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, weight: Tensor | None, format: str, options: BoxOptions
 ) -> Tensor:
     checks.number("eps", eps, 0.0)
-    return _box_loss(loss, boxes1, boxes2, [eps], reduction, weight, format, options)
+    return box_loss(loss, boxes1, boxes2, [eps], reduction, weight, format, options)
 
 
 @repeated
@@ -192,7 +192,7 @@ def box_l1_loss(
     Args: as in box_iou_loss; the coordinates are compared as they are, whatever they stand for.
     Raises: TypeError, ValueError naming the argument.
     """
-    return _box_loss("box_l1", boxes1, boxes2, [], reduction, weight, "xyxy", options)
+    return box_loss("box_l1", boxes1, boxes2, [], reduction, weight, "xyxy", options)
 
 
 @repeated
@@ -214,4 +214,4 @@ def box_smooth_l1_loss(
     """
     checks.number("beta", beta, 0.0)
     name, hyper = ("box_smooth_l1", [beta]) if beta else ("box_l1", [])
-    return _box_loss(name, boxes1, boxes2, hyper, reduction, weight, "xyxy", options)
+    return box_loss(name, boxes1, boxes2, hyper, reduction, weight, "xyxy", options)

@@ -1,6 +1,6 @@
 """Losses of pairs of boxes."""
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from lossforge.losses import functional
 from lossforge.losses.functional.common import BoxSettings
@@ -11,7 +11,7 @@ class BoxIoULoss(LossModule):
     """IoU loss of two boxes: see functional.box_iou_loss. As there and in torchvision, the default reduction is "none"."""
 
     function = staticmethod(functional.box_iou_loss)
-    accepted: ClassVar[type] = BoxSettings
+    accepted: type = BoxSettings
 
     def __init__(self, reduction: str = "none", eps: float = 1e-7, *, format: str = "xyxy", **options: Unpack[BoxSettings]) -> None:
         super().__init__(reduction, {}, {"eps": eps, "format": format}, options)
@@ -45,7 +45,7 @@ class BoxL1Loss(LossModule):
     """Absolute error of boxes, summed over their coordinates: see functional.box_l1_loss."""
 
     function = staticmethod(functional.box_l1_loss)
-    accepted: ClassVar[type] = BoxSettings
+    accepted: type = BoxSettings
 
     def __init__(self, reduction: str = "none", **options: Unpack[BoxSettings]) -> None:
         super().__init__(reduction, {}, {}, options)
@@ -55,7 +55,7 @@ class BoxSmoothL1Loss(LossModule):
     """Smooth L1 loss of boxes, summed over their coordinates: see functional.box_smooth_l1_loss."""
 
     function = staticmethod(functional.box_smooth_l1_loss)
-    accepted: ClassVar[type] = BoxSettings
+    accepted: type = BoxSettings
 
     def __init__(self, reduction: str = "none", beta: float = 1.0, **options: Unpack[BoxSettings]) -> None:
         super().__init__(reduction, {}, {"beta": beta}, options)

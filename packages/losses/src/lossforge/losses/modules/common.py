@@ -13,7 +13,7 @@ class LossModule(nn.Module):
     """A function, its options, and its tensors as buffers."""
 
     function: Callable[..., Any]
-    accepted: ClassVar[type] = ElementwiseSettings
+    accepted: type = ElementwiseSettings
     reductions: ClassVar[tuple[str, ...]] = checks.REDUCTIONS
 
     def __init__(self, reduction: str, buffers: dict[str, Tensor | None], settings: dict[str, Any], options: Any) -> None:
