@@ -12,8 +12,19 @@ from lab.settings import CONF, combinations, groups, load
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     from lossforge.losses.registry import LOSSES as REGISTRY
 
-    binary = {"bce", "focal", "asymmetric", "poly_bce", "preference_bce", "preference_bce_probability"}
-    trainable = {"ce", "mae", "mse", "huber", "smooth_l1", *binary}
+    binary = {
+        "bce",
+        "bce_smoothed",
+        "quality_focal",
+        "varifocal",
+        "focal",
+        "asymmetric",
+        "poly_bce",
+        "preference_bce",
+        "preference_bce_probability",
+    }
+    rows = {"ce", "softmax_focal", "poly_ce", "generalized_ce", "logit_adjusted_ce"}
+    trainable = {*rows, "mae", "mse", "huber", "smooth_l1", *binary}
     assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom"}
     assert trainable <= set(REGISTRY)
 

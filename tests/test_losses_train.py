@@ -65,7 +65,7 @@ def example(classes=5, rows=7, *, weight=False, group=False, pair=False):
 
 def criterion(name, implementation, *words, groups=0):
     config = load([*chosen(name), f"loss.implementation={implementation}", *words]).config
-    return Criterion(config.loss, config.data, 5, groups, CPU)
+    return Criterion(config.loss, config.data, 5, groups, CPU, torch.tensor([3, 0, 1, 5, 2]))
 
 
 def value_and_gradient(criterion, logits, batch, upstream=1.5):
@@ -87,6 +87,13 @@ CASES = [
         *([(["loss.pos_weight=[1,2,3,1,0.5]"], {"pair": True})] if name == "bce" else []),
         *([(["loss.class_weight=[1,2,3,0,0.5]", "loss.label_smoothing=0.1"], {"pair": True})] if name == "ce" else []),
         *([(["loss.class_weight=[1,2,3,0,0.5]"], {"weight": True})] if name == "ce" else []),
+        *([(["loss.smoothing=0.3", "loss.target_threshold=0.2"], {})] if name == "bce_smoothed" else []),
+        *([(["loss.beta=1.5"], {"pair": True})] if name == "quality_focal" else []),
+        *([(["loss.alpha=0.5", "loss.gamma=1.5"], {})] if name == "varifocal" else []),
+        *([(["loss.gamma=0.5"], {"pair": True})] if name == "softmax_focal" else []),
+        *([(["loss.epsilon=-0.5", "loss.label_smoothing=0.1"], {"weight": True})] if name == "poly_ce" else []),
+        *([(["loss.q=0.3"], {"pair": True})] if name == "generalized_ce" else []),
+        *([(["loss.tau=0.5", "loss.label_smoothing=0.1"], {})] if name == "logit_adjusted_ce" else []),
         *([(["loss.hyper.margin=-0.25"], {"pair": True, "weight": True})] if name == "custom" else []),
         *([(["loss.gamma=1.5", "loss.alpha=-1"], {})] if name == "focal" else []),
         *([(["loss.delta=0.25"], {})] if name == "huber" else []),
@@ -121,6 +128,13 @@ def test_values_by_hand():
         "focal": 3 * 0.25 * log2 * (0.25 + 0.75),
         "asymmetric": 3 * (0.5 * log2 - 0.45**4 * math.log(0.55)),
         "poly_bce": 3 * 2 * (log2 + 2 * 0.5),
+        "bce_smoothed": 3 * 2 * log2,
+        "quality_focal": 3 * 2 * 0.25 * log2,
+        "varifocal": 3 * (log2 + 0.75 * 0.25 * log2),
+        "softmax_focal": 3 * 0.25 * log2,
+        "poly_ce": 3 * (log2 + 2 * 0.5),
+        "generalized_ce": 3 * (1 - 0.5**0.7) / 0.7,
+        "logit_adjusted_ce": 3 * log2,
         "preference_bce": 3 * 2 * log2 * 0.5,
     }
     for name, value in wanted.items():

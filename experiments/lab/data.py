@@ -35,6 +35,7 @@ class Data:
     train: Loader
     val: Loader
     groups: int  # 0 where the data has no groups
+    counts: Tensor  # (C,) training samples
 
 
 @dataclass
@@ -119,6 +120,7 @@ def load_data(config: DataConfig, model_norm: dict[str, Any], device: torch.devi
         make(train, notes, config.batch_size).shuffled(seed, augment if config.augment else None),
         make(val, val_notes, config.eval_batch_size),
         count_groups(notes, val_notes),
+        torch.bincount(train.targets, minlength=len(classes)),
     )
 
 

@@ -104,4 +104,5 @@ def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.
         FolderLoader(train, notes, config, device, seed),
         FolderLoader(val, val_notes, config, device, None),
         count_groups(notes, val_notes),
+        torch.bincount(torch.tensor(train.targets), minlength=len(train.classes)),
     )

@@ -93,6 +93,54 @@ class PolyBceConfig(SigmoidConfig):
 
 
 @dataclass
+class BceSmoothedConfig(SigmoidConfig):
+    name: str = "bce_smoothed"
+    smoothing: float = number(0.1, least=0, below=1)
+    target_threshold: float | None = number(None)
+
+
+@dataclass
+class QualityFocalConfig(SigmoidConfig):
+    name: str = "quality_focal"
+    beta: float = number(2.0, least=0)
+
+
+@dataclass
+class VarifocalConfig(SigmoidConfig):
+    name: str = "varifocal"
+    alpha: float = number(0.75, least=0)
+    gamma: float = number(2.0, least=0)
+
+
+@dataclass
+class SoftmaxFocalConfig(LossConfig):
+    name: str = "softmax_focal"
+    gamma: float = number(2.0, least=0)
+
+
+@dataclass
+class PolyCrossEntropyConfig(LossConfig):
+    name: str = "poly_ce"
+    epsilon: float = number(2.0)
+    label_smoothing: float = number(0.0, least=0, below=1)
+
+
+@dataclass
+class GeneralizedCrossEntropyConfig(LossConfig):
+    name: str = "generalized_ce"
+    q: float = number(0.7, least=0, most=1)
+
+
+@dataclass
+class LogitAdjustedConfig(LossConfig):
+    """The classes' priors are their shares of the training samples."""
+
+    name: str = "logit_adjusted_ce"
+    tau: float = number(1.0)
+    label_smoothing: float = number(0.0, least=0, most=1)
+
+
+@dataclass
 class PreferenceConfig(SigmoidConfig):
     name: str = "preference_bce"
     group_weight: list[float] | None = number(None, least=0)
@@ -127,6 +175,13 @@ LOSSES: dict[str, type[LossConfig]] = {
     "focal": FocalConfig,
     "asymmetric": AsymmetricConfig,
     "poly_bce": PolyBceConfig,
+    "bce_smoothed": BceSmoothedConfig,
+    "quality_focal": QualityFocalConfig,
+    "varifocal": VarifocalConfig,
+    "softmax_focal": SoftmaxFocalConfig,
+    "poly_ce": PolyCrossEntropyConfig,
+    "generalized_ce": GeneralizedCrossEntropyConfig,
+    "logit_adjusted_ce": LogitAdjustedConfig,
     "preference_bce": PreferenceConfig,
     "preference_bce_probability": PreferenceProbabilityConfig,
     "custom": CustomConfig,

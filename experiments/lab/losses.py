@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lab.batch import Batch
 from lab.errors import UserError, unknown
-from lab.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LossConfig, PreferenceConfig
+from lab.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LogitAdjustedConfig, LossConfig, PreferenceConfig
 from lab.schema import DataConfig
 
 
@@ -21,7 +21,10 @@ class Criterion:
     weights, as `torch.nn.functional.cross_entropy` has it. So the loss of a large batch equals the sum of its parts' losses.
     """
 
-    def __init__(self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device) -> None:
+    def __init__(
+        self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
+    ) -> None:
+        """counts: training samples a class, for losses that want to know."""
         from lossforge.losses.registry import LOSSES
 
         self.config, self.name, self.classes = config, config.name, classes
@@ -33,6 +36,9 @@ class Criterion:
         self.says = config.says
         if isinstance(config, CustomConfig):
             self.says = "softmax" if self.rowwise else "sigmoid"
+        self.tensors: dict[str, Tensor] = {}
+        if isinstance(config, LogitAdjustedConfig) and counts is not None:
+            self.tensors["log_prior"] = (counts.clamp(min=1) / counts.sum()).log().to(device)
         self.class_weight = self.pos_weight = self.group_weight = None
         if isinstance(config, CrossEntropyConfig):
             self.class_weight = _per_class("loss.class_weight", config.class_weight, classes, device)
@@ -77,15 +83,18 @@ class Criterion:
     def _plain_elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         """By the library that has the loss, else by our reference, from dense targets."""
         options = self.hyper if self.pos_weight is None else {**self.hyper, "pos_weight": self.pos_weight}
-        function = self.loss.judged() or self.loss.reference
-        dense = _pair(lambda target: F.one_hot(target, self.classes).float(), batch)
+        function = None if self.name == "bce_smoothed" else self.loss.judged()  # what is smoothed depends on how the target is given
         with torch.autocast(given.device.type, enabled=False):
-            elements = function(given.float(), dense, **options, reduction="none")
+            if function is not None:
+                dense = _pair(lambda target: F.one_hot(target, self.classes).float(), batch)
+                elements = function(given.float(), dense, **options, reduction="none")
+            else:
+                elements = self.loss.reference(given.float(), batch.target, **options, **_pair_options(batch), reduction="none")
         weighted = elements if (weight := self._sample_weight(batch)) is None else elements * weight[:, None]
         return cast(Tensor, weighted.sum() / normalizer)
 
     def _rows(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        options: dict[str, Any] = dict(self.hyper)
+        options: dict[str, Any] = {**self.hyper, **self.tensors}
         if self.class_weight is not None:
             options["weight"] = self.class_weight
         if self.name == "ce" and not self.lossforge:

@@ -55,7 +55,7 @@ class Classification:
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
-        self.criterion = Criterion(config.loss, config.data, len(data.classes), data.groups, device)
+        self.criterion = Criterion(config.loss, config.data, len(data.classes), data.groups, device, data.counts)
 
     def model(self) -> nn.Module:
         classes = len(self.data.classes)
