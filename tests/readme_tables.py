@@ -17,8 +17,15 @@ PICTURES = {
     "memory": (BENCH, pictures.memory_picture, pictures.main_rows),
     "scaling": (SCALING, pictures.scaling_picture, pictures.scaling_rows),
 }
-TARGETS = {"elementwise": "dense, class index, mixup pair", "rowwise": "class index, probabilities, mixup pair"}
-HEADER = ("`loss=`", "function", "module", "formula", "targets", "template", "in place of")
+TARGETS = {
+    "elementwise": "dense, class index, class index and score, mixup pair",
+    "rowwise": "class index, probabilities, mixup pair",
+    "boxes": "a box each, `xyxy` or `cxcywh`",
+    "overlap": "class index a pixel, dense",
+    "divergence": "a teacher's logits",
+    "topk": "a teacher's k largest",
+}
+HEADER = ("name", "function", "module", "formula", "targets", "template", "in place of", "paper")
 
 
 def formula(loss: Loss) -> str:
@@ -35,15 +42,25 @@ def formula(loss: Loss) -> str:
     return text[start:].rstrip(".")
 
 
+def targets_of(loss: Loss) -> str:
+    if "negative_only" in inspect.signature(loss.function).parameters:
+        return "the diagonal, class index, dense"
+    known = TARGETS[loss.template]
+    return known.replace(", probabilities", "") if "probabilities" in loss.without else known
+
+
 def row(loss: Loss) -> list[str]:
+    judge = loss.judge or ""
+    theirs = judge and not judge.startswith("lossforge")
     return [
         f"`{loss.name}`",
         f"`{loss.function.__name__}`",
         f"`{loss.module.__name__}`",
         f"`{formula(loss)}`",
-        TARGETS[loss.template],
+        targets_of(loss),
         f"`{loss.template}.py`",
-        "" if loss.judge is None else f"`{loss.judge.replace(':', '.')}`",
+        f"`{judge.replace(':', '.')}`" if theirs else "",
+        loss.paper,
     ]
 
 
