@@ -5,7 +5,7 @@ import torch
 from lossforge.losses import functional, modules
 from lossforge.losses.registry.common import Loss
 
-JUDGES = "lossforge.losses.registry.classification_judges"
+JUDGES = "lossforge.losses.judges.classification"
 LOSSES = (
     Loss(
         "softmax_focal",

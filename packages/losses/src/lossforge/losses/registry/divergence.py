@@ -12,7 +12,7 @@ LOSSES = (
         modules.KLDivWithLogitsLoss,
         hyper={"temperature": 1.0, "reverse": False, "temperature_squared": True},
         options=({"reverse": True}, {"temperature": 3.0}, {"temperature": 0.7, "reverse": True, "temperature_squared": False}),
-        judge="lossforge.losses.judges:kl_div",
+        judge="lossforge.losses.judges.divergence:kl_div",
         paper="arXiv 1503.02531",
     ),
     Loss(
@@ -23,7 +23,7 @@ LOSSES = (
         modules.JSDivWithLogitsLoss,
         hyper={"beta": 0.5, "temperature": 1.0, "temperature_squared": False},
         options=({"beta": 0.0}, {"beta": 1.0}, {"beta": 0.1, "temperature": 2.0}, {"beta": 0.9, "temperature_squared": True}),
-        judge="lossforge.losses.judges:js_div",
+        judge="lossforge.losses.judges.divergence:js_div",
         paper="arXiv 2306.13649",
     ),
     Loss(
@@ -34,7 +34,7 @@ LOSSES = (
         modules.TotalVariationWithLogitsLoss,
         hyper={"temperature": 1.0, "temperature_squared": False},
         options=({"temperature": 2.0}, {"temperature": 0.5, "temperature_squared": True}),
-        judge="lossforge.losses.judges:total_variation",
+        judge="lossforge.losses.judges.divergence:total_variation",
         paper="arXiv 2307.15190",
     ),
     Loss(
@@ -49,7 +49,7 @@ LOSSES = (
             {"renormalize": True, "temperature": 2.0},
             {"tail": True, "temperature": 3.0, "temperature_squared": False},
         ),
-        judge="lossforge.losses.judges:topk_kl_div",
+        judge="lossforge.losses.judges.divergence:topk_kl_div",
         paper="arXiv 1503.02531",
     ),
 )
