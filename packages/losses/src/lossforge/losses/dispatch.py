@@ -93,7 +93,7 @@ def divergence(a: Divergence, mode: str | None, inplace: bool) -> Tensor:
         return reference_divergence.divergence(a)
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
-        return InPlaceDivergence.apply(a.x, a, forward)
+        return InPlace.apply(a.x, a, forward, divergence_operator)
     if plain(*a.tensors):
         note(divergence_operator, a, forward)
         return divergence_operator.direct(a, forward)
@@ -113,7 +113,7 @@ class InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, a, in_forward, template):
         ctx.a, ctx.once, ctx.template = a._replace(x=x.detach()), None, template
-        value, *ctx.kept = template.forward(ctx.a, ctx.a.x if in_forward else None)
+        value, *ctx.kept = template.forward(ctx.a, ctx.a.x if in_forward else None, not in_forward)
         _keep(ctx, x, in_forward)
         return value
 
@@ -151,27 +151,6 @@ class InPlaceRowwise(torch.autograd.Function):
             (x,) = ctx.saved_tensors
             gradient = ctx.a.x
             rowwise_operator.backward(ctx.a, ctx.stats, ctx.divisor, ctx.row_entropy, (loss, z_loss, lse, entropy), gradient)
-            torch.autograd.graph.increment_version(x)
-        return gradient, None, None
-
-
-class InPlaceDivergence(torch.autograd.Function):
-    """The operator with its gradient in the logits' memory, written in forward or in backward."""
-
-    @staticmethod
-    def forward(ctx, x, a, in_forward):
-        ctx.a, ctx.once = a._replace(x=x.detach()), None
-        value, ctx.stats, ctx.divisor = divergence_operator.forward(ctx.a, ctx.a.x if in_forward else None, not in_forward)
-        _keep(ctx, x, in_forward)
-        return value
-
-    @staticmethod
-    def backward(ctx, upstream):
-        gradient = _take(ctx, upstream)
-        if gradient is None:
-            (x,) = ctx.saved_tensors
-            gradient = ctx.a.x
-            divergence_operator.backward(ctx.a, ctx.stats, ctx.divisor, upstream, gradient)
             torch.autograd.graph.increment_version(x)
         return gradient, None, None
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.operators.library import Once, define, placeholders, plain, register, save, saved
+from lossforge.losses.operators.single import unplanned
 from lossforge.losses.reference import boxes as reference
 
 
@@ -100,12 +101,7 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
     planned = kernels.planned_boxes(FORMULAS[a.loss].kernel, a.tensors, divisor, written, a.hyper, _scale(a), a.centered, a.empty_is_zero)
     if planned is not None:
         return planned
-    others = a[1 + len(a.tensors) :]
-
-    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Tensor:
-        return forward(Arguments(a.loss, *tensors, *others), (written, None))
-
-    return total
+    return unplanned(a, lambda a, divisor, written: forward(a, (written, None)))
 
 
 def _keep(ctx, a: Arguments, written: Pair) -> None:

@@ -1,13 +1,14 @@
 """lossforge::contrastive: a loss over a matrix of similarities in which row i and column i + offset belong together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
+from lossforge.losses.operators.library import define, present
+from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference import contrastive as reference
 
 
@@ -55,7 +56,7 @@ def find_divisor(a: Arguments) -> Tensor | None:
     return a.normalizer
 
 
-def forward(a: Arguments, written: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(a: Arguments, written: Tensor | None, keep: bool = True, itself: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, ln Σ exp of rows and of columns), and the gradient into `written` where it is given."""
     pairs = _pairs(a)
     loss, row_lse, column_lse = kernels.contrastive(pairs, a.x, each=a.reduction == "none")
@@ -75,69 +76,7 @@ def backward(a: Arguments, row_lse: Tensor | None, column_lse: Tensor | None, up
 
 def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Callable[..., Tensor]:
     """(tensors, divisor, written) → total, as `forward` computes it, for tensors laid out as these and the same other arguments."""
-    others = a[1 + len(a.tensors) :]
-
-    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Tensor:
-        return forward(Arguments(a.loss, *tensors, *others), written)[0]
-
-    return total
-
-
-def _keep(ctx, a: Arguments, results: Sequence[Tensor | None], written: Tensor | None) -> None:
-    ctx.once = None if written is None else Once(written)
-    save(ctx, a.loss, a.tensors, a[1 + len(a.tensors) :], *results)
-
-
-def gradient(ctx, upstream: Tensor | None) -> Tensor | None:
-    if upstream is None:
-        return None
-    if ctx.once is not None and not torch.is_grad_enabled():
-        gradient = ctx.once.take(upstream)
-        if gradient is not None:
-            return gradient
-    a, rest = saved(ctx, Arguments)
-    row_lse, column_lse = rest if len(rest) == 2 else (None, None)
-    if torch.is_grad_enabled():
-        return torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)[0]
-    if not plain(a.x, upstream):
-        return torch.ops.lossforge.contrastive_backward(*a, row_lse, column_lse, upstream)
-    return _backward(*a, row_lse, column_lse, upstream)
-
-
-class Direct(torch.autograd.Function):
-    """The operator without the dispatcher, for plain tensors."""
-
-    @staticmethod
-    def forward(ctx, x, a, in_forward):
-        written = torch.empty_like(x) if in_forward else None
-        loss, *statistics = forward(a, written)
-        _keep(ctx, a, statistics, written)
-        return loss
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return gradient(ctx, upstream), None, None
-
-
-def direct(a: Arguments, in_forward: bool) -> Tensor:
-    """The operator's loss, where library.plain holds for its tensors."""
-    if a.x.requires_grad and torch.is_grad_enabled():
-        return Direct.apply(a.x, a, in_forward)
-    return forward(a, None)[0]
-
-
-def _forward(*args):
-    a = Arguments(*args[:-1])
-    written = torch.empty_like(a.x) if args[-1] else None
-    return placeholders(a.x, (*forward(a, written), written))
-
-
-def _backward(*args):
-    *arguments, row_lse, column_lse, upstream = args
-    a = Arguments(*arguments)
-    written = torch.empty_like(a.x)
-    backward(a, row_lse, column_lse, upstream, written)
-    return written
+    return unplanned(a, lambda a, divisor, written: forward(a, written)[0])
 
 
 def _fake(*args):
@@ -155,14 +94,4 @@ def _fake(*args):
     )
 
 
-def _setup(ctx, inputs, output):
-    *arguments, gradient = inputs
-    _, row_lse, column_lse, written = output
-    _keep(ctx, Arguments(*arguments), (row_lse, column_lse), written.detach() if gradient else None)
-
-
-def _differentiate(ctx, upstream, *_):
-    return None, gradient(ctx, upstream), *(None,) * len(Arguments._fields)
-
-
-register("contrastive", _forward, _backward, _fake, _setup, _differentiate)
+gradient, direct = single("contrastive", Arguments, ("row_lse", "column_lse"), forward, backward, reference, _fake)

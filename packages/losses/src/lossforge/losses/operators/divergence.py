@@ -1,6 +1,6 @@
 """lossforge::divergence: a loss between the softmax of rows of logits and that of a teacher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
+from lossforge.losses.operators.library import define, present
+from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference_divergence import divergence as reference
 
 
@@ -99,12 +100,7 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
     planned = None if isinstance(spec, kernels.TopKSpec) else kernels.planned_divergence(spec, a.x, written)
     if planned is not None:
         return planned
-    others = a[1 + len(a.tensors) :]
-
-    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Tensor:
-        return _launch(_spec(Arguments(a.loss, *tensors, *others), divisor), tensors[0], gradient=written)[0]
-
-    return total
+    return unplanned(a, lambda a, divisor, written: _launch(_spec(a, divisor), a.x, gradient=written)[0])
 
 
 def backward(a: Arguments, stats: Tensor | None, divisor: Tensor | None, upstream: Tensor, written: Tensor) -> None:
@@ -117,64 +113,6 @@ def backward(a: Arguments, stats: Tensor | None, divisor: Tensor | None, upstrea
         kernels.topk_divergence_backward(spec, a.x, stats, upstream, written)
     else:
         kernels.divergence_backward(spec, a.x, stats, upstream, written)
-
-
-def _keep(ctx, a: Arguments, stats: Tensor | None, divisor: Tensor | None, written: Tensor | None) -> None:
-    ctx.once = None if written is None else Once(written)
-    save(ctx, a.loss, a.tensors, a[1 + len(a.tensors) :], divisor, stats)
-
-
-def gradient(ctx, upstream: Tensor | None) -> Tensor | None:
-    if upstream is None:
-        return None
-    if ctx.once is not None and not torch.is_grad_enabled():
-        gradient = ctx.once.take(upstream)
-        if gradient is not None:
-            return gradient
-    a, (divisor, *rest) = saved(ctx, Arguments)
-    stats = rest[0] if rest else None  # a kept call has none
-    if torch.is_grad_enabled():
-        return torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)[0]
-    if not plain(a.x, upstream):
-        return torch.ops.lossforge.divergence_backward(*a, stats, divisor, upstream)
-    return _backward(*a, stats, divisor, upstream)
-
-
-class Direct(torch.autograd.Function):
-    """The operator without the dispatcher, for plain tensors."""
-
-    @staticmethod
-    def forward(ctx, x, a, in_forward):
-        written = torch.empty_like(x) if in_forward else None
-        loss, stats, divisor = forward(a, written, not in_forward, itself=True)
-        _keep(ctx, a, stats, divisor, written)
-        return loss
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return gradient(ctx, upstream), None, None
-
-
-def direct(a: Arguments, in_forward: bool) -> Tensor:
-    """The operator's value, where library.plain holds for its tensors."""
-    if a.x.requires_grad and torch.is_grad_enabled():
-        return Direct.apply(a.x, a, in_forward)
-    return forward(a, None, False, itself=True)[0]
-
-
-def _forward(*args):
-    *arguments, gradient, keep = args
-    a = Arguments(*arguments)
-    written = torch.empty_like(a.x) if gradient else None
-    return placeholders(a.x, (*forward(a, written, keep), written))
-
-
-def _backward(*args):
-    *arguments, stats, divisor, upstream = args
-    a = Arguments(*arguments)
-    written = torch.empty_like(a.x)
-    backward(a, stats, divisor, upstream, written)
-    return written
 
 
 def _fake(*args):
@@ -190,14 +128,4 @@ def _fake(*args):
     )
 
 
-def _setup(ctx, inputs, output):
-    *arguments, gradient, _ = inputs
-    _, stats, divisor, written = output
-    _keep(ctx, Arguments(*arguments), stats, divisor, written.detach() if gradient else None)
-
-
-def _differentiate(ctx, upstream, *_):
-    return None, gradient(ctx, upstream), *(None,) * len(Arguments._fields)
-
-
-register("divergence", _forward, _backward, _fake, _setup, _differentiate)
+gradient, direct = single("divergence", Arguments, ("stats", "divisor"), forward, backward, reference, _fake, flags=2)

@@ -1,6 +1,6 @@
 """lossforge::elementwise: a loss of which every element stands alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
+from lossforge.losses.operators.library import define, present
+from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference import ROW_MEAN
 from lossforge.losses.reference import elementwise as reference
 
@@ -105,7 +106,7 @@ def counts_itself(a: Arguments) -> bool:
     return a.normalizer is None and a.target is not None and counted(a) and kernels.counts_itself(a.target, a.target_b)
 
 
-def forward(a: Arguments, written: Tensor | None, itself: bool = False) -> tuple[Tensor, Tensor | None]:
+def forward(a: Arguments, written: Tensor | None, keep: bool, itself: bool = False) -> tuple[Tensor, Tensor | None]:
     """(value, divisor where it was computed), and the gradient into `written` where it is given. itself: one launch may do it all."""
     by = None if itself and counts_itself(a) else find_divisor(a)
     value = _launch(a, by, value="each" if a.reduction == "none" else "sum", gradient=written)
@@ -135,68 +136,7 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
     )
     if planned is not None:
         return planned
-    name, others = a.loss, a[1 + len(a.tensors) :]  # not a, whose tensors the function would keep
-
-    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Any:
-        return _launch(Arguments(name, *tensors, *others), divisor, value="sum", gradient=written)
-
-    return total
-
-
-def _keep(ctx, a: Arguments, divisor: Tensor | None, written: Tensor | None) -> None:
-    ctx.once = None if written is None else Once(written)
-    save(ctx, a.loss, a.tensors, a[1 + len(a.tensors) :], divisor)
-
-
-def gradient(ctx, upstream: Tensor | None) -> Tensor | None:
-    if upstream is None:
-        return None
-    if ctx.once is not None and not torch.is_grad_enabled():
-        gradient = ctx.once.take(upstream)
-        if gradient is not None:
-            return gradient
-    a, (divisor,) = saved(ctx, Arguments)
-    if torch.is_grad_enabled():
-        return torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)[0]
-    if not plain(a.x, upstream):
-        return torch.ops.lossforge.elementwise_backward(*a, divisor, upstream)
-    return _backward(*a, divisor, upstream)
-
-
-class Direct(torch.autograd.Function):
-    """The operator without the dispatcher, for plain tensors."""
-
-    @staticmethod
-    def forward(ctx, x, a, in_forward):
-        written = torch.empty_like(x) if in_forward else None
-        value, divisor = forward(a, written, itself=True)
-        _keep(ctx, a, divisor, written)
-        return value
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return gradient(ctx, upstream), None, None
-
-
-def direct(a: Arguments, in_forward: bool) -> Tensor:
-    """The operator's value, where library.plain holds for its tensors."""
-    if a.x.requires_grad and torch.is_grad_enabled():
-        return Direct.apply(a.x, a, in_forward)
-    return forward(a, None, itself=True)[0]
-
-
-def _forward(*args):
-    a = Arguments(*args[:-1])
-    written = torch.empty_like(a.x) if args[-1] else None
-    return placeholders(a.x, (*forward(a, written), written))
-
-
-def _backward(*args):
-    *arguments, divisor, upstream = args
-    a = Arguments(*arguments)
-    written = torch.empty_like(a.x)
-    backward(a, divisor, upstream, written)
-    return written
+    return unplanned(a, lambda a, divisor, written: _launch(a, divisor, value="sum", gradient=written))
 
 
 def _fake(*args):
@@ -209,14 +149,4 @@ def _fake(*args):
     )
 
 
-def _setup(ctx, inputs, output):
-    *arguments, gradient = inputs
-    _, divisor, written = output
-    _keep(ctx, Arguments(*arguments), divisor, written.detach() if gradient else None)
-
-
-def _differentiate(ctx, upstream, *_):
-    return None, gradient(ctx, upstream), *(None,) * (len(Arguments._fields) - 1)
-
-
-register("elementwise", _forward, _backward, _fake, _setup, _differentiate)
+gradient, direct = single("elementwise", Arguments, ("divisor",), forward, backward, reference, _fake)

@@ -1,6 +1,6 @@
 """lossforge::overlap: a loss of how much predicted and true regions overlap, with or without a cross entropy beside it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
+from lossforge.losses.operators.library import define, present
+from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference_overlap import overlap as reference
 
 
@@ -98,7 +99,7 @@ def counted(a: Arguments) -> bool:
     return False
 
 
-def forward(a: Arguments, written: Tensor | None) -> tuple[Tensor, Tensor]:
+def forward(a: Arguments, written: Tensor | None, keep: bool = True, itself: bool = False) -> tuple[Tensor, Tensor]:
     """(value, coefficients), and the gradient into `written` where it is given."""
     spec = _spec(a)
     value, coefficients = kernels.overlap(spec, a.x, each=a.reduction == "none")
@@ -121,68 +122,7 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
     planned = kernels.planned_overlap(_spec(a), a.x, written)
     if planned is not None:
         return planned
-    others = a[1 + len(a.tensors) :]
-
-    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Tensor:
-        return forward(Arguments(a.loss, *tensors, *others), written)[0]
-
-    return total
-
-
-def _keep(ctx, a: Arguments, coefficients: Tensor, written: Tensor | None) -> None:
-    ctx.once = None if written is None else Once(written)
-    save(ctx, a.loss, a.tensors, a[1 + len(a.tensors) :], coefficients)
-
-
-def gradient(ctx, upstream: Tensor | None) -> Tensor | None:
-    if upstream is None:
-        return None
-    if ctx.once is not None and not torch.is_grad_enabled():
-        gradient = ctx.once.take(upstream)
-        if gradient is not None:
-            return gradient
-    a, (coefficients,) = saved(ctx, Arguments)
-    if torch.is_grad_enabled():
-        return torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)[0]
-    if not plain(a.x, upstream):
-        return torch.ops.lossforge.overlap_backward(*a, coefficients, upstream)
-    return _backward(*a, coefficients, upstream)
-
-
-class Direct(torch.autograd.Function):
-    """The operator without the dispatcher, for plain tensors."""
-
-    @staticmethod
-    def forward(ctx, x, a, in_forward):
-        written = torch.empty_like(x) if in_forward else None
-        value, coefficients = forward(a, written)
-        _keep(ctx, a, coefficients, written)
-        return value
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return gradient(ctx, upstream), None, None
-
-
-def direct(a: Arguments, in_forward: bool) -> Tensor:
-    """The operator's value, where library.plain holds for its tensors."""
-    if a.x.requires_grad and torch.is_grad_enabled():
-        return Direct.apply(a.x, a, in_forward)
-    return forward(a, None)[0]
-
-
-def _forward(*args):
-    a = Arguments(*args[:-1])
-    written = torch.empty_like(a.x) if args[-1] else None
-    return placeholders(a.x, (*forward(a, written), written))
-
-
-def _backward(*args):
-    *arguments, coefficients, upstream = args
-    a = Arguments(*arguments)
-    written = torch.empty_like(a.x)
-    backward(a, coefficients, upstream, written)
-    return written
+    return unplanned(a, lambda a, divisor, written: forward(a, written)[0])
 
 
 def _fake(*args):
@@ -196,14 +136,4 @@ def _fake(*args):
     )
 
 
-def _setup(ctx, inputs, output):
-    *arguments, gradient = inputs
-    _, coefficients, written = output
-    _keep(ctx, Arguments(*arguments), coefficients, written.detach() if gradient else None)
-
-
-def _differentiate(ctx, upstream, *_):
-    return None, gradient(ctx, upstream), *(None,) * (len(Arguments._fields) - 1)
-
-
-register("overlap", _forward, _backward, _fake, _setup, _differentiate)
+gradient, direct = single("overlap", Arguments, ("coefficients",), forward, backward, reference, _fake)

@@ -9,6 +9,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
+from lossforge.losses.operators.single import unplanned
 from lossforge.losses.reference import rowwise as reference
 
 
@@ -142,12 +143,7 @@ def prepared(a: Arguments, divisor: Tensor | None, written: Tensor | None) -> Ca
     planned = kernels.planned_rowwise(_spec(a, divisor), a.x, written)
     if planned is not None:
         return planned
-    name, others = a.loss, a[1 + len(a.tensors) :]  # not a, whose tensors the function would keep
-
-    def total(tensors: Sequence[Any], divisor: Tensor | None, written: Tensor | None) -> Any:
-        return kernels.rowwise(_spec(Arguments(name, *tensors, *others), divisor), tensors[0], gradient=written).loss
-
-    return total
+    return unplanned(a, lambda a, divisor, written: kernels.rowwise(_spec(a, divisor), a.x, gradient=written).loss)
 
 
 def backward(
