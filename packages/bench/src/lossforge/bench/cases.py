@@ -28,7 +28,8 @@ CPU_ELEMENTS = 2**18
 class Case:
     """A loss on one shape and dtype.
 
-    loss: its name in lossforge.losses.registry, or of contenders.UNREGISTERED. use: what has that shape. inputs: how lossforge.bench.inputs makes targets and weights.
+    loss: its name in lossforge.losses.registry or contenders.UNREGISTERED. use: what has that shape. inputs: how lossforge.bench.inputs
+    makes targets and weights.
     variant: what differs from the plain loss. options: keyword arguments of the loss. other: other values of some of them, with which a
     second call should compile nothing anew. whole: samples do not add up to the loss, so that it is judged as it is, not part by part.
     """

@@ -121,6 +121,7 @@ _TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "bce_smoothed": ("BinaryCrossEntropy", {}),
     "asymmetric": ("AsymmetricLossMultiLabel", {}),
     "poly_bce": ("PolyBinaryCrossEntropy", {}),
+    "poly_ce": ("PolyCrossEntropy", {}),
 }
 """Modules, and what their options must be beside the case's."""
 
@@ -168,7 +169,8 @@ def _divergence(case: Case) -> Call:
         p, q = (log_p.exp() for log_p in log_probabilities(x, target, temperature))
         return liger.liger_tvd(p, q, reduction=reduction)
 
-    return {"kl": kl, "js": js, "total_variation": total_variation}[case.loss]
+    calls: dict[str, Call] = {"kl": kl, "js": js, "total_variation": total_variation}
+    return calls[case.loss]
 
 
 def _liger(case: Case, device: torch.device) -> Contender | None:

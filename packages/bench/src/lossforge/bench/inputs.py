@@ -132,7 +132,7 @@ def _boxes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     pairs = (len(x), 2)
     size = 16 * 25 ** torch.rand(pairs, device=x.device, generator=generator)
     centre = torch.rand(pairs, device=x.device, generator=generator) * torch.tensor([1333.0, 800.0], device=x.device)
-    moved, grown = centre + 0.2 * size * x[:, :2], size * (0.2 * x[:, 2:]).exp()
+    moved, grown = centre + 0.35 * size * x[:, :2], size * (0.2 * x[:, 2:]).exp()
     x.copy_(torch.cat([moved - grown / 2, moved + grown / 2], 1))
     return {"target": torch.cat([centre - size / 2, centre + size / 2], 1).to(x.dtype)}
 
