@@ -94,6 +94,12 @@ def test_probabilities_and_log_probabilities():
     assert (kept < 1).all()
 
 
+def test_no_rounding_decides_a_sign_of_total_variation():
+    inputs = make_inputs(case("total_variation", (64, 32000), "fp32", "distinct teacher"), CPU)
+    gap = inputs.x.detach().double().log_softmax(1) - inputs.others["target"].double().log_softmax(1)
+    assert gap.abs().min() > 5e-5
+
+
 def test_rows_keep_class_weights_whole():
     inputs = make_inputs(case("ce", (8, 8), "fp32", "class weights"), CPU)
     part = inputs.rows(2, 5)

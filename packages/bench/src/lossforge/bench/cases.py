@@ -123,7 +123,7 @@ def _losses() -> Iterable[Case]:
         ("selective_log_softmax", VOCABULARY, TOKENS, "classes", {"reduction": "none"}, {"temperature": 0.7}),
         ("kl", VOCABULARY, TOKENS, "teacher", softened, {"temperature": 3.0}),
         ("js", VOCABULARY, TOKENS, "teacher", {"beta": 0.5, "reduction": "batchmean"}, {"beta": 0.3}),
-        ("total_variation", VOCABULARY, TOKENS, "teacher", {"reduction": "batchmean"}, {"temperature": 2.0}),
+        ("total_variation", VOCABULARY, TOKENS, "distinct teacher", {"reduction": "batchmean"}, {"temperature": 2.0}),
         ("topk_kl", VOCABULARY, TOKENS, "top classes", softened, {"temperature": 3.0}),
         ("dice", SEGMENTATION, MAPS, "classes", mean, {}),
         ("jaccard", SEGMENTATION, MAPS, "classes", mean, {}),

@@ -174,7 +174,7 @@ def _divergence(case: Case) -> Call:
 
 
 def _liger(case: Case, device: torch.device) -> Contender | None:
-    divergence = case.inputs == "teacher" and "reverse" not in case.options
+    divergence = case.loss in ("kl", "js", "total_variation") and "reverse" not in case.options
     if not (_plain_rows(case) or divergence) or device.type != "cuda":
         return None
     if not _installed("liger"):

@@ -120,6 +120,13 @@ def _teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": torch.randn(x.shape, device=x.device, generator=generator).to(x.dtype)}
 
 
+def _distinct_teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """No class is as likely for the teacher as for the student: where rounding decides which is the likelier, a gradient may jump."""
+    teacher = _teacher(x, generator)["target"]
+    gap = x.double().log_softmax(1) - teacher.double().log_softmax(1)
+    return {"target": torch.where(gap.abs() < 1e-4, teacher + 1e-3, teacher)}
+
+
 def _top_classes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """The likeliest classes of a teacher and their log-probabilities."""
     teacher = torch.randn(x.shape, device=x.device, generator=generator).mul_(3).log_softmax(1)
@@ -162,6 +169,7 @@ _MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
     "preference of probabilities": _preference_of_probabilities,
     "class prior": _class_prior,
     "teacher": _teacher,
+    "distinct teacher": _distinct_teacher,
     "top classes": _top_classes,
     "boxes": _boxes,
 }

@@ -167,11 +167,16 @@ def _topk_kl(x: Tensor, target: Tensor, *, values: Tensor, temperature: float, r
     return F.kl_div(log_p, values, reduction=reduction, log_target=True) * temperature**2
 
 
+def _area(low: Tensor, high: Tensor) -> Tensor:
+    w, h = (high - low).unbind(1)
+    return w * h
+
+
 def _iou(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Intersection over union of boxes (x1, y1, x2, y2), the union, and the sides of the smallest box around both."""
-    sides = torch.minimum(a[:, 2:], b[:, 2:]) - torch.maximum(a[:, :2], b[:, :2])
-    intersection = torch.where((sides > 0).all(1), sides.prod(1), 0.0)
-    union = (a[:, 2:] - a[:, :2]).prod(1) + (b[:, 2:] - b[:, :2]).prod(1) - intersection
+    low, high = torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])
+    intersection = torch.where((high > low).all(1), _area(low, high), 0.0)
+    union = _area(a[:, :2], a[:, 2:]) + _area(b[:, :2], b[:, 2:]) - intersection
     return intersection / union, union, torch.maximum(a[:, 2:], b[:, 2:]) - torch.minimum(a[:, :2], b[:, :2])
 
 
@@ -182,7 +187,7 @@ def _box_iou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
 def _giou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
     """arXiv 1902.09630."""
     iou, union, around = _iou(x, target)
-    hull = around.prod(1)
+    hull = around[:, 0] * around[:, 1]
     return _reduced(1 - iou + (hull - union) / hull, reduction)
 
 
