@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lossforge.bench.cases import CASES, CONTENDERS, CPU_ELEMENTS, UnknownNameError, matching, select
+from lossforge.bench.cases import CASES, CONTENDERS, CPU_ELEMENTS, OVERLAP, UnknownNameError, matching, select
 
 
 def test_no_two_cases_have_one_name():
@@ -57,10 +57,20 @@ def test_a_cut_case_keeps_its_classes(case):
     cut = case.cut(CPU_ELEMENTS)
     assert math.prod(cut.shape) <= max(CPU_ELEMENTS, case.shape[1] if len(case.shape) > 1 else 1)
     assert math.prod(cut.shape) > CPU_ELEMENTS // 8 or cut.shape == case.shape
-    if case.loss == "ce":
+    if case.loss in ("ce", *OVERLAP):
         assert cut.shape[1] == case.shape[1]
     elif len(case.shape) > 1:
         assert cut.shape[-1] == case.shape[-1]
+
+
+def test_every_loss_is_measured():
+    from lossforge.bench.contenders import UNREGISTERED
+    from lossforge.bench.tables import LOSSES as NAMES
+    from lossforge.bench.tables import USES
+    from lossforge.losses.registry import LOSSES
+
+    assert {case.loss for case in CASES} == {*LOSSES, *UNREGISTERED} == set(NAMES)
+    assert {case.use for case in CASES if case.suite == "losses"} <= set(USES)
 
 
 def test_cases_are_read_without_torch():

@@ -32,6 +32,15 @@ def case(loss, shape, dtype, inputs, **options):
         (case("focal", (2, 3, 4), "bf16", "dense"), 96, 144, 192),
         (case("mae", (100,), "fp32", "dense"), 800, 1200, 1600),
         (case("preference_bce", (100,), "bf16", "preference"), 600, 800, 1000),
+        # 4 rows of 8 float32 are 128 bytes, and as many for the teacher's; of 2 classes a row 64 bytes of indices, 32 of values
+        (case("kl", (4, 8), "fp32", "teacher"), 256, 384, 512),
+        (case("topk_kl", (4, 8), "fp32", "top classes"), 224, 352, 480),
+        # 64 bytes of logits, 32 of targets, 16 of a prior
+        (case("logit_adjusted_ce", (4, 8), "bf16", "class prior"), 112, 176, 240),
+        # 5 boxes of 16 bytes, twice; the gradient of the first
+        (case("ciou", (5, 4), "fp32", "boxes"), 160, 240, 320),
+        # 2·3·4·5 float32, 480 bytes; 2·4·5 class indices, 320
+        (case("dice", (2, 3, 4, 5), "fp32", "classes"), 800, 1280, 1760),
     ],
     ids=lambda v: v.inputs if isinstance(v, Case) else v,
 )
@@ -63,9 +72,39 @@ def test_inputs_are_seeded_and_random(case):
     assert one.x.requires_grad
 
 
+def test_boxes_are_valid_and_near_each_other():
+    inputs = make_inputs(case("giou", (5000, 4), "fp32", "boxes"), CPU)
+    predicted, true = inputs.x.detach(), inputs.others["target"]
+    for boxes in (predicted, true):
+        assert (boxes[:, 2:] > boxes[:, :2]).all()
+        assert (boxes[:, 2:] - boxes[:, :2]).max() < 1333
+    overlap = (torch.minimum(predicted[:, 2:], true[:, 2:]) > torch.maximum(predicted[:, :2], true[:, :2])).all(1)
+    assert 0.97 < overlap.double().mean() < 1
+    assert inputs.x.is_leaf
+
+
+def test_probabilities_and_log_probabilities():
+    x = make_inputs(case("preference_bce_probability", (1000,), "bf16", "preference of probabilities"), CPU).x
+    assert 0 < x.min() < 0.1 < 0.9 < x.max() < 1
+    top = make_inputs(case("topk_kl", (9, 100), "fp32", "top classes"), CPU).others
+    assert top["target"].shape == top["values"].shape == (9, 25)
+    assert all(len(set(row.tolist())) == 25 for row in top["target"])
+    kept = top["values"].exp().sum(1)
+    assert (kept > 0.25).all()
+    assert (kept < 1).all()
+
+
+def test_no_rounding_decides_a_sign_of_total_variation():
+    inputs = make_inputs(case("total_variation", (64, 32000), "fp32", "distinct teacher"), CPU)
+    gap = inputs.x.detach().double().log_softmax(1) - inputs.others["target"].double().log_softmax(1)
+    assert gap.abs().min() > 5e-5
+
+
 def test_rows_keep_class_weights_whole():
     inputs = make_inputs(case("ce", (8, 8), "fp32", "class weights"), CPU)
     part = inputs.rows(2, 5)
     assert torch.equal(part.x, inputs.x[2:5])
     assert torch.equal(part.others["target"], inputs.others["target"][2:5])
     assert torch.equal(part.others["weight"], inputs.others["weight"])
+    inputs = make_inputs(case("logit_adjusted_ce", (8, 8), "fp32", "class prior"), CPU)
+    assert torch.equal(inputs.rows(2, 5).others["log_prior"], inputs.others["log_prior"])

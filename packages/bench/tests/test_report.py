@@ -9,7 +9,7 @@ import pytest
 
 from lossforge.bench import compare, pictures, tables
 from lossforge.bench.report import Report, Row, SchemaError, load
-from lossforge.bench.targets import TARGETS, rivals, verdicts
+from lossforge.bench.targets import TARGETS, TEMPLATES, rivals, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -134,7 +134,34 @@ def test_targets_are_of_cases_that_exist():
 
     known = {(c.loss, c.variant, c.size, c.dtype) for c in CASES}
     assert {t.case for t in TARGETS} <= known
+    near = {t.case[0] for t in TARGETS if t.template}
+    assert {c.loss for c in CASES if c.suite == "losses"} - near == {"clip"}
     assert {t.of for t in TARGETS if isinstance(t.of, tuple)} <= known
+
+
+def test_templates_are_those_of_the_registry():
+    from lossforge.losses.registry import LOSSES
+
+    of = {loss: template for template, losses in TEMPLATES.items() for loss in losses}
+    assert set(LOSSES) <= set(of)
+    for template in {loss.template for loss in LOSSES.values()}:
+        assert len({of[loss.name] for loss in LOSSES.values() if loss.template == template}) == 1
+
+
+def test_a_loss_is_held_to_the_best_of_its_template():
+    def box(loss, ms, **more):
+        return replace(row(ms=ms, case=(loss, "", (2**22, 4), "fp32"), floor_ms=0.05), suite="losses", **more)
+
+    found = report(box("iou", 0.1), box("box_l1", 0.0625), box("ciou", 0.0675), box("giou", 0.0625, status="wrong: the value"))
+    shares = {v.target.case[0]: v for v in verdicts(found) if v.target.template}
+    assert {loss: v.met for loss, v in shares.items()} == {"iou": False, "box_l1": True, "ciou": True, "giou": False}
+    assert all(v.wanted == pytest.approx(0.9 * 0.8) for v in shares.values())
+    text = tables.targets(found)
+    asked = "forward + backward, share of its floor | ≥ 0.9 × the best of its template = 0.72"
+    assert f"| 2 of 4 boxes cases, fp32 | {asked} | 0.74 to 0.80 | met |" in text
+    assert f"| IoU 4194304×4 fp32 | {asked} | 0.50 | **missed** |" in text
+    (alone,) = (v for v in verdicts(report(box("giou", 0.1, status="wrong: the value"))) if v.target.template)
+    assert not alone.met
 
 
 def test_rivals_are_those_that_are_faster():

@@ -55,6 +55,23 @@ def test_the_reference_in_parts_is_the_whole(inputs, monkeypatch):
     torch.testing.assert_close(parts.gradient, wide.grad.float())
 
 
+def test_parts_of_a_batch_mean_are_the_whole(monkeypatch):
+    case = Case("losses", "kl", "test", (10, 6), "fp32", "teacher", options={"temperature": 2.0, "reduction": "batchmean"})
+    made = make_inputs(case, DEVICE)
+    whole = check.reference(replace(case, whole=True), made)
+    monkeypatch.setattr(check, "CHUNK", 18)
+    parts = check.reference(case, made)
+    torch.testing.assert_close(parts.value, whole.value)
+    torch.testing.assert_close(parts.gradient, whole.gradient)
+
+
+def test_the_cross_entropy_does_not_hide_a_wrong_dice_loss():
+    case = next(shrunk(c) for c in CASES if c.loss == "dice_ce" and c.dtype == "fp32")
+    inputs = make_inputs(case, DEVICE)
+    other = check.reference(replace(case, options=case.options | {"lambda_dice": 1.02}), inputs)
+    assert check.fault(case, *check.errors(Contender("torch", eager("dice_ce")), case, inputs, other))
+
+
 def wrong(case, spoil):
     """Torch's own computation with a gradient that `spoil` changes."""
 

@@ -28,9 +28,10 @@ CPU_ELEMENTS = 2**18
 class Case:
     """A loss on one shape and dtype.
 
-    loss: its name in lossforge.losses.registry. use: what has that shape. inputs: how lossforge.bench.inputs makes targets and weights.
+    loss: its name in lossforge.losses.registry or contenders.UNREGISTERED. use: what has that shape. inputs: how lossforge.bench.inputs
+    makes targets and weights.
     variant: what differs from the plain loss. options: keyword arguments of the loss. other: other values of some of them, with which a
-    second call should compile nothing anew. whole: samples do not add up to the loss, so that it cannot be judged part by part.
+    second call should compile nothing anew. whole: samples do not add up to the loss, so that it is judged as it is, not part by part.
     """
 
     suite: str
@@ -57,15 +58,17 @@ class Case:
         """The case with leading dimensions shortened to at most `elements`, for a machine without a GPU."""
         shape = list(self.shape)
         for d in range(len(shape) if len(shape) == 1 else len(shape) - 1):
-            if d != 1 or self.loss != "ce":
+            if d != 1 or len(shape) != 4:  # (N, C, H, W) keeps its classes
                 shape[d] = max(1, min(shape[d], shape[d] * elements // math.prod(shape)))
         return replace(self, shape=tuple(shape))
 
 
 SMOOTHING: dict[str, Any] = {"label_smoothing": 0.1}
 FOCAL: dict[str, Any] = {"alpha": 0.25, "gamma": 2.0, "reduction": "sum"}
-WHOLE = ("siglip",)
-VOCABULARY, HEAD = "llm-vocabulary", "timm-head"
+OVERLAP = ("dice", "jaccard", "tversky", "focal_tversky", "dice_ce")
+WHOLE = ("siglip", "clip", *OVERLAP)
+VOCABULARY, HEAD, CLIP, SEGMENTATION = "llm-vocabulary", "timm-head", "clip-16384", "segmentation-512"
+TOKENS, MAPS, SIMILARITIES = (8192, 32000), (8, 21, 512, 512), (16384, 16384)
 
 
 def _table() -> Iterable[Case]:
@@ -79,8 +82,8 @@ def _table() -> Iterable[Case]:
         ((8192, 50257), BF16, "llm-vocabulary-odd"),
         ((8192, 128256), BF16, VOCABULARY),
         ((4096, 262144), BF16, VOCABULARY),
-        ((8, 21, 512, 512), FP32, "segmentation-512"),
-        ((8, 21, 512, 512), BF16, "segmentation-512"),
+        (MAPS, FP32, SEGMENTATION),
+        (MAPS, BF16, SEGMENTATION),
     ):
         yield Case("table", "ce", use, shape, dtype, "classes")
     anchors, large = (16, 120087, 80), (2**28,)
@@ -97,22 +100,48 @@ def _table() -> Iterable[Case]:
 
 
 def _losses() -> Iterable[Case]:
-    """Every loss of the registry that the table does not have, where its floor is long enough to measure."""
-    anchors, large, labels = (16, 120087, 80), (2**28,), (4096, 9605)
+    """Every loss of the registry that the table does not have, and others, where its floor is long enough to measure."""
+    anchors, large, labels, many = (16, 120087, 80), (2**28,), (4096, 9605), (4096, 21841)
+    softened = {"temperature": 2.0, "reduction": "batchmean"}
+    mean = {"reduction": "mean"}
     cases: tuple[tuple[str, str, tuple[int, ...], str, dict[str, Any], dict[str, Any]], ...] = (
         ("mse", "large", large, "dense", {}, {}),
         ("huber", "large", large, "dense", {"delta": 1.0}, {"delta": 0.5}),
         ("smooth_l1", "large", large, "dense", {"beta": 1.0}, {"beta": 0.1}),
+        ("preference_bce_probability", "large", large, "preference of probabilities", {}, {}),
         ("asymmetric", "open-images", labels, "multi-label", {"gamma_neg": 4.0, "gamma_pos": 1.0, "clip": 0.05}, {"gamma_neg": 3.0}),
         ("poly_bce", "open-images", labels, "multi-label", {"epsilon": 2.0}, {"epsilon": 1.0}),
-        ("bce_smoothed", "imagenet-21k", (4096, 21841), "classes", {"smoothing": 0.1}, {"smoothing": 0.2}),
+        ("bce_smoothed", "imagenet-21k", many, "classes", {"smoothing": 0.1}, {"smoothing": 0.2}),
         ("quality_focal", "retinanet-800x1344", anchors, "scored", {"beta": 2.0}, {"beta": 1.5}),
         ("varifocal", "retinanet-800x1344", anchors, "scored", {"alpha": 0.75, "gamma": 2.0}, {"gamma": 1.5}),
-        ("siglip", "clip-16384", (16384, 16384), "nothing", {}, {}),
+        ("siglip", CLIP, SIMILARITIES, "nothing", {}, {}),
+        ("clip", CLIP, SIMILARITIES, "nothing", mean, {}),
+        ("softmax_focal", VOCABULARY, TOKENS, "classes", {"gamma": 2.0}, {"gamma": 1.5}),
+        ("poly_ce", VOCABULARY, TOKENS, "classes", {"epsilon": 2.0}, {"epsilon": 1.0}),
+        ("generalized_ce", VOCABULARY, TOKENS, "classes", {"q": 0.7}, {"q": 0.5}),
+        ("logit_adjusted_ce", "imagenet-21k", many, "class prior", {"tau": 1.0}, {"tau": 0.5}),
+        ("selective_log_softmax", VOCABULARY, TOKENS, "classes", {"reduction": "none"}, {"temperature": 0.7}),
+        ("kl", VOCABULARY, TOKENS, "teacher", softened, {"temperature": 3.0}),
+        ("js", VOCABULARY, TOKENS, "teacher", {"beta": 0.5, "reduction": "batchmean"}, {"beta": 0.3}),
+        ("total_variation", VOCABULARY, TOKENS, "distinct teacher", {"reduction": "batchmean"}, {"temperature": 2.0}),
+        ("topk_kl", VOCABULARY, TOKENS, "top classes", softened, {"temperature": 3.0}),
+        ("dice", SEGMENTATION, MAPS, "classes", mean, {}),
+        ("jaccard", SEGMENTATION, MAPS, "classes", mean, {}),
+        ("tversky", SEGMENTATION, MAPS, "classes", {"alpha": 0.3, "beta": 0.7} | mean, {"alpha": 0.5}),
+        ("focal_tversky", SEGMENTATION, MAPS, "classes", {"alpha": 0.3, "beta": 0.7, "gamma": 0.75} | mean, {"gamma": 0.5}),
+        ("dice_ce", SEGMENTATION, MAPS, "classes", {"lambda_dice": 1.0, "lambda_ce": 1.0} | mean, {"lambda_ce": 0.5}),
     )
     for loss, use, shape, inputs, options, other in cases:
         for dtype in DTYPES:
-            yield Case("losses", loss, use, shape, dtype, inputs, "", {**options, "reduction": "sum"}, other, loss in WHOLE)
+            yield Case("losses", loss, use, shape, dtype, inputs, "", {"reduction": "sum"} | options, other, loss in WHOLE)
+    for dtype in DTYPES:
+        yield Case("losses", "kl", VOCABULARY, TOKENS, dtype, "teacher", "reverse", softened | {"reverse": True})
+        entropy = {"return_entropy": True, "reduction": "none"}
+        yield Case("losses", "selective_log_softmax", VOCABULARY, TOKENS, dtype, "classes", "with entropy", entropy)
+    for loss in ("iou", "giou", "diou", "ciou", "eiou", "box_l1", "box_smooth_l1"):
+        beta = loss == "box_smooth_l1"
+        options, other = ({"beta": 1.0}, {"beta": 0.5}) if beta else ({}, {})
+        yield Case("losses", loss, "box-pairs", (2**22, 4), FP32, "boxes", "", {"reduction": "sum"} | options, other)
 
 
 def _variants() -> Iterable[Case]:

@@ -36,10 +36,10 @@ def upstream_of(case: Case, inputs: Inputs) -> Tensor | None:
 
 
 def reference(case: Case, inputs: Inputs) -> Reference:
-    """Torch's own computation in float64, part by part."""
+    """Torch's own computation in float64, part by part unless the case is to stay whole."""
     x, upstream = inputs.x, upstream_of(case, inputs)
-    divisor = _divisor(case, inputs)
-    options = case.options | ({} if upstream is not None else {"reduction": "sum"})
+    divisor = 1.0 if case.whole else _divisor(case, inputs)
+    options = case.options | ({} if case.whole or upstream is not None else {"reduction": "sum"})
     step = len(x) if case.whole else max(1, CHUNK // max(1, x[0].numel()))
     values, gradient = [], torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for start in range(0, len(x), step):
@@ -116,7 +116,10 @@ def positional(others: dict[str, Tensor]) -> list[Tensor]:
 
 
 def _divisor(case: Case, inputs: Inputs) -> Tensor | float:
-    if case.options.get("reduction", "mean") != "mean":
+    reduction = case.options.get("reduction", "mean")
+    if reduction == "batchmean":
+        return float(len(inputs.x))
+    if reduction != "mean":
         return 1.0
     target = inputs.others["target"]
     if case.loss != "ce":

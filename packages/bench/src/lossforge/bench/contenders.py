@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.bench.cases import CONTENDERS, Case
-from lossforge.bench.plain import Call, eager, one_hot
+from lossforge.bench.cases import CONTENDERS, OVERLAP, Case
+from lossforge.bench.plain import Call, eager, log_probabilities, one_hot
 
 DISTRIBUTIONS = {
     "torchvision": "torchvision",
@@ -46,14 +46,31 @@ def _installed(name: str) -> bool:
 
 
 def _passes(case: Case) -> str:
-    """A loss a row knows its gradient only when backward brings one factor a row: no single launch can do it."""
-    return "split" if case.options.get("reduction") == "none" else "one launch"
+    """A loss a row knows its gradient only when backward brings one factor a row, and sums over regions or columns are complete only when
+    all is read: no single reading can do it."""
+    return "split" if case.options.get("reduction") == "none" or case.loss in ("clip", *OVERLAP) else "one launch"
+
+
+def _token_logps(x: Tensor, target: Tensor, *, reduction: str, **options: Any) -> Tensor:
+    """Less the entropy where that is asked for, so that one gradient a token reaches both outputs."""
+    assert reduction == "none"
+    found = import_module("lossforge.losses.functional").selective_log_softmax(x, target, **options)
+    return found if isinstance(found, Tensor) else found.logps - found.entropy
+
+
+def _clip(x: Tensor, **options: Any) -> Tensor:
+    return import_module("lossforge.losses.functional").clip_loss(x, **options)
+
+
+UNREGISTERED: dict[str, Call] = {"clip": _clip, "selective_log_softmax": _token_logps}
+"""Losses of ours that are not in the registry."""
 
 
 def _ours(case: Case, device: torch.device) -> Contender:
     from lossforge.losses.registry import LOSSES
 
-    return Contender("lossforge", LOSSES[case.loss].function, _passes(case))
+    function = UNREGISTERED.get(case.loss) or LOSSES[case.loss].function
+    return Contender("lossforge", function, _passes(case))
 
 
 def _ours_backward(case: Case, device: torch.device) -> Contender | None:
@@ -64,8 +81,8 @@ def _ours_backward(case: Case, device: torch.device) -> Contender | None:
 
 
 def _ours_inplace(case: Case, device: torch.device) -> Contender | None:
-    """Only on a GPU, where it overwrites, and where forward writes the gradient."""
-    if case.options.get("reduction") == "none" or device.type != "cuda":
+    """Only on a GPU, where it overwrites, and where forward writes the gradient, but of boxes, which do not offer it."""
+    if case.options.get("reduction") == "none" or device.type != "cuda" or case.inputs == "boxes":
         return None
     function = _ours(case, device).call
     return Contender("lossforge-inplace", lambda *args, **kwargs: function(*args, inplace=True, **kwargs), destroys=True)
@@ -80,12 +97,22 @@ def _compiled(case: Case, device: torch.device) -> Contender:
     return Contender("torch.compile", torch.compile(eager(case.loss)), _passes(case))
 
 
+_TORCHVISION = {
+    "focal": "sigmoid_focal_loss",
+    "giou": "generalized_box_iou_loss",
+    "diou": "distance_box_iou_loss",
+    "ciou": "complete_box_iou_loss",
+}
+
+
 def _torchvision(case: Case, device: torch.device) -> Contender | None:
-    if case.loss != "focal":
+    if case.loss not in _TORCHVISION:
         return None
     if not _installed("torchvision"):
         return _absent("torchvision")
-    function = import_module("torchvision.ops").sigmoid_focal_loss
+    function = getattr(import_module("torchvision.ops"), _TORCHVISION[case.loss])
+    if case.loss != "focal":
+        return Contender("torchvision", function)
     return Contender("torchvision", lambda x, target, **options: function(x, one_hot(x, target), **options))
 
 
@@ -94,6 +121,7 @@ _TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "bce_smoothed": ("BinaryCrossEntropy", {}),
     "asymmetric": ("AsymmetricLossMultiLabel", {}),
     "poly_bce": ("PolyBinaryCrossEntropy", {}),
+    "poly_ce": ("PolyCrossEntropy", {}),
 }
 """Modules, and what their options must be beside the case's."""
 
@@ -126,11 +154,33 @@ def _plain_rows(case: Case) -> bool:
     return case.loss == "ce" and len(case.shape) == 2 and case.inputs in ("classes", "class weights", "ignored")
 
 
+def _divergence(case: Case) -> Call:
+    """Liger's, of log-probabilities or probabilities, which torch makes of the logits."""
+    liger = import_module("liger_kernel.transformers.functional")
+
+    def kl(x: Tensor, target: Tensor, *, temperature: float, reduction: str) -> Tensor:
+        return liger.liger_kl_div(*log_probabilities(x, target, temperature), reduction=reduction, log_target=True) * temperature**2
+
+    def js(x: Tensor, target: Tensor, *, beta: float, temperature: float = 1.0, reduction: str) -> Tensor:
+        assert reduction == "batchmean"
+        return liger.liger_jsd(*log_probabilities(x, target, temperature), beta=beta)
+
+    def total_variation(x: Tensor, target: Tensor, *, temperature: float = 1.0, reduction: str) -> Tensor:
+        p, q = (log_p.exp() for log_p in log_probabilities(x, target, temperature))
+        return liger.liger_tvd(p, q, reduction=reduction)
+
+    calls: dict[str, Call] = {"kl": kl, "js": js, "total_variation": total_variation}
+    return calls[case.loss]
+
+
 def _liger(case: Case, device: torch.device) -> Contender | None:
-    if not _plain_rows(case) or device.type != "cuda":
+    divergence = case.loss in ("kl", "js", "total_variation") and "reverse" not in case.options
+    if not (_plain_rows(case) or divergence) or device.type != "cuda":
         return None
     if not _installed("liger"):
         return _absent("liger")
+    if divergence:
+        return Contender("liger", _divergence(case))
     return Contender("liger", import_module("liger_kernel.transformers.functional").liger_cross_entropy, _passes(case), True)
 
 

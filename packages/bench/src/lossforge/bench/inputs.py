@@ -10,18 +10,21 @@ from lossforge.bench.cases import Case
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 IGNORE_INDEX = -100
+PER_CLASS = ("weight", "log_prior")
+TOP = 64
+"""Classes of a row of which a teacher's probabilities are known."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """x: the logits, a leaf. others: the loss's other tensors by argument name, the target first."""
+    """x: the logits or boxes, a leaf. others: the loss's other tensors by argument name, its second argument as `target` and first."""
 
     x: Tensor
     others: dict[str, Tensor]
 
     def rows(self, start: int, stop: int) -> "Inputs":
-        """Samples `start` to `stop`; what has no entry a sample (class weights) stays whole."""
-        part = {k: t[start:stop] if k != "weight" else t for k, t in self.others.items()}
+        """Samples `start` to `stop`; what has an entry a class stays whole."""
+        part = {k: t[start:stop] if k not in PER_CLASS else t for k, t in self.others.items()}
         return Inputs(self.x.detach()[start:stop].requires_grad_(), part)
 
 
@@ -108,6 +111,45 @@ def _nothing(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {}
 
 
+def _class_prior(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Class frequencies over three orders of magnitude."""
+    return _classes(x, generator) | {"log_prior": (7 * _uniform(x.shape[1:2], x, generator).float()).log_softmax(0).to(x.dtype)}
+
+
+def _teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return {"target": torch.randn(x.shape, device=x.device, generator=generator).to(x.dtype)}
+
+
+def _distinct_teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """No class is as likely for the teacher as for the student: where rounding decides which is the likelier, a gradient may jump."""
+    teacher = _teacher(x, generator)["target"]
+    gap = x.double().log_softmax(1) - teacher.double().log_softmax(1)
+    return {"target": torch.where(gap.abs() < 1e-4, teacher + 1e-3, teacher)}
+
+
+def _top_classes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """The likeliest classes of a teacher and their log-probabilities."""
+    teacher = torch.randn(x.shape, device=x.device, generator=generator).mul_(3).log_softmax(1)
+    values, indices = teacher.topk(min(TOP, max(1, x.shape[1] // 4)), dim=1)
+    return {"target": indices, "values": values.to(x.dtype)}
+
+
+def _boxes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Objects of 16 to 400 pixels in an image of 1333 by 800, as (x1, y1, x2, y2); the noise in x becomes predictions near them."""
+    pairs = (len(x), 2)
+    size = 16 * 25 ** torch.rand(pairs, device=x.device, generator=generator)
+    centre = torch.rand(pairs, device=x.device, generator=generator) * torch.tensor([1333.0, 800.0], device=x.device)
+    moved, grown = centre + 0.35 * size * x[:, :2], size * (0.2 * x[:, 2:]).exp()
+    x.copy_(torch.cat([moved - grown / 2, moved + grown / 2], 1))
+    return {"target": torch.cat([centre - size / 2, centre + size / 2], 1).to(x.dtype)}
+
+
+def _preference_of_probabilities(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """The noise in x becomes probabilities, none so near 0 or 1 that torch bounds their logarithm."""
+    x.sigmoid_().clamp_(0.01, 0.99)
+    return _preference(x, generator)
+
+
 def _preference(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": _uniform(x.shape, x, generator), "preference": _uniform(x.shape, x, generator)}
 
@@ -124,4 +166,10 @@ _MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
     "scored": _scored,
     "nothing": _nothing,
     "preference": _preference,
+    "preference of probabilities": _preference_of_probabilities,
+    "class prior": _class_prior,
+    "teacher": _teacher,
+    "distinct teacher": _distinct_teacher,
+    "top classes": _top_classes,
+    "boxes": _boxes,
 }

@@ -1,21 +1,32 @@
 """What ours has to reach: times on an H200 whose copy rate was 4.30 TB/s, shares of the floor, and others' times."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lossforge.bench.cases import CASES, OVERLAP, Case
 from lossforge.bench.report import Report, Row
 
 H200_COPY_RATE = 4.30e12
 
 
+Key = tuple[str, str, str, str]
+
+
 @dataclass(frozen=True)
 class Target:
-    """figure: device_ms, forward_share, or host_us. limit: a number (ms at H200_COPY_RATE; a share; µs), or a factor on another
-    row's figure: `of` is a contender on the same case, or another case of ours."""
+    """figure: device_ms, share, forward_share, or host_us. limit: a number (ms at H200_COPY_RATE; a share; µs), or a factor on another
+    row's figure: `of` is a contender on the same case, or another case of ours. template: the factor is on the best figure among the
+    cases of TEMPLATES[template] in the same dtype."""
 
-    case: tuple[str, str, str, str]
+    case: Key
     figure: str
     limit: float
-    of: str | tuple[str, str, str, str] | None = None
+    of: str | Key | None = None
+    template: str | None = None
+
+    @property
+    def at_least(self) -> bool:
+        return self.figure in ("share", "forward_share")
 
 
 @dataclass(frozen=True)
@@ -28,14 +39,44 @@ class Verdict:
     def met(self) -> bool:
         if self.found is None or self.wanted is None:
             return False
-        return self.found >= self.wanted if self.target.figure == "forward_share" else self.found <= self.wanted
+        return self.found >= self.wanted if self.target.at_least else self.found <= self.wanted
 
 
-def _ce(size: str, dtype: str, variant: str = "") -> tuple[str, str, str, str]:
+def _ce(size: str, dtype: str, variant: str = "") -> Key:
     return "ce", variant, size, dtype
 
 
-ANCHORS, LARGE = "16x120087x80", str(2**28)
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "element-wise": (
+        *("mae", "mse", "huber", "smooth_l1", "bce", "preference_bce", "preference_bce_probability", "bce_smoothed", "focal"),
+        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "siglip"),
+    ),
+    "row-wise": ("ce", "softmax_focal", "poly_ce", "generalized_ce", "logit_adjusted_ce", "selective_log_softmax", "topk_kl"),
+    "boxes": ("iou", "giou", "diou", "ciou", "eiou", "box_l1", "box_smooth_l1"),
+    "overlap": OVERLAP,
+    "divergence": ("kl", "js", "total_variation"),
+}
+"""Losses that go over memory in the same way. The similarity loss is alone in its own."""
+
+
+def _key(case: Case) -> Key:
+    return case.loss, case.variant, case.size, case.dtype
+
+
+def _kin(template: str, dtype: str) -> list[Key]:
+    """The cases, large enough to measure shares of the floor, that a template's best is found among."""
+    return [_key(c) for c in CASES if c.suite in ("table", "losses") and c.loss in TEMPLATES[template] and c.dtype == dtype]
+
+
+def _near_the_best() -> Iterable[Target]:
+    """Each loss that came to a template: within a tenth of the share of the floor that the template reaches."""
+    for template, losses in TEMPLATES.items():
+        for case in CASES:
+            if case.suite == "losses" and case.loss in losses:
+                yield Target(_key(case), "share", 0.9, template=template)
+
+
+ANCHORS, LARGE, TOKENS, PAIRS = "16x120087x80", str(2**28), "8192x32000", f"{2**22}x4"
 TARGETS = (
     *(
         Target(_ce(size, dtype), "device_ms", limit)
@@ -62,6 +103,11 @@ TARGETS = (
             ("mae", "", LARGE, "bf16", 0.40),
             ("preference_bce", "", LARGE, "fp32", 1.07),
             ("preference_bce", "", LARGE, "bf16", 0.56),
+            ("kl", "", TOKENS, "fp32", 0.92),
+            ("kl", "", TOKENS, "bf16", 0.46),
+            ("giou", "", PAIRS, "fp32", 0.11),
+            ("diou", "", PAIRS, "fp32", 0.11),
+            ("ciou", "", PAIRS, "fp32", 0.11),
         )
     ),
     *(
@@ -73,13 +119,15 @@ TARGETS = (
     Target(_ce("256x1000", "fp32"), "host_us", 1.0, "torch"),
     Target(_ce("64x10", "fp32"), "host_us", 1.0, "torch"),
     Target(("focal", "", "8x900x256", "fp32"), "host_us", 110.0),
+    *_near_the_best(),
 )
 
 
 def figure(row: Row | None, name: str) -> float | None:
     if row is None or row.status != "ok":
         return None
-    value = row.forward_share() if name == "forward_share" else getattr(row, name)
+    value = getattr(row, name)
+    value = value() if callable(value) else value
     return value if value is None else float(value)
 
 
@@ -96,6 +144,10 @@ def verdicts(report: Report) -> list[Verdict]:
             other = by.get(target.of) if isinstance(target.of, str) else rows.get(target.of, {}).get("lossforge")
             against = figure(other, target.figure)
             wanted = None if against is None else target.limit * against
+        elif target.template is not None:
+            kin = [figure(rows.get(key, {}).get("lossforge"), target.figure) for key in _kin(target.template, target.case[3])]
+            best = max((f for f in kin if f is not None), default=None)
+            wanted = None if best is None else target.limit * best
         elif target.figure == "device_ms":
             wanted = None if rate is None else target.limit * rate
         found.append(Verdict(target, figure(by.get("lossforge"), target.figure), wanted))

@@ -1,4 +1,5 @@
-"""`python -m lossforge.bench.tune FILE [COMMIT]`: find tiles for the GPU at hand, and how far the built-in choice is from the best.
+"""`python -m lossforge.bench.tune FILE [COMMIT [LAUNCHES]]`: find tiles for the GPU at hand, and how far the built-in choice is from the
+best. LAUNCHES: a glob of their names, such as "kl *"; without it all are tried, which takes long.
 
 Every choice in lossforge.kernels.tiles is a few numbers by arithmetic over shape and dtype. Here each is tried beside its neighbours
 on the shapes it was made for; each trial's gradient is compared with the built-in choice's before it is timed. The table that this
@@ -6,6 +7,7 @@ writes (results/tiles-*.json) is what the arithmetic was fitted to: change lossf
 than the spread.
 """
 
+import fnmatch
 import itertools
 import json
 import sys
@@ -19,26 +21,48 @@ from lossforge import kernels
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
 from lossforge.kernels import tiles
-from lossforge.kernels.tiles import BackwardTiles, ElementTiles, ResidentTiles, RowTiles
+from lossforge.kernels.tiles import (
+    BackwardTiles,
+    BoxTiles,
+    ElementTiles,
+    OverlapTiles,
+    ResidentTiles,
+    RowTiles,
+    SimilarityGradientTiles,
+    SimilarityTiles,
+)
 from lossforge.losses.formulas import FORMULAS
 
 ROWS = ((16384, 1000), (16384, 1001), (8192, 32000), (8192, 50304), (8192, 128256), (4096, 262144))
 DTYPES = (torch.float32, torch.bfloat16)
 MILLISECONDS = 20.0
 
-Trial = tuple[Any, Callable[[], object], torch.Tensor]  # tiles, the launch, what it writes
+Trials = tuple[str, list[Any], Callable[[], torch.Tensor]]  # name of a launch, tiles to try, the launch, which returns what it wrote
 
 
-def rows(n: int, classes: int, dtype: torch.dtype) -> Iterable[tuple[str, list[Any], Callable[[], object], torch.Tensor]]:
-    """(launch, tiles to try, the launch, what it writes) of cross entropy."""
-    x = torch.randn(n, classes, device="cuda").to(dtype)
-    target = torch.randint(0, classes, (n,), device="cuda")
-    gradient, one = torch.empty_like(x), torch.ones((), device="cuda")
+def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], torch.Tensor]:
+    def call() -> torch.Tensor:
+        launch()
+        return written
+
+    return call
+
+
+def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iterable[Trials]:
+    """Cross entropy."""
+    x = torch.randn(n, classes, device=device).to(dtype)
+    target = torch.randint(0, classes, (n,), device=device)
+    gradient, one = torch.empty_like(x), torch.ones((), device=device)
     spec = kernels.Spec(FORMULAS["cross_entropy"].kernel, target, scale=1.0 / n)
-    stats = kernels.rowwise(spec, x, stats=True).stats
-    assert stats is not None
+
+    def sweep() -> torch.Tensor:
+        stats = kernels.rowwise(spec, x, stats=True).stats
+        assert stats is not None
+        return stats
+
+    stats = sweep()
     vector, whole = 16 // dtype.itemsize, 1 << (classes - 1).bit_length()
-    warps = (1, 2, 4, 8, 16, 32)
+    warps, name = (1, 2, 4, 8, 16, 32), f"{n}x{classes} {dtype}"
     if whole <= 8192:
         forward = [RowTiles(r, whole, True, 1, w) for r, w in itertools.product((1, 2, 4), warps) if 4 <= r * whole // (w * 32) <= 64]
     else:
@@ -53,32 +77,109 @@ def rows(n: int, classes: int, dtype: torch.dtype) -> Iterable[tuple[str, list[A
                 resident.append(ResidentTiles(chunk, ring, held, w, programs))
     backward = [BackwardTiles(1, b, w) for b, w in itertools.product((1024, 2048, 4096, 8192, 16384), warps) if 8 <= b // (w * 32) <= 32]
     both = resident or [t for t in forward if t.stages == 1]
-    yield "value and gradient", both, lambda: kernels.rowwise(spec, x, gradient=gradient), gradient
-    yield "forward", forward, lambda: kernels.rowwise(spec, x, stats=True), stats
-    yield "backward", backward, lambda: kernels.rowwise_backward(spec, x, stats, loss=one, gradient=gradient), gradient
+    yield f"value and gradient {name}", both, into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
+    yield f"forward {name}", forward, sweep
+    again = into(gradient, lambda: kernels.rowwise_backward(spec, x, stats, loss=one, gradient=gradient))
+    yield f"backward {name}", backward, again
 
 
-def elements(name: str, n: int, dtype: torch.dtype, indices: bool, weighted: bool) -> tuple[list[Any], Callable[[], object], torch.Tensor]:
-    x = torch.randn(n // 80, 80, device="cuda").to(dtype)
-    y = torch.randint(-1, 80, (n // 80,), device="cuda") if indices else torch.rand_like(x)
+def elements(name: str, n: int, dtype: torch.dtype, device: torch.device, indices: bool, weighted: bool) -> Trials:
+    x = torch.randn(n // 80, 80, device=device).to(dtype)
+    y = torch.randint(-1, 80, (n // 80,), device=device) if indices else torch.rand_like(x)
     weight = torch.rand_like(x) if weighted else None
     gradient = torch.empty_like(x)
     hyper = {"focal": (2.0, 0.25), "bce_with_logits": (1.0,)}.get(name, ())
     tried = [ElementTiles(b, w) for b, w in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16)) if 4 <= b // (w * 32) <= 16]
-    return tried, lambda: kernels.elementwise(FORMULAS[name].kernels, x, y, hyper, weight=weight, gradient=gradient), gradient
+    what = f"{name}{' class index' if indices else ''}{' weighted' if weighted else ''} {dtype}"
+    formulas = FORMULAS[name].kernels
+    return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))
 
 
-def best(tried: list[Any], call: Callable[[], object], written: torch.Tensor) -> dict[str, Any]:
+def box_pairs(name: str, n: int, device: torch.device) -> Trials:
+    near = torch.rand(n, 4, device=device) + torch.tensor([0.0, 0.0, 2.0, 2.0], device=device)
+    boxes1, boxes2 = near, near + 0.3 * torch.randn_like(near)
+    gradient = torch.empty_like(boxes1)
+    tried = [BoxTiles(b, w) for b, w in itertools.product((64, 128, 256, 512, 1024), (1, 2, 4, 8)) if 1 <= b // (w * 32) <= 8]
+    formula = FORMULAS[name].kernel
+    return f"{name} {n}x4", tried, into(gradient, lambda: kernels.boxes(formula, boxes1, boxes2, [1e-7], gradient1=gradient))
+
+
+def divergences(name: str, n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Trials:
+    x, teacher = (torch.randn(n, classes, device=device).to(dtype) for _ in range(2))
+    gradient = torch.empty_like(x)
+    hyper = (0.5,) if name == "js" else ()
+    spec = kernels.DivergenceSpec(FORMULAS[name].kernel, teacher, hyper=hyper, scale=1.0 / n)
+    vector, whole = 16 // dtype.itemsize, 1 << (classes - 1).bit_length()
+    warps = (2, 4, 8, 16, 32)
+    if whole <= 8192:
+        tried = [RowTiles(r, whole, True, 1, w) for r, w in itertools.product((1, 2), warps) if 4 <= r * whole // (w * 32) <= 32]
+    else:
+        sizes = (2048, 4096, 8192, 16384)
+        tried = [RowTiles(1, b, False, vector, w) for b, w in itertools.product(sizes, warps) if 8 <= b // (w * 32) <= 32]
+    return f"{name} {n}x{classes} {dtype}", tried, into(gradient, lambda: kernels.divergence(spec, x, gradient=gradient))
+
+
+def similarities(n: int, dtype: torch.dtype, device: torch.device) -> Iterable[Trials]:
+    """The contrastive loss of n pairs: sums of both sides, and the gradient."""
+    x = torch.randn(n, n, device=device).to(dtype)
+    gradient, pairs = torch.empty_like(x), kernels.Pairs(0, scale=1.0 / n)
+    _, row_lse, column_lse = kernels.contrastive(pairs, x)
+    sides = [(r, c, w) for r, c, w in itertools.product((32, 64, 128), (64, 128, 256), (4, 8)) if 16 <= r * c // (w * 32) <= 64]
+    name, back = f"{n}x{n} {dtype}", [SimilarityGradientTiles(*t) for t in sides]
+    yield f"similarities {name}", [SimilarityTiles(*t) for t in sides], lambda: kernels.contrastive(pairs, x).column_lse
+    launch = into(gradient, lambda: kernels.contrastive_backward(pairs, x, row_lse, column_lse, None, gradient))
+    yield f"gradient of similarities {name}", back, launch
+
+
+def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:
+    """Dice loss of maps, whose launches for sums and for the gradient share their tiles."""
+    x = torch.randn(shape, device=device).to(dtype)
+    target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
+    gradient = torch.empty_like(x)
+    spec = kernels.OverlapSpec(FORMULAS["dice"].kernel, target, hyper=(1e-5, 1e-5))
+    whole = 1 << (shape[1] - 1).bit_length()
+
+    def both() -> torch.Tensor:
+        _, coefficients = kernels.overlap(spec, x)
+        kernels.overlap_gradient(spec, x, coefficients, None, gradient)
+        return gradient
+
+    tried = [OverlapTiles(whole, p, w) for p, w in itertools.product((32, 64, 128, 256), (2, 4, 8, 16)) if 4 <= p * whole // (w * 32) <= 32]
+    return f"dice {'x'.join(map(str, shape))} {dtype}", tried, both
+
+
+def launches(device: torch.device) -> Iterable[Trials]:
+    """All that is tried, each with tensors of its own."""
+    for (n, classes), dtype in itertools.product(ROWS, DTYPES):
+        if n * classes * dtype.itemsize <= 2**32:
+            yield from rows(n, classes, dtype, device)
+    for dtype in DTYPES:
+        for name, indices, weighted in (
+            ("l1", False, False),
+            ("bce_with_logits", False, True),
+            ("focal", False, False),
+            ("focal", True, False),
+        ):
+            yield elements(name, 2**27 // 80 * 80, dtype, device, indices, weighted)
+    for name in ("iou", "ciou"):
+        yield box_pairs(name, 2**22, device)
+    for dtype in DTYPES:
+        for name, (n, classes) in itertools.product(("kl", "js"), ((16384, 1000), (8192, 32000), (8192, 128256))):
+            yield divergences(name, n, classes, dtype, device)
+        yield from similarities(16384, dtype, device)
+        yield maps((8, 21, 512, 512), dtype, device)
+
+
+def best(tried: list[Any], call: Callable[[], torch.Tensor]) -> dict[str, Any]:
     """The built-in choice and the trials, quickest first, in milliseconds."""
-    device = written.device
-    call()
-    expected = written.clone()
+    written = call()
+    device, expected = written.device, written.clone()
     found: list[dict[str, Any]] = [{"tiles": "built in", "ms": times(call, device, MILLISECONDS).median}]
     for choice in tried:
         with tiles.trial(choice):
             try:
                 written.fill_(float("nan"))
-                call()
+                written = call()
                 error = ((written.double() - expected.double()).norm() / expected.double().norm()).item()
                 if not error < 1e-2:
                     raise ValueError(f"wrong by {error:.1e}")
@@ -89,35 +190,23 @@ def best(tried: list[Any], call: Callable[[], object], written: torch.Tensor) ->
 
 
 def main(words: list[str]) -> int:
-    if not 1 <= len(words) <= 2:
-        print("usage: python -m lossforge.bench.tune FILE [COMMIT]", file=sys.stderr)
+    if not 1 <= len(words) <= 3:
+        print("usage: python -m lossforge.bench.tune FILE [COMMIT [LAUNCHES]]", file=sys.stderr)
         return 2
     if not torch.cuda.is_available():
         print("No CUDA GPU here: there is nothing to find tiles for.", file=sys.stderr)
         return 1
-    report = new_report(torch.device("cuda", torch.cuda.current_device()), words[1] if len(words) > 1 else current_commit(), {})
+    device = torch.device("cuda", torch.cuda.current_device())
+    report = new_report(device, words[1] if len(words) > 1 else current_commit(), {})
     table: list[dict[str, Any]] = []
 
-    def add(what: str, tried: list[Any], call: Callable[[], object], written: torch.Tensor) -> None:
-        found = {"what": what, **best(tried, call, written)}
+    for what, tried, call in launches(device):
+        if len(words) > 2 and not fnmatch.fnmatchcase(what, words[2]):
+            continue
+        found = {"what": what, **best(tried, call)}
         table.append(found)
-        print(
-            f"{what}: built in {found['built_in_ms']:.4f} ms, best {found['trials'][0]['ms']:.4f} {found['trials'][0]['tiles']}", flush=True
-        )
-
-    for (n, classes), dtype in itertools.product(ROWS, DTYPES):
-        if n * classes * dtype.itemsize <= 2**32:
-            for launch, tried, call, written in rows(n, classes, dtype):
-                add(f"{launch} {n}x{classes} {dtype}", tried, call, written)
-    for dtype in DTYPES:
-        for name, indices, weighted in (
-            ("l1", False, False),
-            ("bce_with_logits", False, True),
-            ("focal", False, False),
-            ("focal", True, False),
-        ):
-            what = f"{name}{' class index' if indices else ''}{' weighted' if weighted else ''} {dtype}"
-            add(what, *elements(name, 2**27 // 80 * 80, dtype, indices, weighted))
+        quickest = found["trials"][0]
+        print(f"{what}: built in {found['built_in_ms']:.4f} ms, best {quickest['ms']:.4f} {quickest['tiles']}", flush=True)
     where = {name: getattr(report, name) for name in ("gpu", "versions", "commit", "date")}
     Path(words[0]).write_text(json.dumps({**where, "table": table}, indent=1) + "\n")
     return 0

@@ -1,0 +1,46 @@
+"""Every launch that is tuned runs, with other tiles too, and trials that compute something else are refused."""
+
+import pytest
+import torch
+
+from lossforge.bench import tune
+from lossforge.kernels import tiles
+
+CPU = torch.device("cpu")
+SMALL = {
+    "short rows": lambda: tune.rows(4, 100, torch.float32, CPU),
+    "long rows": lambda: tune.rows(2, 9000, torch.bfloat16, CPU),
+    "elements": lambda: [tune.elements("l1", 800, torch.float32, CPU, False, False)],
+    "weighted elements of class indices": lambda: [tune.elements("focal", 800, torch.float32, CPU, True, True)],
+    "boxes": lambda: [tune.box_pairs("ciou", 100, CPU)],
+    "short divergences": lambda: [tune.divergences("kl", 4, 1000, torch.bfloat16, CPU)],
+    "long divergences": lambda: [tune.divergences("js", 2, 9000, torch.float32, CPU)],
+    "similarities": lambda: tune.similarities(40, torch.float32, CPU),
+    "maps": lambda: [tune.maps((2, 21, 6, 5), torch.float32, CPU)],
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU this is the tuning itself")
+@pytest.mark.parametrize("kind", SMALL)
+def test_trials_are_launched_and_compared(kind, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "MILLISECONDS", 1.0)
+    chosen, used = tiles.tried, set()
+    for module in ("row_launch", "element_launch", "box_launch", "divergence_launch", "contrastive_launch", "overlap_launch"):
+        monkeypatch.setattr(f"lossforge.kernels.{module}.tried", lambda: used.add(chosen()) or chosen())
+    for _, tried, call in SMALL[kind]():
+        few = [tried[0], tried[-1]]
+        found = tune.best(few, call)
+        assert capsys.readouterr().out == ""
+        assert {(t,) for t in few} <= used
+        assert found["kind"] == type(tried[0]).__name__
+        assert {tuple(f["tiles"]) for f in found["trials"] if f["tiles"] != "built in"} == set(map(tuple, few))
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), 1.1])
+def test_a_trial_that_computes_something_else_is_refused(spoilt, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "MILLISECONDS", 1.0)
+    right, wrong = tiles.BoxTiles(64, 2), tiles.BoxTiles(128, 4)
+    found = tune.best([right, wrong], lambda: torch.ones(5) * (spoilt if tiles.tried() == (wrong,) else 1.0))
+    assert "wrong by" in capsys.readouterr().out
+    assert [64, 2] in [f["tiles"] for f in found["trials"]]
+    assert [128, 4] not in [f["tiles"] for f in found["trials"]]
