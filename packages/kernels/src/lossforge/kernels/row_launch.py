@@ -43,7 +43,9 @@ def _forward_plan(
         plan = _resident_plan(kind, p, given, sums[0], counted)
         if plan is not None:
             return plan
-    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, p.dense, gradient)
+    # where a lane sums single classes, those of a focus take as many registers
+    dense = p.dense or (p.rows_adjacent and Numbers(*kind.given).focus)
+    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, dense, gradient)
     blocks = triton.cdiv(rows, tiles.rows)
     return Plan(
         rowwise_kernel,

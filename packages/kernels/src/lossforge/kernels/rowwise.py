@@ -250,7 +250,7 @@ def rowwise_kernel(
         to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
         even = q_share[:, None] * each
         if FOCUS:
-            h_share, h_shift = q_share * h_share, tl.where(keep, h_shift, 0.0)
+            h_share, h_shift = tl.where(keep, shrink * h_share, 0.0), tl.where(keep, h_shift, 0.0)
         if ONE_TILE:
             share = even + taken(column, a, q_a, b, q_b, q_share, d, DENSE, HARD, PAIR)
             g = gradient_tile(tile, x, top, p_share, h_share, h_shift, share, labels.focus, False)
