@@ -12,7 +12,7 @@ from torch import Tensor
 from lossforge.kernels.launch import INTERPRETED, PLANS, Layout, Plan, layout, slots
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
 from lossforge.kernels.resident import resident_kernel
-from lossforge.kernels.row_layout import Kind, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
+from lossforge.kernels.row_layout import Kind, Numbers, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
 from lossforge.kernels.rowwise import Outputs, rowwise_kernel
 from lossforge.kernels.rowwise_backward import Upstream, rowwise_backward_kernel
 from lossforge.kernels.tiles import COUNTED, backward_tiles, forward_tiles, resident_tiles, tried
@@ -43,7 +43,9 @@ def _forward_plan(
         plan = _resident_plan(kind, p, given, sums[0], counted)
         if plan is not None:
             return plan
-    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, p.dense, gradient)
+    # where a lane sums single classes, those of a focus take as many registers
+    dense = p.dense or (p.rows_adjacent and Numbers(*kind.given).focus)
+    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, dense, gradient)
     blocks = triton.cdiv(rows, tiles.rows)
     return Plan(
         rowwise_kernel,
@@ -78,7 +80,8 @@ def _chip(device: int) -> tuple[int, int] | None:
 
 def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
-    changed = kind.given[2] or kind.given[3] or given.bias is not None
+    given_of = Numbers(*kind.given)
+    changed = given_of.logit_scale or given_of.softcap or given_of.tau or given_of.focus
     plain = not (p.dense or changed or given.target[2].is_floating_point)
     chip = _chip(given.x[3])
     if chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:

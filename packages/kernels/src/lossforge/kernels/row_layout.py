@@ -37,8 +37,9 @@ class Spec(NamedTuple):
 
     bias: (C,), contiguous; tau times it is added to the logits, which are then not soft-capped.
 
-    target: (N, d…) integers, or probabilities of the shape of x. divisor: 0-d, on the device; total and values are multiplied by
-    scale / divisor. counted: in its place, a forward launch counts the class indices itself (see reduce.counts_itself).
+    target: (N, d…) integers, or probabilities of the shape of x. spread, focus: of Labels, for integers without smoothing. divisor: 0-d, on
+    the device; total and values are multiplied by scale / divisor. counted: in its place, a forward launch counts the class indices itself
+    (see reduce.counts_itself).
     """
 
     phi: Callable[..., Any]
@@ -54,6 +55,8 @@ class Spec(NamedTuple):
     z_loss: float | None = None
     bias: Tensor | None = None
     tau: float = 1.0
+    spread: float | None = None
+    focus: float | None = None
     scale: float = 1.0
     divisor: Tensor | None = None
     empty_is_zero: bool = False
@@ -82,6 +85,8 @@ class Numbers(NamedTuple):
     softcap: Any
     z_loss: Any
     tau: Any
+    spread: Any
+    focus: Any
 
 
 class Kind(NamedTuple):
@@ -100,12 +105,13 @@ def operands_of(spec: Spec, x: Tensor, gradient: Tensor | None) -> tuple[Tensor 
 
 
 def kind_of(spec: Spec) -> Kind:
-    numbers = (spec.smoothing, spec.logit_scale, spec.softcap, spec.z_loss, spec.bias)
+    numbers = (spec.smoothing, spec.logit_scale, spec.softcap, spec.z_loss, spec.bias, spec.spread, spec.focus)
     return Kind(spec.phi, spec.ignore_index, spec.empty_is_zero, (True, *[v is not None for v in numbers]), len(spec.hyper), spec.counted)
 
 
 def floats_of(spec: Spec) -> tuple[float, ...]:
-    return spec.scale, spec.smoothing or 0.0, spec.logit_scale or 0.0, spec.softcap or 0.0, spec.z_loss or 0.0, spec.tau, *spec.hyper
+    numbers = (spec.smoothing, spec.logit_scale, spec.softcap, spec.z_loss, spec.tau, spec.spread, spec.focus)
+    return spec.scale, *[v or 0.0 for v in numbers], *spec.hyper
 
 
 class Prepared(NamedTuple):
@@ -171,7 +177,7 @@ def prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> P
     written = [] if given.gradient is None else [(given.gradient, rows.strides[-1])]
     align, shift = alignment([(given.x, own), *written], rows.classes)
     return Prepared(
-        (x, *strided, Labels(t.weight, kind.ignore_index, f.smoothing)),
+        (x, *strided, Labels(t.weight, kind.ignore_index, f.smoothing, f.spread, f.focus)),
         (t.divisor, hyper, f.z_loss, f.scale),
         rows,
         rows_adjacent=own[1] == 1 and own[2] != 1 and rows.rows > 1,

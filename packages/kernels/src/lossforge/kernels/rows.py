@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lossforge.kernels.math import LOG2E, exp2, tanh
+from lossforge.kernels.row_focus import focused, focused_sums, moved
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
 
@@ -38,11 +39,16 @@ class Logits(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """What the rows' targets share: class weights, the index that is ignored, and label smoothing."""
+    """What the rows' targets share: class weights, the index that is ignored, label smoothing.
+
+    spread, focus: every class adds spread · p^focus (-ln p) to a row, times the weights of the row's hard targets.
+    """
 
     weight_ptr: Tensor | None
     ignore: int
     smoothing: float | None
+    spread: float | None = None
+    focus: float | None = None
 
 
 @triton.jit
@@ -208,10 +214,11 @@ def origin(x, outer, row, inside):
 
 
 @triton.jit
-def accumulate(m, s, u, d_sum, d_dot, x, d, inside, zero, ENTROPY: tl.constexpr, DENSE: tl.constexpr, EVEN: tl.constexpr):
+def accumulate(m, s, u, d_sum, d_dot, x, d, inside, zero, focus, ENTROPY: tl.constexpr, DENSE: tl.constexpr, EVEN: tl.constexpr):
     """Take a tile (BR, BC) into the running sums that each lane (BR, L) keeps of its BC / L classes, relative to its own maximum m.
 
-    s = Σ exp(x - m),  u = Σ exp(x - m)(x - m),  d_sum = Σ d,  d_dot = Σ d (x - m), with EVEN instead Σ (x - zero) of those `inside`.
+    s = Σ exp(x - m),  u = Σ exp(x - m)(x - m),  d_sum = Σ d,  d_dot = Σ d (x - m), with EVEN instead Σ (x - zero) of those `inside`,
+    with a focus d = exp(x - m)^γ.
     One exponential an element: the maximum of the classes that a lane takes at once comes first.
     """
     BR: tl.constexpr = m.shape[0]
@@ -235,11 +242,18 @@ def accumulate(m, s, u, d_sum, d_dot, x, d, inside, zero, ENTROPY: tl.constexpr,
         d = tl.reshape(d, [BR, L, V])
         d_dot += tl.where(d_sum == 0, 0.0, d_sum * (m - top)) + tl.sum(tl.where(d == 0, 0.0, d * step), 2)
         d_sum += tl.sum(d, 2)
+    if focus is not None:
+        if inside is not None:
+            inside = tl.reshape(tl.broadcast_to(inside, [BR, L * V]), [BR, L, V])
+        d_sum, d_dot = moved(d_sum, d_dot, m - top, focus)
+        d_more, dot_more = focused_sums(step, inside, focus, 2)
+        d_sum += d_more
+        d_dot += dot_more
     return top, s, u, d_sum, d_dot
 
 
 @triton.jit
-def merge(m, s, u, d_sum, d_dot, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
+def merge(m, s, u, d_sum, d_dot, focus, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
     """Join the lanes of each row: (m, Σexp, u, d_sum, d_dot), each (BR,)."""
     top = tl.max(m, 1)
     step = m - top[:, None]
@@ -248,6 +262,8 @@ def merge(m, s, u, d_sum, d_dot, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
         u = tl.where(s == 0, 0.0, e * (u + step * s))
     if DENSE:
         d_dot = tl.where(d_sum == 0, 0.0, d_dot + d_sum * step)
+    if focus is not None:
+        d_sum, d_dot = moved(d_sum, d_dot, step, focus)
     return top, tl.sum(s * e, 1), tl.sum(u, 1), tl.sum(d_sum, 1), tl.sum(d_dot, 1)
 
 
@@ -263,16 +279,20 @@ def taken(column, a, q_a, b, q_b, q_share, d, DENSE: tl.constexpr, HARD: tl.cons
 
 
 @triton.jit
-def gradient_tile(x, z, m, p_share, h_share, h_shift, share, ENTROPY: tl.constexpr):
+def gradient_tile(x, z, m, p_share, h_share, h_shift, share, focus, ENTROPY: tl.constexpr):
     """Gradient at the logits as they lie in memory, from per-row shares; e = exp(x - m), which is p up to the row's sum.
 
-    e p_share - e h_share (x - m + h_shift) - share, times dx/draw.
+    e p_share - e h_share (x - m + h_shift) - share, times dx/draw; with a focus γ in the middle e^γ h_share (γ (x - m) + h_shift).
     """
     step = x - m[:, None]
     e = exp2(step * LOG2E)
     g = e * p_share[:, None] - share
     if ENTROPY:
         g -= tl.where(e > 0, e * h_share[:, None] * (step + h_shift[:, None]), 0.0)
+    if focus is not None:
+        tl.static_assert(not ENTROPY, "a loss with a focus has no entropy to differentiate")
+        power, t = focused(step, focus)
+        g -= tl.where(power == 0.0, 0.0, power * h_share[:, None] * (t + h_shift[:, None]))
     if z.softcap is not None:
         t = x / z.softcap
         g *= 1.0 - t * t
@@ -348,6 +368,6 @@ def own_classes(
         if DENSE:
             d = dense_tile(dense, labels, outer, row, here, t[:, None], x, WIDE)
         share = even + taken(t[:, None], a, q_a, b, q_b, q_share, d, DENSE, True, PAIR)
-        g = gradient_tile(logit[:, None], x, top, p_share, h_share, h_shift, share, ENTROPY)
+        g = gradient_tile(logit[:, None], x, top, p_share, h_share, h_shift, share, labels.focus, ENTROPY)
         at = outer * gradient.s0 + row.to(tl.int64) * gradient.s1 + t.to(tl.int64) * gradient.s2
         store_tile(g, gradient, at, tl.arange(0, 1), (here & (t >= 0))[:, None], WIDE, "")

@@ -1,10 +1,10 @@
 """The template of losses in which a row of C classes passes through one softmax.
 
 A loss adds φ(z, *hyper) → (φ, φ′) of z = lse - x_t = -ln p_t of a row's class t; a row's loss is Σ c φ(z) over its classes, c their
-class weights and shares of a mixup pair. What targets give to all classes (probabilities, label smoothing) counts by -ln p itself.
-Targets, weights, smoothing, z-loss, ignored rows, reduction, scaling and addressing are the template's. One launch gives values,
-gradient, or both in two sweeps of a row (one where the row fits a tile); the classic split keeps each row's statistics and sweeps again
-in backward.
+class weights and shares of a mixup pair. What targets give to all classes (probabilities, label smoothing) counts by -ln p itself; what
+the loss gives to all, by spread · p^focus (-ln p): see row_focus.py. Targets, weights, smoothing, z-loss, ignored rows, reduction,
+scaling and addressing are the template's. One launch gives values, gradient, or both in two sweeps of a row (one where the row fits a
+tile); the classic split keeps each row's statistics and sweeps again in backward.
 """
 
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, finish, over
+from lossforge.kernels.row_focus import focused_sums, spread_row, spread_shares
 from lossforge.kernels.rows import (
     LOWEST,
     accumulate,
@@ -85,6 +86,7 @@ def rowwise_kernel(
 ):
     HARD: tl.constexpr = index_a.ptr is not None
     PAIR: tl.constexpr = index_b.ptr is not None
+    FOCUS: tl.constexpr = labels.focus is not None
     EVEN: tl.constexpr = labels.smoothing is not None and labels.weight_ptr is None and dense.ptr is None  # d = smoothing / classes
     DENSE: tl.constexpr = dense.ptr is not None or (labels.smoothing is not None and not EVEN)
     if COUNT:
@@ -141,6 +143,8 @@ def rowwise_kernel(
             dot_row = tl.sum(tl.where(d == 0, 0.0, d * step), 1)
         if EVEN:
             dot_row = tl.sum(tl.where(here, step, 0.0), 1)
+        if FOCUS:
+            d_row, dot_row = focused_sums(step, here, labels.focus, 1)
         if out.correct is not None:
             before = ((tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column < a[:, None]))) & (column != a[:, None]) & here
             beaten = tl.max(before.to(tl.int32), 1)
@@ -164,7 +168,7 @@ def rowwise_kernel(
                     tile = tl.where(here, tile, float("-inf"))
                 if DENSE:
                     d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
-                m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, here, zero, ENTROPY, DENSE, EVEN)
+                m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, here, zero, labels.focus, ENTROPY, DENSE, EVEN)
                 if out.correct is not None:
                     ahead_by = ahead(ahead_by, tile, column, here, a, logit_a)
         some = tl.max(read.to(tl.int32), 0)
@@ -173,10 +177,10 @@ def rowwise_kernel(
             tile = logit_tile(x, start, at + lanes, column, None if BR == 1 else first_mask, float("-inf"), WIDE, EVICT)
             if DENSE:
                 d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
-            m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, None, zero, ENTROPY, DENSE, EVEN)
+            m, s, u, d_sum, d_dot = accumulate(m, s, u, d_sum, d_dot, tile, d, None, zero, labels.focus, ENTROPY, DENSE, EVEN)
             if out.correct is not None:
                 ahead_by = ahead(ahead_by, tile, column, True, a, logit_a)
-        top, total, u_row, d_row, dot_row = merge(m, s, u, d_sum, d_dot, ENTROPY, DENSE)
+        top, total, u_row, d_row, dot_row = merge(m, s, u, d_sum, d_dot, labels.focus, ENTROPY, DENSE)
         if EVEN:
             dot_row += classes * (zero - top)
         if out.correct is not None:
@@ -189,6 +193,10 @@ def rowwise_kernel(
     lse = top + ls
     value = tl.zeros([BR], tl.float32)
     q = tl.zeros([BR], tl.float32)
+    h_share, h_shift = q, q
+    if FOCUS:
+        h_share, h_shift = spread_shares(c_a + c_b, ls, labels)
+        value, q = spread_row(d_row, dot_row, ls, h_share, labels.focus)
     if HARD:
         of_a, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
         value += c_a * of_a
@@ -241,10 +249,11 @@ def rowwise_kernel(
         top = tl.where(keep, top, 0.0)
         to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
         even = q_share[:, None] * each
-        nothing = tl.zeros([BR], tl.float32)
+        if FOCUS:
+            h_share, h_shift = tl.where(keep, shrink * h_share, 0.0), tl.where(keep, h_shift, 0.0)
         if ONE_TILE:
             share = even + taken(column, a, q_a, b, q_b, q_share, d, DENSE, HARD, PAIR)
-            g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+            g = gradient_tile(tile, x, top, p_share, h_share, h_shift, share, labels.focus, False)
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & here, WIDE, "")
         else:
             for edge in tl.static_range(2 if SHIFT > 1 else 1):
@@ -257,7 +266,7 @@ def rowwise_kernel(
                     if DENSE:
                         d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
                     share = even + taken(column, a, q_a, b, q_b, q_share, d, DENSE, False, False)
-                    g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+                    g = gradient_tile(tile, x, top, p_share, h_share, h_shift, share, labels.focus, False)
                     if ROWS > 1:
                         g = tl.where(keep[:, None], g, 0.0)
                     store_tile(
@@ -270,7 +279,7 @@ def rowwise_kernel(
                 if DENSE:
                     d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
                 share = even + taken(lanes[None, :], a, q_a, b, q_b, q_share, d, DENSE, False, False)
-                g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+                g = gradient_tile(tile, x, top, p_share, h_share, h_shift, share, labels.focus, False)
                 if ROWS > 1:
                     g = tl.where(keep[:, None], g, 0.0)
                 store_tile(g, gradient, to, at + lanes, None if BR == 1 else inside[:, None], WIDE, "evict_first")
@@ -281,7 +290,7 @@ def rowwise_kernel(
                 if DENSE:
                     d = dense_tile(dense, labels, outer, row, inside, column, x, WIDE)
                 share = even + taken(rest[None, :], a, q_a, b, q_b, q_share, d, DENSE, False, False)
-                g = gradient_tile(tile, x, top, p_share, 0.0, 0.0, share, False)
+                g = gradient_tile(tile, x, top, p_share, h_share, h_shift, share, labels.focus, False)
                 store_tile(g, gradient, to, rest, inside[:, None] & left, WIDE, "")
             if HARD:
                 shares = (p_share, q_share, q_a, q_b)
@@ -299,8 +308,8 @@ def rowwise_kernel(
                     b,
                     logit_b,
                     shares,
-                    nothing,
-                    nothing,
+                    h_share,
+                    h_shift,
                     even,
                     DENSE,
                     PAIR,

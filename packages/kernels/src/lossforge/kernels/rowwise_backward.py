@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lossforge.kernels.math import exp
 from lossforge.kernels.reduce import divided
+from lossforge.kernels.row_focus import spread_shares
 from lossforge.kernels.rows import (
     columns,
     dense_tile,
@@ -100,6 +101,7 @@ def rowwise_backward_kernel(
     top = tl.load(stats_ptr + at, mask=inside, other=0.0)
     ls = tl.load(stats_ptr + rows + at, mask=inside, other=0.0)
     q = tl.load(stats_ptr + 2 * rows + at, mask=inside, other=0.0)
+    c_row = c_a + c_b
     if HARD:
         _, slope_a = phi(surprise(c_a, top, ls, logit_a), *hyper)
         c_a *= slope_a
@@ -125,6 +127,8 @@ def rowwise_backward_kernel(
     p_share *= inverse
     h_share = tl.zeros([BR], tl.float32)
     h_shift = tl.zeros([BR], tl.float32)
+    if labels.focus is not None:
+        h_share, h_shift = spread_shares(q_share * c_row, ls, labels)
     if ENTROPY:
         h_share = tl.load(upstream.entropy + at, mask=inside, other=0.0).to(tl.float32) * inverse
         h_shift = tl.load(entropy_ptr + at, mask=inside, other=0.0) - ls
@@ -136,7 +140,7 @@ def rowwise_backward_kernel(
     if EVEN:
         even = q_share[:, None] * (labels.smoothing / classes)
     share = even + taken(column, a, q_share * c_a, b, q_share * c_b, q_share, d, DENSE, HARD, PAIR)
-    g = gradient_tile(tile, x, top, p_share, h_share, h_shift, share, ENTROPY)  # 0 in rows not read: their statistics are 0
+    g = gradient_tile(tile, x, top, p_share, h_share, h_shift, share, labels.focus, ENTROPY)  # 0 in rows not read: their statistics are 0
     if ROWS > 1:
         g = tl.where(read[:, None], g, 0.0)
     to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
@@ -151,5 +155,11 @@ def rowwise_backward_kernel(
                 q_few = dense_tile(dense, labels, outer, row, inside, there, x, WIDE)
             of_few = even + taken(there, a, q_share * c_a, b, q_share * c_b, q_share, q_few, DENSE, HARD, PAIR)
             store_tile(
-                gradient_tile(few, x, top, p_share, h_share, h_shift, of_few, ENTROPY), gradient, to, rest, inside[:, None] & left, WIDE, ""
+                gradient_tile(few, x, top, p_share, h_share, h_shift, of_few, labels.focus, ENTROPY),
+                gradient,
+                to,
+                rest,
+                inside[:, None] & left,
+                WIDE,
+                "",
             )

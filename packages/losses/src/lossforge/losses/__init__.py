@@ -9,6 +9,7 @@ from lossforge.losses.functional import (
     CrossEntropyOutput,
     TokenLogps,
     asymmetric_loss_multi_label,
+    asymmetric_loss_single_label,
     binary_cross_entropy_with_logits,
     box_iou_loss,
     box_l1_loss,
@@ -49,6 +50,7 @@ from lossforge.losses.functional import (
 )
 from lossforge.losses.modules import (
     AsymmetricLossMultiLabel,
+    AsymmetricLossSingleLabel,
     BCEWithLogitsLoss,
     BinaryCrossEntropy,
     BoxIoULoss,
@@ -106,6 +108,7 @@ from lossforge.losses.preference import (
 
 __all__ = [
     "AsymmetricLossMultiLabel",
+    "AsymmetricLossSingleLabel",
     "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
     "BoxIoULoss",
@@ -153,6 +156,7 @@ __all__ = [
     "TverskyLoss",
     "VarifocalLoss",
     "asymmetric_loss_multi_label",
+    "asymmetric_loss_single_label",
     "backend",
     "binary_cross_entropy_with_logits",
     "box_iou_loss",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.formulas.softmax import focused
 
 if TYPE_CHECKING:
     from lossforge.losses.operators.boxes import Arguments as Boxes
@@ -176,10 +177,13 @@ def rowwise(a: Rowwise) -> RowResult:
             lam = a.lam.to(x.dtype)
             nll_b, w_b, _ = _hard(log_p, a.target_b, weight, a.ignore_index)
             w, w_b = lam * w, (1 - lam) * w_b
-            values, divisor = _weighted(formula, a.hyper, nll, w) + _weighted(formula, a.hyper, nll_b, w_b), (w + w_b).sum()
+            values = _weighted(formula, a.hyper, nll, w) + _weighted(formula, a.hyper, nll_b, w_b)
+            w = w + w_b
         else:
-            values, divisor = _weighted(formula, a.hyper, nll, w), w.sum()
-        values = values * (1 - a.label_smoothing)
+            values = _weighted(formula, a.hyper, nll, w)
+        values, divisor = values * (1 - a.label_smoothing), w.sum()
+        if a.spread:
+            values = values + w * (a.spread * focused(-log_p, a.focus)).sum(1)
         if a.mean_of_rows:
             divisor = keep.sum()
     if a.label_smoothing or dense is not None:

@@ -22,9 +22,22 @@ def generalized(z: Tensor, q: float) -> Tensor:
     return -torch.expm1(-q * z) / q if q > 1e-30 else z
 
 
+def focused(z: Tensor, gamma: float) -> Tensor:
+    """p^γ z, 0 where p is; z itself at γ = 0."""
+    if gamma == 0:
+        return z
+    near = z.clamp(max=1e30)
+    return torch.exp(-gamma * near) * near
+
+
+def asymmetric(z: Tensor, gamma_pos: float, gamma_neg: float, own: float, spread: float) -> Tensor:
+    return own * focal(z, gamma_pos) - spread * focused(z.clamp(max=1e30), gamma_neg)
+
+
 FORMULAS = {
     "cross_entropy": Formula(softmax.cross_entropy, lambda z: z),
     "softmax_focal": Formula(softmax.focal, focal),
     "poly_ce": Formula(softmax.poly, lambda z, epsilon, offset: z - epsilon * torch.expm1(-z) + offset),
+    "asymmetric_single_label": Formula(softmax.asymmetric, asymmetric),
     "generalized_ce": Formula(softmax.generalized, generalized),
 }

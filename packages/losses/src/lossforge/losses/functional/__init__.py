@@ -21,6 +21,7 @@ per-element losses and gradients in the dtype of the input. What the kernels do 
 through the plain-torch reference when it requires grad.
 """
 
+from lossforge.losses.functional.asymmetric import asymmetric_loss_single_label
 from lossforge.losses.functional.binary import (
     asymmetric_loss_multi_label,
     binary_cross_entropy_with_logits,
@@ -64,6 +65,7 @@ __all__ = [
     "CrossEntropyOutput",
     "TokenLogps",
     "asymmetric_loss_multi_label",
+    "asymmetric_loss_single_label",
     "binary_cross_entropy_with_logits",
     "box_iou_loss",
     "box_l1_loss",

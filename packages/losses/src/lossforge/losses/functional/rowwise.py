@@ -35,6 +35,8 @@ def rowwise_loss(
     label_smoothing: float = 0.0,
     bias: Tensor | None = None,  # (C,)
     tau: float = 1.0,
+    spread: float = 0.0,
+    focus: float = 0.0,
     outputs: Sequence[bool] = (False,) * 4,
     probabilities: bool = True,
     mean_of_rows: bool = False,
@@ -94,6 +96,8 @@ def rowwise_loss(
         1.0 * scale,
         softcap,
         1.0 * tau,
+        1.0 * spread,
+        1.0 * focus,
         1.0 * z_loss,
         factor_of * factor(options),
         reduction if normalizer is None else "sum",

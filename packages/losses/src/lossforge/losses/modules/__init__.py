@@ -5,6 +5,7 @@ class indices along a chosen dimension), and `forward` the per-call tensors (tar
 Those of boxes take empty and gradient, and `forward` weight and normalizer.
 """
 
+from lossforge.losses.modules.asymmetric import AsymmetricLossSingleLabel
 from lossforge.losses.modules.binary import (
     AsymmetricLossMultiLabel,
     BCEWithLogitsLoss,
@@ -44,6 +45,7 @@ from lossforge.losses.modules.softmax import CrossEntropyLoss
 
 __all__ = [
     "AsymmetricLossMultiLabel",
+    "AsymmetricLossSingleLabel",
     "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
     "BoxIoULoss",

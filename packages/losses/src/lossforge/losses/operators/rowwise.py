@@ -18,7 +18,8 @@ class Arguments(NamedTuple):
 
     The value is Σ (or, with reduction "none", each) loss · factor / divisor. The divisor is `normalizer` where given, else with
     reduction "mean" the class weights of the rows not ignored, or with mean_of_rows their number; with probabilities, the number of rows.
-    bias: (C,), of which tau times is added to the logits.
+    bias: (C,), of which tau times is added to the logits. With class indices, every class adds spread · p^focus (-ln p) to a row, times
+    the weights of the row's targets.
     """
 
     loss: str
@@ -35,6 +36,8 @@ class Arguments(NamedTuple):
     scale: float
     softcap: float | None
     tau: float
+    spread: float
+    focus: float
     z_loss: float
     factor: float
     reduction: str
@@ -49,8 +52,8 @@ class Arguments(NamedTuple):
 
 SCHEMA = (
     "str loss, Tensor x, Tensor target, Tensor? target_b, Tensor? lam, Tensor? weight, Tensor? bias, Tensor? normalizer, "
-    "float[] hyper, int ignore_index, float label_smoothing, float scale, float? softcap, float tau, float z_loss, float factor, "
-    "str reduction, bool empty_is_zero, bool mean_of_rows, bool[] outputs"
+    "float[] hyper, int ignore_index, float label_smoothing, float scale, float? softcap, float tau, float spread, float focus, "
+    "float z_loss, float factor, str reduction, bool empty_is_zero, bool mean_of_rows, bool[] outputs"
 )
 define(
     "rowwise",
@@ -80,6 +83,8 @@ def _spec(a: Arguments, divisor: Tensor | None) -> kernels.Spec:
         a.z_loss if a.z_loss or a.outputs[0] else None,
         a.bias,
         a.tau,
+        a.spread or None,
+        a.focus if a.spread else None,
         a.factor / rows if a.reduction == "mean" and divisor is None and not counted(a) else a.factor,
         divisor,
         a.empty_is_zero,

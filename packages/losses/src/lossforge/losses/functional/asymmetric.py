@@ -1,0 +1,58 @@
+"""Asymmetric loss of one class against the others under a softmax."""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
+from lossforge.losses.repeat import repeated
+
+
+@repeated
+def asymmetric_loss_single_label(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…)
+    gamma_pos: float = 1.0,
+    gamma_neg: float = 4.0,
+    eps: float = 0.1,
+    reduction: str = "mean",
+    *,
+    weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    """Asymmetric loss under a softmax, as timm.loss.AsymmetricLossSingleLabel (Ben-Baruch et al. 2020, arXiv 2009.14119).
+
+    L = -w_t Σⱼ qⱼ aⱼ ln pⱼ with p = softmax(x), qⱼ = (1 - eps) [j = t] + eps / C, a_t = (1 - p_t)^γ₊, and aⱼ = pⱼ^γ₋ elsewhere.
+
+    The powers are differentiated too. A class of logit -inf that is not the target adds nothing (timm: nan), except at γ₋ = 0, where it
+    makes the loss infinite as label smoothing does. Where a power's derivative is infinite (γ₊ < 1 and p_t = 1) the gradient takes its
+    limit, 0. The mean divides as that of cross_entropy, by the weights of the classes of the rows not ignored.
+
+    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b); gamma_pos,
+    gamma_neg: at least 0; eps: label smoothing in [0, 1]; weight: one factor a class; scale, softcap, z_loss: as in cross_entropy.
+    Others: see lossforge.losses.functional.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    checks.number("gamma_pos", gamma_pos, 0.0)
+    checks.number("gamma_neg", gamma_neg, 0.0)
+    checks.number("eps", eps, 0.0, 1.0)
+    checks.floating("input", input)
+    classes = input.shape[min(input.ndim - 1, 1)] if input.ndim else 1
+    spread = eps / max(classes, 1)
+    return total(
+        rowwise_loss(
+            "asymmetric_single_label",
+            input,
+            target,
+            [gamma_pos, gamma_neg, 1.0 - eps + spread, spread],
+            reduction,
+            options,
+            weight=weight,
+            ignore_index=ignore_index,
+            spread=spread,
+            focus=gamma_neg,
+            probabilities=False,
+        )
+    )
