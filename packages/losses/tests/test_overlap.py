@@ -58,18 +58,16 @@ def monai_dice(
 ):
     """monai.losses.DiceLoss on a one-hot target."""
     p = activated(x, activation)
-    if not include_background:
-        p, y = p[:, 1:], y[:, 1:]
+    first = 0 if include_background else 1
+    p, y = p[:, first:], y[:, first:]
     axes = ([0] if batch else []) + list(range(2, x.ndim))
     intersection = (y * p).sum(axes)
     if squared_pred:
         y, p = y**2, p**2
     denominator = y.sum(axes) + p.sum(axes)
-    if jaccard:
-        denominator = 2 * (denominator - intersection)
+    denominator = 2 * (denominator - intersection) if jaccard else denominator
     f = 1 - (2 * intersection + smooth_nr) / (denominator + smooth_dr)
-    if weight is not None:
-        f = f * weight
+    f = f if weight is None else f * weight
     return {"mean": f.mean, "sum": f.sum, "none": lambda: f}[reduction]()
 
 
@@ -98,8 +96,7 @@ def smp(kind: str, x: Tensor, target: Tensor, mode: str, smooth=0.0, ignore_inde
         if ignore_index is not None:
             mask = y != ignore_index
             p, y = p * mask, y * mask
-    y = y.to(p.dtype)
-    i = (p * y).sum((0, 2))
+    i = (p * y.to(p.dtype)).sum((0, 2))
     if kind == "tversky":
         scores = (i + smooth) / (i + alpha * (p * (1 - y)).sum((0, 2)) + beta * ((1 - p) * y).sum((0, 2)) + smooth).clamp_min(eps)
     elif kind == "dice":

@@ -1,7 +1,5 @@
 """Plain calls pass by the dispatcher, and repeated ones by their checks: each case in which they must not, after calls that were kept."""
 
-import weakref
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,10 +11,8 @@ from lossforge.losses import (
     backend,
     binary_cross_entropy_with_logits,
     checks,
-    clip_loss,
     cross_entropy,
     dice_loss,
-    generalized_box_iou_loss,
     kl_div_with_logits,
     l1_loss,
     plain_torch,
@@ -348,47 +344,6 @@ def test_validation_from_the_environment_keeps_nothing(pair, paths, monkeypatch)
     monkeypatch.setattr(checks, "VALIDATE", True)
     focal(*pair)
     assert paths == ["direct"]
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"return_lse": True}], ids=str)
-def test_no_call_keeps_its_tensors(options, device):
-    """Neither the first, which is remembered, nor one whose layout needs copies, nor one that is never kept."""
-    weight = torch.ones((), device=device, requires_grad=True)
-    table, pixels = torch.randn(12, 7, device=device), torch.randn(2, 3, 4, 8, device=device)
-    indices = torch.zeros(12, dtype=torch.long, device=device)
-    classes = torch.zeros(2, 2, 7, dtype=torch.long, device=device)
-    for _ in range(3):
-        gone = []
-        for logits, target in ((table * weight, indices), ((pixels * weight)[:, :, ::2, :7], classes)):
-            result = cross_entropy(logits, target, **options)
-            loss = result if isinstance(result, torch.Tensor) else result.loss
-            loss.sum().backward()
-            gone.append(weakref.ref(logits))
-            del logits, result, loss
-        assert [logits() for logits in gone] == [None, None]
-
-
-def test_no_call_of_other_templates_keeps_its_tensors(device):
-    """Among them layouts that need copies, where a kept call plans no launch."""
-    weight = torch.ones((), device=device, requires_grad=True)
-    pixels = torch.randn(2, 3, 4, 6, 8, device=device)
-    teacher = torch.randn(2, 3, 2, 6, 4, device=device)
-    labels = torch.zeros(2, 2, 6, 4, dtype=torch.long, device=device)
-    boxes = torch.rand(2, 3, 4, 4, 8, device=device)
-    calls = (
-        (pixels, (..., slice(0, 8, 2)), lambda x: dice_loss(x[:, :, ::2], labels)),
-        (pixels, (..., slice(0, 8, 2)), lambda x: kl_div_with_logits(x[:, :, ::2], teacher)),
-        (boxes, (..., slice(0, 8, 2)), lambda b: generalized_box_iou_loss(b[:, :, ::2], b[:, :, 1::2].detach(), "mean")),
-        (torch.randn(5, 5, device=device), ..., clip_loss),
-    )
-    for _ in range(3):
-        gone = []
-        for table, part, loss in calls:
-            logits = (table * weight)[part]
-            loss(logits).backward()
-            gone.append(weakref.ref(logits))
-            del logits
-        assert [logits() for logits in gone] == [None] * len(calls)
 
 
 def test_a_half_gradient_is_multiplied_by_a_scalers_factor(device):

@@ -19,7 +19,10 @@ def focal(z: Tensor, gamma: float) -> Tensor:
 
 
 def generalized(z: Tensor, q: float) -> Tensor:
-    return -torch.expm1(-q * z) / q if q > 1e-30 else z
+    if q <= 1e-30:
+        return z
+    t = q * z  # torch's derivative of expm1 is its value plus 1, which loses e^-t where t is large
+    return torch.where(t < 0.5, -torch.expm1(-t.clamp(max=0.5)), 1 - torch.exp(-t)) / q
 
 
 def focused(z: Tensor, gamma: float) -> Tensor:

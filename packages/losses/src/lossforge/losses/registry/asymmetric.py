@@ -18,7 +18,7 @@ LOSSES = (
             {"gamma_pos": 2.0, "gamma_neg": 0.3, "eps": 1.0},
         ),
         without=("probabilities", "label_smoothing"),
-        judge="lossforge.losses.registry.asymmetric_judge:asymmetric_single_label",
+        judge="lossforge.losses.judges.asymmetric:asymmetric_single_label",
         paper="arXiv 2009.14119",
     ),
 )
