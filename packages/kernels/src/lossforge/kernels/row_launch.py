@@ -43,9 +43,11 @@ def _forward_plan(
         plan = _resident_plan(kind, p, given, sums[0], counted)
         if plan is not None:
             return plan
+    focus = Numbers(*kind.given).focus
     # where a lane sums single classes, those of a focus take as many registers
-    dense = p.dense or (p.rows_adjacent and Numbers(*kind.given).focus)
-    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, dense, gradient)
+    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, p.dense or (p.rows_adjacent and focus), gradient)
+    if focus and not p.rows_adjacent:
+        tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
     blocks = triton.cdiv(rows, tiles.rows)
     return Plan(
         rowwise_kernel,
