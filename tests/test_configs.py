@@ -23,7 +23,7 @@ def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
         "preference_bce",
         "preference_bce_probability",
     }
-    rows = {"ce", "softmax_focal", "poly_ce", "generalized_ce", "logit_adjusted_ce"}
+    rows = {"ce", "softmax_focal", "poly_ce", "generalized_ce", "logit_adjusted_ce", "asymmetric_single_label"}
     trainable = {*rows, "mae", "mse", "huber", "smooth_l1", *binary}
     assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom"}
     assert trainable <= set(REGISTRY)

@@ -94,6 +94,7 @@ CASES = [
         *([(["loss.epsilon=-0.5", "loss.label_smoothing=0.1"], {"weight": True})] if name == "poly_ce" else []),
         *([(["loss.q=0.3"], {"pair": True})] if name == "generalized_ce" else []),
         *([(["loss.tau=0.5", "loss.label_smoothing=0.1"], {})] if name == "logit_adjusted_ce" else []),
+        *([(["loss.gamma_neg=2", "loss.eps=0.2"], {"pair": True})] if name == "asymmetric_single_label" else []),
         *([(["loss.hyper.margin=-0.25"], {"pair": True, "weight": True})] if name == "custom" else []),
         *([(["loss.gamma=1.5", "loss.alpha=-1"], {})] if name == "focal" else []),
         *([(["loss.delta=0.25"], {})] if name == "huber" else []),
@@ -135,6 +136,7 @@ def test_values_by_hand():
         "poly_ce": 3 * (log2 + 2 * 0.5),
         "generalized_ce": 3 * (1 - 0.5**0.7) / 0.7,
         "logit_adjusted_ce": 3 * log2,
+        "asymmetric_single_label": 3 * log2 * (0.95 * 0.5 + 0.05 * 0.5**4),
         "preference_bce": 3 * 2 * log2 * 0.5,
     }
     for name, value in wanted.items():

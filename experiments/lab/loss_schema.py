@@ -141,6 +141,14 @@ class LogitAdjustedConfig(LossConfig):
 
 
 @dataclass
+class AsymmetricSingleLabelConfig(LossConfig):
+    name: str = "asymmetric_single_label"
+    gamma_pos: float = number(1.0, least=0)
+    gamma_neg: float = number(4.0, least=0)
+    eps: float = number(0.1, least=0, most=1)
+
+
+@dataclass
 class PreferenceConfig(SigmoidConfig):
     name: str = "preference_bce"
     group_weight: list[float] | None = number(None, least=0)
@@ -182,6 +190,7 @@ LOSSES: dict[str, type[LossConfig]] = {
     "poly_ce": PolyCrossEntropyConfig,
     "generalized_ce": GeneralizedCrossEntropyConfig,
     "logit_adjusted_ce": LogitAdjustedConfig,
+    "asymmetric_single_label": AsymmetricSingleLabelConfig,
     "preference_bce": PreferenceConfig,
     "preference_bce_probability": PreferenceProbabilityConfig,
     "custom": CustomConfig,

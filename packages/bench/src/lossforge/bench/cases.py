@@ -118,6 +118,7 @@ def _losses() -> Iterable[Case]:
         ("clip", CLIP, SIMILARITIES, "nothing", mean, {}),
         ("softmax_focal", VOCABULARY, TOKENS, "classes", {"gamma": 2.0}, {"gamma": 1.5}),
         ("poly_ce", VOCABULARY, TOKENS, "classes", {"epsilon": 2.0}, {"epsilon": 1.0}),
+        ("asymmetric_single_label", VOCABULARY, TOKENS, "classes", {"gamma_pos": 1.0, "gamma_neg": 4.0, "eps": 0.1}, {"gamma_neg": 3.0}),
         ("generalized_ce", VOCABULARY, TOKENS, "classes", {"q": 0.7}, {"q": 0.5}),
         ("logit_adjusted_ce", "imagenet-21k", many, "class prior", {"tau": 1.0}, {"tau": 0.5}),
         ("selective_log_softmax", VOCABULARY, TOKENS, "classes", {"reduction": "none"}, {"temperature": 0.7}),

@@ -110,6 +110,13 @@ def _softmax_focal(x: Tensor, target: Tensor, *, gamma: float, reduction: str) -
     return _reduced(-((1 - log_p.exp()) ** gamma) * log_p, reduction)
 
 
+def _asymmetric_single_label(x: Tensor, target: Tensor, *, gamma_pos: float, gamma_neg: float, eps: float, reduction: str) -> Tensor:
+    ln_p = x.log_softmax(1)
+    p, hit = ln_p.exp(), torch.zeros_like(ln_p, dtype=torch.bool).scatter_(1, target.unsqueeze(1), True)
+    weight = torch.where(hit, (1 - p) ** gamma_pos, p**gamma_neg)
+    return _reduced(-((hit * (1 - eps) + eps / x.shape[1]) * weight * ln_p).sum(1), reduction)
+
+
 def _poly_ce(x: Tensor, target: Tensor, *, epsilon: float, reduction: str) -> Tensor:
     """arXiv 2204.12511."""
     log_p = _log_p(x, target)
@@ -279,6 +286,7 @@ _EAGER: dict[str, Call] = {
     "clip": _clip,
     "softmax_focal": _softmax_focal,
     "poly_ce": _poly_ce,
+    "asymmetric_single_label": _asymmetric_single_label,
     "generalized_ce": _generalized_ce,
     "logit_adjusted_ce": _logit_adjusted_ce,
     "selective_log_softmax": _selective_log_softmax,

@@ -28,7 +28,12 @@ LOSSES |= {
     "varifocal": "varifocal",
     "preference_bce_probability": "preference-weighted BCE of probabilities",
 }
-LOSSES |= {"softmax_focal": "softmax focal", "poly_ce": "Poly-1 cross entropy", "generalized_ce": "generalised cross entropy"}
+LOSSES |= {
+    "asymmetric_single_label": "asymmetric, one class",
+    "softmax_focal": "softmax focal",
+    "poly_ce": "Poly-1 cross entropy",
+    "generalized_ce": "generalised cross entropy",
+}
 LOSSES |= {"logit_adjusted_ce": "logit-adjusted cross entropy", "selective_log_softmax": "log-probability of tokens", "clip": "CLIP"}
 LOSSES |= {"kl": "KL divergence", "js": "Jensen-Shannon", "total_variation": "total variation", "topk_kl": "KL of 64 classes"}
 LOSSES |= {
