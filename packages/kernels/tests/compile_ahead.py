@@ -266,8 +266,8 @@ def compiled(number: int) -> dict[str, Any]:
 WORK: list[tuple[str, Variant, GPUTarget]] = []
 
 EVERY = os.environ.get("LOSSFORGE_COMPILE_ALL") == "1"
-SPREAD = 12
-"""Variants of a kernel, evenly over all that were recorded, beside the first of each loss, dtype and mode."""
+SPREAD = 8
+"""Variants of a kernel, evenly over all that were recorded, beside the first of each loss and mode, and of each loss and dtype."""
 
 
 def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]]:
@@ -280,9 +280,9 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
     for key, (case, variant) in variants.items():
         loss, dtype, *_, mode = case.split()
         kernels.setdefault(variant.kernel.__name__, []).append(key)
-        if (loss, dtype, mode) not in seen:
+        if not {(loss, dtype), (loss, mode)} <= seen:
             taken[key] = variants[key]
-        seen.add((loss, dtype, mode))
+        seen |= {(loss, dtype), (loss, mode)}
     for keys in kernels.values():
         taken |= {key: variants[key] for key in keys[:: max(1, len(keys) // SPREAD)]}
     return list(taken.values())

@@ -103,7 +103,7 @@ def test_compile_does_not_recompile(loss, device):
     assert len(set(frames)) == 1
 
 
-@pytest.mark.parametrize("name", ["focal", "ce", "giou"])
+@pytest.mark.parametrize("name", ["ce", *(["focal", "giou"] if torch.cuda.is_available() else [])])  # half a minute each of a C++ compiler
 def test_inductor(name, device):
     """Around the operator, whichever template: compiled code before and after it."""
     loss = LOSSES[name]
@@ -181,7 +181,7 @@ def test_autocast_takes_half_precision_logits(loss, device):
 def test_backward_operators_refuse_to_be_differentiated(device):
     x = torch.randn(3, 4, device=device, requires_grad=True)
     target = torch.tensor([0, 1, 2], device=device)
-    args = ["cross_entropy", x, target, *[None] * 5, [], -100, 0.0, 1.0, None, 1.0, 0.0, 1.0, "mean", False, False, [False] * 4]
+    args = ["cross_entropy", x, target, *[None] * 5, [], -100, 0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0, 1.0, "mean", False, False, [False] * 4]
     out = torch.ops.lossforge.rowwise(*args, False, True)
     g = torch.ops.lossforge.rowwise_backward(*args, out[5], out[6], out[3], torch.ones((), device=device), None, None, None)
     with pytest.raises(RuntimeError, match="rowwise_backward cannot be differentiated"):

@@ -247,6 +247,8 @@ def test_every_sample(name, dtype, device, database):
     """torch lists no bfloat16 for its loss modules, nor float16 for most; their samples are run in both all the same."""
     ours, judge = {**FUNCTIONS, **MODULES}[name]
     samples = list(calls(database[name], device, dtype))
+    if INTERPRETED and dtype in HALF and len(samples) > 100:
+        samples = samples[::3]  # of the module whose function's samples all run
     report(name, dtype, len(samples), Counter(compare(call, ours, judge, dtype, device) for call in samples))
 
 
