@@ -21,6 +21,16 @@ EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.na
 BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
 COMPILED = {"pairs", "dense", "class index", "class index, middle dimension", "class index, scores", "diagonal, a shard", "mixup pair"}
 COMPILED |= {"image", "probabilities", "class weights and smoothing", "labels"}
+FIRST = {loss.template: loss for loss in reversed(LOSSES.values())}
+
+
+def traced_samples(loss, device):
+    """Samples to trace: of every loss the plain one; of a template's first loss, and on a GPU of all, those of each kind."""
+    every = torch.cuda.is_available() or loss is FIRST[loss.template]
+    plain = plain_sample(loss, device).name
+    for sample in samples(loss, device):
+        if sample.name == plain or (every and sample.name in COMPILED):
+            yield sample
 
 
 class Operators(TorchDispatchMode):
@@ -47,8 +57,8 @@ def operator_call(call) -> tuple[str, tuple]:
 @EACH
 def test_opcheck(loss, device):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    for sample in samples(loss, device):
-        if sample.x.numel() > 300 or not (sample.name in COMPILED or sample.name.startswith("options")):
+    for sample in traced_samples(loss, device):
+        if sample.x.numel() > 300:
             continue
         x = sample.x.detach().requires_grad_()
         for mode in ("forward", "backward"):
@@ -66,9 +76,7 @@ def test_schemas_match_their_arguments():
 def test_compile_without_graph_breaks(loss, device):
     """fullgraph, and no recompilation when the number of rows or a hyper-parameter changes."""
     torch._dynamo.reset()
-    for sample in samples(loss, device):
-        if sample.name not in COMPILED:
-            continue
+    for sample in traced_samples(loss, device):
 
         def call(x, target, upstream, **kwargs):
             return (loss.function(x, target, **kwargs, reduction="mean") * upstream).sum()
