@@ -197,6 +197,7 @@ def _put(row: Row, unit: str, prefix: str, found: Times) -> None:
 def _clear(row: Row) -> None:
     """A contender that failed on the way keeps no figure."""
     for name in ("", "forward_", "graph_"):
+        # Times holds numbers; here it says that there are none
         _put(row, "ms", name, Times(None, None, None, 0))  # type: ignore[arg-type]
     row.host_us = row.host_low_us = row.host_high_us = row.peak_mib = None
 

@@ -1,6 +1,7 @@
 """From checked arguments to the kernels, through the operators or in place, or to the plain-torch reference."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +27,7 @@ from lossforge.losses.repeat import note
 def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
     if not kernels_apply(a.x, a.target, a.lam, a.weight, a.group_weight, a.parameter, a.normalizer):
         return reference.elementwise(a)
-    forward = gradient_in_forward(mode, a.x, a.reduction)
-    if inplace and _overwrites(a.x):
-        return InPlace.apply(a.x, a, forward, elementwise_operator)
-    if plain(*a.tensors):
-        note(elementwise_operator, a, forward)
-        return elementwise_operator.direct(a, forward)
-    return torch.ops.lossforge.elementwise(*a, forward)[0]
+    return _single(elementwise_operator, torch.ops.lossforge.elementwise, a, mode, inplace)
 
 
 def boxes(a: Boxes, mode: str | None) -> Tensor:
@@ -66,38 +61,32 @@ def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | No
 def contrastive(a: Contrastive, mode: str | None, inplace: bool) -> Tensor:
     if not kernels_apply(a.x, a.normalizer):
         return reference.contrastive(a)
-    forward = gradient_in_forward(mode, a.x, a.reduction)
-    if inplace and _overwrites(a.x):
-        return InPlace.apply(a.x, a, forward, contrastive_operator)
-    if plain(*a.tensors):
-        note(contrastive_operator, a, forward)
-        return contrastive_operator.direct(a, forward)
-    return torch.ops.lossforge.contrastive(*a, forward)[0]
+    return _single(contrastive_operator, torch.ops.lossforge.contrastive, a, mode, inplace)
 
 
 def overlap(a: Overlap, mode: str | None, inplace: bool) -> Tensor:
     if not kernels_apply(a.x, a.target, a.weight, a.normalizer):
         return overlap_reference(a)
-    forward = gradient_in_forward(mode, a.x, a.reduction)
-    if inplace and _overwrites(a.x):
-        return InPlace.apply(a.x, a, forward, overlap_operator)
-    if plain(*a.tensors):
-        note(overlap_operator, a, forward)
-        return overlap_operator.direct(a, forward)
-    return torch.ops.lossforge.overlap(*a, forward)[0]
+    return _single(overlap_operator, torch.ops.lossforge.overlap, a, mode, inplace)
 
 
 def divergence(a: Divergence, mode: str | None, inplace: bool) -> Tensor:
     teacher = a.target if a.values is None else a.values
     if teacher.dtype not in KERNEL_DTYPES or not kernels_apply(a.x, teacher, a.weight, a.normalizer):
         return reference_divergence.divergence(a)
+    return _single(divergence_operator, torch.ops.lossforge.divergence, a, mode, inplace, keeps=True)
+
+
+def _single(template: Any, operator: Any, a: Any, mode: str | None, inplace: bool, keeps: bool = False) -> Tensor:
+    """By an operator of operators.single; keeps: whether it asks if backward will need statistics."""
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
-        return InPlace.apply(a.x, a, forward, divergence_operator)
+        return InPlace.apply(a.x, a, forward, template)
     if plain(*a.tensors):
-        note(divergence_operator, a, forward)
-        return divergence_operator.direct(a, forward)
-    return torch.ops.lossforge.divergence(*a, forward, a.x.requires_grad and torch.is_grad_enabled() and not forward)[0]
+        note(template, a, forward)
+        return template.direct(a, forward)
+    flags = (forward, a.x.requires_grad and torch.is_grad_enabled() and not forward) if keeps else (forward,)
+    return operator(*a, *flags)[0]
 
 
 def _overwrites(x: Tensor) -> bool:
