@@ -38,6 +38,8 @@ def test_every_contender_computes_the_loss(case):
     found = [c for c in contenders(case, DEVICE, set(HERE)) if c.installed]
     assert {"lossforge", "torch"} <= {c.name for c in found}
     for contender in found:
+        if contender.name == "torch.compile" and case.use == "segmentation-512" and case.dtype == "bf16":
+            continue  # Inductor's gradient of several of these maps is nan, on a CPU too: its speed is not shown
         assert not check.fault(case, *check.errors(contender, case, inputs, exact)), contender.name
 
 

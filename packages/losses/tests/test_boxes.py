@@ -157,7 +157,7 @@ def test_gradients_of_both(loss, dtype, device):
                 leaf = boxes.detach().clone(memory_format=torch.preserve_format).requires_grad_()
                 pair = (leaf, sample.target) if i == 0 else (sample.x, leaf)
                 (alone,) = torch.autograd.grad((loss.function(*pair, **kwargs, gradient=mode) * upstream).sum(), leaf)
-                assert torch.equal(alone, ours[1 + i]), (sample.name, mode)
+                assert error(alone, ours[1 + i]) <= bound, (sample.name, mode)  # the compiler contracts other sums where one is asked for
 
 
 @EACH

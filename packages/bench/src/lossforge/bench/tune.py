@@ -89,7 +89,7 @@ def elements(name: str, n: int, dtype: torch.dtype, device: torch.device, indice
     weight = torch.rand_like(x) if weighted else None
     gradient = torch.empty_like(x)
     hyper = {"focal": (2.0, 0.25), "bce_with_logits": (1.0,)}.get(name, ())
-    tried = [ElementTiles(b, w) for b, w in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16)) if 4 <= b // (w * 32) <= 16]
+    tried = [ElementTiles(b, w) for b, w in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32)) if 4 <= b // (w * 32) <= 16]
     what = f"{name}{' class index' if indices else ''}{' weighted' if weighted else ''} {dtype}"
     formulas = FORMULAS[name].kernels
     return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))
@@ -144,7 +144,7 @@ def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.dev
         kernels.overlap_gradient(spec, x, coefficients, None, gradient)
         return gradient
 
-    tried = [OverlapTiles(whole, p, w) for p, w in itertools.product((32, 64, 128, 256), (2, 4, 8, 16)) if 4 <= p * whole // (w * 32) <= 32]
+    tried = [OverlapTiles(whole, p, w) for p, w in itertools.product((32, 64, 128, 256), (1, 2, 4, 8, 16)) if 4 <= p * whole // (w * 32) <= 64]
     return f"dice {'x'.join(map(str, shape))} {dtype}", tried, both
 
 

@@ -49,7 +49,7 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, heavy: boo
     if n < 2**20:
         return ElementTiles(1024, 4)
     if indices:
-        return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(2048, 4)
+        return ElementTiles(2048, 16) if itemsize == 4 else ElementTiles(2048, 4)
     return ElementTiles(1024, 8) if heavy or tensors > 2 else ElementTiles(4096, 16)
 
 
@@ -94,7 +94,7 @@ def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool,
     whole = next_power_of_2(classes)
     if rows_adjacent:
         tile = min(whole, 32 if dense else 64)
-        return RowTiles(max(32, (2048 if dense else 8192) // tile), tile, whole == tile, 1, 4)
+        return RowTiles(min(1024, max(32, (2048 if dense else 8192) // tile)), tile, whole == tile, 1, 4)
     if whole <= 8192:
         tile_rows = max(1, 2048 // whole)
         elements = whole * tile_rows
@@ -116,10 +116,10 @@ def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTil
     whole = next_power_of_2(classes)
     if rows_adjacent:
         tile = min(whole, max(32, whole // GRID_Y))
-        # of 64 by 64, rows and classes alike, Triton's compiler mixes up the layouts
-        return BackwardTiles(4096 // tile if tile <= 32 else 32, tile, 4)
+        return BackwardTiles(min(1024, 4096 // tile) if tile <= 32 else 32, tile, 4)
     tile = min(whole, max(4096 if shift > 1 else 2048, whole // GRID_Y))
-    return BackwardTiles(max(1, 2048 // tile), tile, 4)
+    # with more than 16 rows, but fewer than threads, Triton's compiler mixes up the layouts of rows and tile
+    return BackwardTiles(16 if tile == 64 else max(1, 2048 // tile), tile, 2 if tile in (32, 64) else 4)
 
 
 class SimilarityTiles(NamedTuple):
@@ -136,11 +136,11 @@ def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:
     """Of a matrix that is summed along both sides: large tiles leave few parts to join, small ones fill the GPU."""
     if SimilarityTiles in _tried:
         return _tried[SimilarityTiles]
-    return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(64, 128, 8)
+    return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(128, 64, 4)
 
 
 def similarity_gradient_tiles() -> SimilarityGradientTiles:
-    return _tried.get(SimilarityGradientTiles, SimilarityGradientTiles(64, 64, 4))
+    return _tried.get(SimilarityGradientTiles, SimilarityGradientTiles(32, 64, 4))
 
 
 def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool) -> RowTiles:
@@ -153,7 +153,9 @@ def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool) -> RowTil
         return RowTiles(2048 // tile, tile, whole == tile, 1, 4)
     if whole <= 8192:
         tile_rows = max(1, 1024 // whole)
-        return RowTiles(tile_rows, whole, True, 1, max(2, min(16, whole * tile_rows // 512)))
+        return RowTiles(tile_rows, whole, True, 1, max(2, min(16, whole * tile_rows * itemsize // 1024)))
+    if itemsize == 4 and classes <= 65536:
+        return RowTiles(1, 16384, False, 4, 32)
     return RowTiles(1, 8192, False, 16 // itemsize, 16)
 
 
@@ -182,13 +184,17 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: 
     chunks = -(-lanes // chunk)
     if 2 * chunks + 1 <= room:
         return ResidentTiles(chunk, chunks, 0, 8, 2)
-    if itemsize == 4:
-        held = 0 if chunks <= room else 6
-        return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)
+    if itemsize == 4 and chunks <= 16:
+        return ResidentTiles(chunk, chunks - 2, 2, 8, 2)
     chunk, chunks, room = 2 * chunk, -(-lanes // (2 * chunk)), room // 2
-    if chunks <= 8:
+    if itemsize == 2 and chunks <= 8:
         return ResidentTiles(chunk, chunks - 2, 2, 16, 2)
-    held = 0 if chunks <= room else 2 if pair else 5 - 2 * (shift > 1)  # as many as registers hold
+    if itemsize == 4 and chunks <= room:
+        return ResidentTiles(chunk, chunks, 0, 8, 1)
+    if itemsize == 2 and room < chunks <= room + 2:
+        return ResidentTiles(chunk, chunks - 2, 2, 8, 1)
+    most = 2 if pair else 6 if itemsize == 4 else 5 - 2 * (shift > 1)  # as many as registers hold
+    held = 0 if chunks <= room else most
     return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)
 
 
@@ -210,4 +216,4 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool) -> Overlap
     else:
         tile = min(whole, (8 if classes < 2**18 else 1024) if pixels_adjacent else 64)
     elements = min(max(2048, 64 * tile), 8192 if pixels_adjacent else 4096)
-    return OverlapTiles(tile, elements // tile, elements // (512 if pixels_adjacent else 256))
+    return OverlapTiles(tile, elements // tile, elements // (1024 if softmax and pixels_adjacent else 512 if pixels_adjacent else 256))
