@@ -25,7 +25,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from lossforge.kernels import row_launch
+from lossforge.kernels import divergence_launch, row_launch
 from lossforge.losses import clip_loss
 from lossforge.losses.operators import library
 from lossforge.losses.registry import LOSSES, Loss
@@ -67,6 +67,9 @@ class Recorder:
         variant = Variant(kernel, signature, constants, attributes, options)
         self.variants.setdefault(f"{kernel.__name__} {variant.source().hash()} {options}", (self.case, variant))
 
+
+ALWAYS = "always:"
+"""Names of samples that are compiled on every run begin so: Triton's compiler refused them, or spilled their registers, once."""
 
 MODES: dict[str, dict[str, Any]] = {
     "value": {"reduction": "mean"},
@@ -141,9 +144,13 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("pair, many classes", wide, index, {"target_b": index, "lam": 0.5, "label_smoothing": 0.1, "z_loss": 1e-4})
     yield Sample("pair, classes that do not fit", torch.zeros(4, 150_001, dtype=dtype), index, {"target_b": index, "lam": 0.5})
     yield Sample("probabilities, many classes, weights", wide, wide, {"weight": wide[0], "label_smoothing": 0.1})
-    for classes in (21, 150):
+    for classes in (16, 32, 64, 128) if loss.name == "ce" else ():
+        index = torch.zeros(32, dtype=torch.int64)
+        pair = {"target_b": index, "lam": 0.5, "gradient": "backward", "reduction": "mean"}
+        yield Sample(f"{ALWAYS} pair, {classes} classes", torch.zeros(32, classes, dtype=dtype), index, pair)
+    for classes in (1, 2, 21, 150):
         x, pixels = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 32, 32, dtype=torch.int64)
-        yield Sample(f"pixels, {classes} classes", x, pixels)
+        yield Sample(f"{ALWAYS if classes < 3 else ''} pixels, {classes} classes", x, pixels)
         yield Sample(f"pixels, {classes} classes, smoothing", x, pixels, {"label_smoothing": 0.1, "weight": x[0, :, 0, 0].contiguous()})
         yield Sample(f"pixels, {classes} classes, probabilities", x, x)
 
@@ -151,7 +158,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
 def large_divergence(dtype: torch.dtype) -> Iterator[Sample]:
     """As large, for a teacher of the same dtype and of another, with labels and weights; classes that fit a tile and that do not."""
     other = torch.bfloat16 if dtype == torch.float32 else torch.float32
-    for classes in (16, 1000, 8192, 32000, 50257):
+    for classes in (16, 1000, 8192, 20000, 32000, 50257, 57344):
         yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, classes, dtype=dtype))
     for classes in (1000, 32000):
         x, teacher = torch.zeros(32, classes, dtype=dtype), torch.zeros(32, classes, dtype=other)
@@ -195,7 +202,7 @@ def record() -> Recorder:
     recorder = Recorder()
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
     library.INTERPRETED = True  # CPU tensors go through the kernels
-    row_launch._chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
+    row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
     for (i, loss), dtype in itertools.product(enumerate(LOSSES.values()), DTYPES):
         calls = [*samples(loss, "cpu", dtype), *offered(loss, large(loss, dtype))]
         calls += [Sample(f"with {', '.join(e)}", s.x, s.target, e) for s in calls[:1] for e in extras(loss, s.x)]
@@ -280,7 +287,7 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
     for key, (case, variant) in variants.items():
         loss, dtype, *_, mode = case.split()
         kernels.setdefault(variant.kernel.__name__, []).append(key)
-        if not {(loss, dtype), (loss, mode)} <= seen:
+        if ALWAYS in case or not {(loss, dtype), (loss, mode)} <= seen:
             taken[key] = variants[key]
         seen |= {(loss, dtype), (loss, mode)}
     for keys in kernels.values():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import cross_entropy, plain_torch
+from lossforge.losses import cross_entropy, kl_div_with_logits, plain_torch
 from lossforge.losses.testing import error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
@@ -112,3 +112,43 @@ def test_edges(classes):
         exact, gradient = judged(part, index)
         assert error(value, exact) < 1e-5
         assert error(got, gradient) < 2e-6
+
+
+DIVERGENCES = [{}, {"reverse": True}, {"temperature": 2.0}, {"labels": True}, {"weight": True}]
+
+
+@pytest.mark.parametrize("options", DIVERGENCES, ids=lambda o: " ".join(o) or "plain")
+@pytest.mark.parametrize("classes", [8200, 20000, 28672, 32000, 50256, 57344])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+def test_divergence_against_float64(dtype, classes, options):
+    """Two programs a multiprocessor, one, room for rows ahead and none; -inf on both sides, an offset, rows left out that hold nan."""
+    generator = torch.Generator("cuda").manual_seed(classes)
+    x, teacher = (torch.randn(300, classes, device="cuda", generator=generator) * 2 for _ in range(2))
+    x[5] += 1000
+    x[7, ::3] = teacher[7, ::3] = float("-inf")
+    options, left_out = dict(options), torch.arange(300, device="cuda") % 5 == 2
+    if "labels" in options:
+        options["labels"] = torch.where(left_out, -100, 1)
+    if "weight" in options:
+        options["weight"] = torch.where(left_out, 0.0, torch.rand(300, device="cuda", generator=generator) + 0.5)
+    if "labels" in options or "weight" in options:
+        x[2::10], teacher[7::10][:, 1] = float("nan"), float("inf")
+    x, teacher = x.to(dtype), teacher.to(dtype)
+    stays = classes * 2 * dtype.itemsize <= 224 * 1024
+    before = launch_counts().get("resident_divergence_kernel", 0)
+    grads = []
+    for rows in (300, 300, 3):
+        leaf = x[:rows].clone().requires_grad_()
+        few = {k: v[:rows] if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        value = kl_div_with_logits(leaf, teacher[:rows], **few, gradient="forward")
+        value.backward()
+        grads.append(leaf.grad)
+        wide = x[:rows].double().requires_grad_()
+        with plain_torch():
+            exact = kl_div_with_logits(wide, teacher[:rows].double(), **few)
+        (gradient,) = torch.autograd.grad(exact, wide)
+        assert error(value, exact) < 1e-5
+        bound = {torch.float32: 2e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}[dtype]
+        assert all(relative(leaf.grad[part], gradient[part]) < bound for part in (slice(None), 0, -1))
+    assert torch.equal(grads[0], grads[1])
+    assert launch_counts().get("resident_divergence_kernel", 0) == before + 3 * stays

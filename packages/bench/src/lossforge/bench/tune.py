@@ -26,6 +26,7 @@ from lossforge.kernels.tiles import (
     BoxTiles,
     ElementTiles,
     OverlapTiles,
+    ResidentPairTiles,
     ResidentTiles,
     RowTiles,
     SimilarityGradientTiles,
@@ -111,11 +112,18 @@ def divergences(name: str, n: int, classes: int, dtype: torch.dtype, device: tor
     spec = kernels.DivergenceSpec(FORMULAS[name].kernel, teacher, hyper=hyper, scale=1.0 / n)
     vector, whole = 16 // dtype.itemsize, 1 << (classes - 1).bit_length()
     warps = (2, 4, 8, 16, 32)
+    tried: list[Any]
     if whole <= 8192:
         tried = [RowTiles(r, whole, True, 1, w) for r, w in itertools.product((1, 2), warps) if 4 <= r * whole // (w * 32) <= 32]
     else:
         sizes = (2048, 4096, 8192, 16384)
         tried = [RowTiles(1, b, False, vector, w) for b, w in itertools.product(sizes, warps) if 8 <= b // (w * 32) <= 32]
+        for size, ring, w, programs in itertools.product((8192, 16384), range(4, 15), (8, 16, 32), (1, 2)):
+            chunk = size // dtype.itemsize
+            chunks, lanes = -(-classes // chunk), chunk // vector
+            fits = 2 * ring * size * programs <= 226 * 1024 < 2 * (ring + 1) * size * programs
+            if name == "kl" and chunks <= ring <= 4 * chunks and fits and lanes >= 32 * w:
+                tried.append(ResidentPairTiles(chunk, ring, w, programs))
     return f"{name} {n}x{classes} {dtype}", tried, into(gradient, lambda: kernels.divergence(spec, x, gradient=gradient))
 
 
@@ -144,7 +152,8 @@ def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.dev
         kernels.overlap_gradient(spec, x, coefficients, None, gradient)
         return gradient
 
-    tried = [OverlapTiles(whole, p, w) for p, w in itertools.product((32, 64, 128, 256), (1, 2, 4, 8, 16)) if 4 <= p * whole // (w * 32) <= 64]
+    sides = itertools.product((32, 64, 128, 256), (1, 2, 4, 8, 16))
+    tried = [OverlapTiles(whole, p, w) for p, w in sides if 4 <= p * whole // (w * 32) <= 64]
     return f"dice {'x'.join(map(str, shape))} {dtype}", tried, both
 
 

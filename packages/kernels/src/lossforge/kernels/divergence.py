@@ -12,7 +12,16 @@ With SWAP the logits play q's part and the teacher p's: KL(q ‖ p) becomes KL(p
 import triton
 import triton.language as tl
 
-from lossforge.kernels.divergence_rows import accumulate_both, both, divergence_gradient, merge_both, of_tile, row_weight, value_and_slope
+from lossforge.kernels.divergence_rows import (
+    accumulate_both,
+    both,
+    by_lane,
+    divergence_gradient,
+    merge_both,
+    of_tile,
+    row_weight,
+    value_and_slope,
+)
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, finish, over
 from lossforge.kernels.rows import LOWEST, columns, in_row, leftovers, near, row_start, store_tile, whole
@@ -109,13 +118,15 @@ def divergence_kernel(
                 tile_x, tile_t = both(x, teacher, start, begin, at + lanes, near_it, float("-inf"), WIDE, EVICT)
                 if SHIFT > 1:
                     tile_x, tile_t = tl.where(here, tile_x, float("-inf")), tl.where(here, tile_t, float("-inf"))
+                tile_x, tile_t = by_lane(tile_x, VEC), by_lane(tile_t, VEC)
                 m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, tile_x, tile_t, rate, DOT, SWAP)
         some = tl.max(keep.to(tl.int32), 0)
         stop = tl.where(some > 0, high, low)
         for at in tl.range(low, stop, BC):
             tile_x, tile_t = both(x, teacher, start, begin, at + lanes, None if BR == 1 else mask, float("-inf"), WIDE, EVICT)
-            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, tile_x, tile_t, rate, DOT, SWAP)
-        top_x, total_x, top_t, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, rate, DOT, SWAP)
+            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, by_lane(tile_x, VEC), by_lane(tile_t, VEC), rate, DOT, SWAP)
+        top_x, top_t = tl.max(m_x, 1), tl.max(m_t, 1)
+        total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x[:, None], top_t[:, None], rate, DOT, SWAP)
         ls_x, ls_t = log(total_x), log(total_t)
         if DOT:
             if SWAP:
@@ -127,6 +138,7 @@ def divergence_kernel(
         else:
             f_sum = tl.zeros([BR, BC // VEC], tl.float32)
             slopes = f_sum
+            stats_of = (top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
             for edge in tl.static_range(EDGES):
                 at = high if edge == 0 else 0
                 if at < end:
@@ -135,15 +147,15 @@ def divergence_kernel(
                     tile_x, tile_t = both(x, teacher, start, begin, at + lanes, near_it, float("-inf"), WIDE, LATER)
                     if SHIFT > 1:
                         tile_x, tile_t = tl.where(here, tile_x, float("-inf")), tl.where(here, tile_t, float("-inf"))
-                    f, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-                    f_sum += tl.sum(tl.reshape(f, [BR, BC // VEC, VEC]), 2)
-                    slopes += tl.sum(tl.reshape(h, [BR, BC // VEC, VEC]), 2)
+                    f, h, p = of_tile(tile_x, tile_t, *stats_of, rate, terms, hyper, SWAP)
+                    f_sum += tl.sum(by_lane(f, VEC), 2)
+                    slopes += tl.sum(by_lane(h, VEC), 2)
             for back in tl.range(low, stop, BC):  # what was read last is likelier still in the cache
                 at = stop + low - BC - back
                 tile_x, tile_t = both(x, teacher, start, begin, at + lanes, None if BR == 1 else mask, float("-inf"), WIDE, LATER)
-                f, h, p = of_tile(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-                f_sum += tl.sum(tl.reshape(f, [BR, BC // VEC, VEC]), 2)
-                slopes += tl.sum(tl.reshape(h, [BR, BC // VEC, VEC]), 2)
+                f, h, p = of_tile(tile_x, tile_t, *stats_of, rate, terms, hyper, SWAP)
+                f_sum += tl.sum(by_lane(f, VEC), 2)
+                slopes += tl.sum(by_lane(h, VEC), 2)
             value, h_sum = tl.sum(f_sum, 1), tl.sum(slopes, 1)
     value = tl.where(keep, w * value, 0.0)
 
@@ -169,6 +181,7 @@ def divergence_kernel(
     if gradient.ptr is not None:
         share = tl.where(keep, w * scale * inverse, 0.0)
         to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
+        stats_of = (top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
         if ONE_TILE:
             g = (h - p * h_sum[:, None]) * share[:, None]
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & here, WIDE, "")
@@ -179,7 +192,7 @@ def divergence_kernel(
                     here = in_row(columns(at + lanes, first, SHIFT), classes, SHIFT)
                     near_it = mask & near(at + lanes, end, here, SHIFT)
                     tile_x, tile_t = both(x, teacher, start, begin, at + lanes, near_it, 0.0, WIDE, "evict_first")
-                    g = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+                    g = divergence_gradient(tile_x, tile_t, *stats_of, rate, h_sum[:, None], share[:, None], terms, hyper, SWAP)
                     if ROWS > 1:
                         g = tl.where(keep[:, None], g, 0.0)
                     written = inside[:, None] & whole(at + lanes, first, end, here, SHIFT)
@@ -189,14 +202,14 @@ def divergence_kernel(
                 if sums is None:
                     at = back  # the sweep before it ended at the beginning
                 tile_x, tile_t = both(x, teacher, start, begin, at + lanes, mask, 0.0, WIDE, "evict_first")
-                g = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+                g = divergence_gradient(tile_x, tile_t, *stats_of, rate, h_sum[:, None], share[:, None], terms, hyper, SWAP)
                 if ROWS > 1:
                     g = tl.where(keep[:, None], g, 0.0)
                 store_tile(g, gradient, to, at + lanes, None if BR == 1 else inside[:, None], WIDE, "evict_first")
             if SHIFT > 1:
                 rest, left = leftovers(first, end, classes, SHIFT)
                 tile_x, tile_t = both(x, teacher, start, begin, rest, keep[:, None] & left, 0.0, WIDE, "")
-                few = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+                few = divergence_gradient(tile_x, tile_t, *stats_of, rate, h_sum[:, None], share[:, None], terms, hyper, SWAP)
                 store_tile(few, gradient, to, rest, inside[:, None] & left, WIDE, "")
     if ONE_TILE:
         if sum is not None:

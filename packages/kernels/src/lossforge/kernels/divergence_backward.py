@@ -69,7 +69,8 @@ def divergence_backward_kernel(
     upstream = tl.load(upstream_ptr + at * upstream_stride, mask=inside, other=0.0).to(tl.float32)
     share = tl.where(keep, upstream * w * scale * inverse, 0.0)
     rate = inverse * LOG2E
-    g = divergence_gradient(tile_x, tile_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)  # 0 in rows not kept
+    stats_of = (top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
+    g = divergence_gradient(tile_x, tile_t, *stats_of, rate, h_sum[:, None], share[:, None], terms, hyper, SWAP)  # 0 in rows not kept
     if ROWS > 1:
         g = tl.where(keep[:, None], g, 0.0)
     store_tile(g, gradient, to, lanes, inside[:, None] & whole(lanes, first, end, here, SHIFT), WIDE, "")
@@ -77,5 +78,5 @@ def divergence_backward_kernel(
         if tl.program_id(1) == 0:
             rest, left = leftovers(first, end, classes, SHIFT)
             few_x, few_t = both(x, teacher, start, begin, rest, keep[:, None] & left, 0.0, WIDE, "")
-            few = divergence_gradient(few_x, few_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+            few = divergence_gradient(few_x, few_t, *stats_of, rate, h_sum[:, None], share[:, None], terms, hyper, SWAP)
             store_tile(few, gradient, to, rest, inside[:, None] & left, WIDE, "")

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from lossforge.kernels.divergence import STATS, divergence_kernel
 from lossforge.kernels.divergence_backward import divergence_backward_kernel
-from lossforge.kernels.launch import PLANS, Layout, Plan, Slot, layout, slots
+from lossforge.kernels.launch import PLANS, Layout, Plan, Slot, chip, layout, slots
 from lossforge.kernels.layout import Strided, broadcast, per_row
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
+from lossforge.kernels.resident_divergence import resident_divergence_kernel
 from lossforge.kernels.row_layout import Rows, alignment, as_rows
 from lossforge.kernels.rows import Logits
-from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, tried
+from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, resident_pair_tiles, tried
 
 
 class Divergence(NamedTuple):
@@ -149,6 +150,11 @@ def _forward_plan(kind: Kind, layouts: tuple[Layout | None, ...], total: bool, s
     tiles = divergence_tiles(p.rows.classes, min(given.x[2].itemsize, given.teacher[2].itemsize), p.rows_adjacent)
     blocks = triton.cdiv(rows, tiles.rows)
     counted = math.prod(given.labels[0]) if kind.counted else 0
+    whole = slots(Sum, [True] * 3, sums_at) if total else None
+    if total and not stats and given.gradient is not None:
+        plan = _resident_plan(kind, p, given, whole, counted)
+        if plan is not None:
+            return plan
     return Plan(
         divergence_kernel,
         (p.rows.outer * blocks,),
@@ -157,7 +163,7 @@ def _forward_plan(kind: Kind, layouts: tuple[Layout | None, ...], total: bool, s
             *p.arguments,
             None if total else Slot(outputs_at),
             Slot(sums_at - 1) if stats else None,
-            slots(Sum, [True] * 3, sums_at) if total else None,
+            whole,
             *p.closing,
             rows,
             blocks,
@@ -176,6 +182,35 @@ def _forward_plan(kind: Kind, layouts: tuple[Layout | None, ...], total: bool, s
         BR=tiles.rows,
         BC=tiles.classes,
         VEC=tiles.vector,
+        num_warps=tiles.warps,
+    )
+
+
+def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
+    """Total and gradient by resident_divergence.py, where it applies and pays."""
+    itemsize, on_chip = given.x[2].itemsize, chip(given.x[3])
+    alike = p.align > 1 and p.rows.outer == 1 and itemsize == given.teacher[2].itemsize
+    if on_chip is None or kind.formula.sums is None or not alike:
+        return None
+    multiprocessors, shared = on_chip
+    tiles = resident_pair_tiles(p.rows.classes, itemsize, shared)
+    if tiles is None:
+        return None
+    return Plan(
+        resident_divergence_kernel,
+        (min(p.rows.rows, multiprocessors * tiles.programs),),
+        given.x[3],
+        (*p.arguments, sum, *p.closing, p.rows.rows, counted),
+        terms=kind.formula.terms,
+        sums=kind.formula.sums,
+        SWAP=kind.swap,
+        EMPTY_IS_ZERO=kind.empty_is_zero,
+        COUNT=COUNTED if counted else 0,
+        CHUNK=tiles.chunk,
+        N=triton.cdiv(p.rows.classes, tiles.chunk),
+        K=tiles.ring,
+        VEC=p.align,
+        W=tiles.warps,
         num_warps=tiles.warps,
     )
 

@@ -27,10 +27,16 @@ def both(x, teacher, start, begin, lane, mask, other, WIDE: tl.constexpr, EVICT:
 
 
 @triton.jit
+def by_lane(tile, VEC: tl.constexpr):
+    """A tile (BR, BC) as (BR, L, VEC): each lane's neighbouring classes."""
+    return tl.reshape(tile, [tile.shape[0], tile.shape[1] // VEC, VEC])
+
+
+@triton.jit
 def step_up(m, x, rate):
-    """Of a tile (BR, L, V) and the lanes' maxima m (BR, L): the new maxima, what old sums fade to, x - max, and exp of it."""
-    top = tl.maximum(m, tl.max(x, 2))
-    step = x - top[:, :, None]
+    """Of a tile (…, L, V) and the lanes' maxima m (…, L): the new maxima, what old sums fade to, x - max, and exp of it."""
+    top = tl.maximum(m, tl.max(x, -1))
+    step = x - tl.expand_dims(top, -1)
     return top, exp2((m - top) * rate), step, exp2(step * rate)
 
 
@@ -40,20 +46,17 @@ def weigh(dot, kept, fade, shift, e, ahead):
 
     What has no mass adds nothing, infinitely far ahead as it may be.
     """
-    return tl.where(kept == 0.0, 0.0, dot * fade + kept * shift) + tl.sum(tl.where(e == 0.0, 0.0, e * ahead), 2)
+    return tl.where(kept == 0.0, 0.0, dot * fade + kept * shift) + tl.sum(tl.where(e == 0.0, 0.0, e * ahead), -1)
 
 
 @triton.jit
 def accumulate_both(m_x, s_x, m_t, s_t, dot, x, t, rate, DOT: tl.constexpr, SWAP: tl.constexpr):
-    """Take tiles (BR, BC) into the running sums that each lane (BR, L) keeps of its BC / L classes, relative to its own maxima.
+    """Take tiles (…, L, V) into the running sums that each lane (…, L) keeps of its V classes, relative to its own maxima.
 
     s = Σ exp(x - m) of logits and teacher; with DOT, of q's exponentials e: dot = Σ e ((q's logit - q's m) - (p's logit - p's m)).
     """
-    BR: tl.constexpr = m_x.shape[0]
-    L: tl.constexpr = m_x.shape[1]
-    V: tl.constexpr = x.shape[1] // L
-    top_x, fade_x, step_x, e_x = step_up(m_x, tl.reshape(x, [BR, L, V]), rate)
-    top_t, fade_t, step_t, e_t = step_up(m_t, tl.reshape(t, [BR, L, V]), rate)
+    top_x, fade_x, step_x, e_x = step_up(m_x, x, rate)
+    top_t, fade_t, step_t, e_t = step_up(m_t, t, rate)
     s_x *= fade_x
     s_t *= fade_t
     if DOT:
@@ -62,14 +65,13 @@ def accumulate_both(m_x, s_x, m_t, s_t, dot, x, t, rate, DOT: tl.constexpr, SWAP
             dot = weigh(dot, s_x, fade_x, -shift, e_x, step_x - step_t)
         else:
             dot = weigh(dot, s_t, fade_t, shift, e_t, step_t - step_x)
-    return top_x, s_x + tl.sum(e_x, 2), top_t, s_t + tl.sum(e_t, 2), dot
+    return top_x, s_x + tl.sum(e_x, -1), top_t, s_t + tl.sum(e_t, -1), dot
 
 
 @triton.jit
-def merge_both(m_x, s_x, m_t, s_t, dot, rate, DOT: tl.constexpr, SWAP: tl.constexpr):
-    """Join the lanes of each row."""
-    top_x, top_t = tl.max(m_x, 1), tl.max(m_t, 1)
-    step_x, step_t = m_x - top_x[:, None], m_t - top_t[:, None]
+def merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, DOT: tl.constexpr, SWAP: tl.constexpr):
+    """Join the lanes (…, L) of each row, relative to its maxima top_x and top_t (…, 1) or scalar: s_x, s_t and dot."""
+    step_x, step_t = m_x - top_x, m_t - top_t
     fade_x, fade_t = exp2(step_x * rate), exp2(step_t * rate)
     s_x *= fade_x
     s_t *= fade_t
@@ -78,13 +80,13 @@ def merge_both(m_x, s_x, m_t, s_t, dot, rate, DOT: tl.constexpr, SWAP: tl.conste
             dot = tl.where(s_x == 0.0, 0.0, dot * fade_x + s_x * (step_x - step_t))
         else:
             dot = tl.where(s_t == 0.0, 0.0, dot * fade_t + s_t * (step_t - step_x))
-    return top_x, tl.sum(s_x, 1), top_t, tl.sum(s_t, 1), tl.sum(dot, 1)
+    return tl.sum(s_x, -1), tl.sum(s_t, -1), tl.sum(dot, -1)
 
 
 @triton.jit
 def log_softmax(x, top, ls, rate):
-    """ln softmax and softmax of a tile; top and ls: the row's maximum and log-sum."""
-    power = (x - top[:, None]) * rate - (ls * LOG2E)[:, None]
+    """ln softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
+    power = (x - top) * rate - ls * LOG2E
     return power * LN2, exp2(power)
 
 
@@ -100,7 +102,7 @@ def value_and_slope(lp, lq, p, q, terms: tl.constexpr, hyper, SWAP: tl.constexpr
 
 @triton.jit
 def of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
-    """(f, h, p) of tiles of logits and teacher, from the rows' statistics."""
+    """(f, h, p) of tiles of logits and teacher, from their rows' statistics, as log_softmax takes them."""
     lp, p = log_softmax(x, top_x, ls_x, rate)
     lq, q = log_softmax(t, top_t, ls_t, rate)
     f, h = value_and_slope(lp, lq, p, q, terms, hyper, SWAP)
@@ -111,4 +113,4 @@ def of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms: tl.constexpr, hyper, SW
 def divergence_gradient(x, t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
     """(h - p Σ h) · share of tiles of logits and teacher."""
     _, h, p = of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-    return (h - p * h_sum[:, None]) * share[:, None]
+    return (h - p * h_sum) * share

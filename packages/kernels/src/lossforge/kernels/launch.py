@@ -29,6 +29,14 @@ def launch_counts() -> dict[str, int]:
     return dict(_launches)
 
 
+def chip(device: int) -> tuple[int, int] | None:
+    """(multiprocessors, bytes of shared memory a program may have) of the GPU that runs compiled kernels; None without one."""
+    if device < 0 or INTERPRETED or torch.version.hip is not None:
+        return None
+    found = triton.runtime.driver.active.utils.get_device_properties(device)
+    return found["multiprocessor_count"], found["max_shared_mem"]
+
+
 Layout = tuple[Sequence[int], Sequence[int], torch.dtype, int, bool]
 """All of a tensor that a plan may depend on: shape, strides, dtype, device index (-1 on CPU), whether it begins at 16 bytes' multiple."""
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.launch import INTERPRETED, PLANS, Layout, Plan, layout, slots
+from lossforge.kernels.launch import PLANS, Layout, Plan, chip, layout, slots
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
 from lossforge.kernels.resident import resident_kernel
 from lossforge.kernels.row_layout import Kind, Numbers, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
@@ -72,25 +72,17 @@ def _forward_plan(
     )
 
 
-def _chip(device: int) -> tuple[int, int] | None:
-    """(multiprocessors, bytes of shared memory a program may have) of the GPU that runs compiled kernels; None without one."""
-    if device < 0 or INTERPRETED or torch.version.hip is not None:
-        return None
-    found = triton.runtime.driver.active.utils.get_device_properties(device)
-    return found["multiprocessor_count"], found["max_shared_mem"]
-
-
 def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
     given_of = Numbers(*kind.given)
     changed = given_of.logit_scale or given_of.softcap or given_of.tau or given_of.focus
     plain = not (p.dense or changed or given.target[2].is_floating_point)
-    chip = _chip(given.x[3])
-    if chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:
+    on_chip = chip(given.x[3])
+    if on_chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:
         return None
     if given.target_b is not None and p.shift > 1:
         return None  # more than registers hold
-    multiprocessors, shared = chip
+    multiprocessors, shared = on_chip
     tiles = resident_tiles(p.rows.classes, given.x[2].itemsize, p.shift, given.target_b is not None, shared)
     if tiles is None:
         return None

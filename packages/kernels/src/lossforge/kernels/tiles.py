@@ -198,6 +198,28 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: 
     return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)
 
 
+class ResidentPairTiles(NamedTuple):
+    """Classes a chunk, chunks of both rows in the ring in shared memory, warps, and programs a multiprocessor."""
+
+    chunk: int
+    ring: int
+    warps: int
+    programs: int
+
+
+def resident_pair_tiles(classes: int, itemsize: int, shared: int) -> ResidentPairTiles | None:
+    """For logits and teacher whose rows stay on chip; as resident_tiles. itemsize: of both."""
+    if ResidentPairTiles in _tried:
+        return _tried[ResidentPairTiles]
+    chunk = 8192 // itemsize
+    chunks, room = -(-classes // chunk), (shared - 2048) // 16384
+    if classes <= 8192 or chunks > room or RowTiles in _tried:
+        return None
+    if 2 * (chunks + 1) <= room:
+        return ResidentPairTiles(chunk, room // 2, 16, 2)
+    return ResidentPairTiles(chunk, min(room, 2 * chunks), 16, 1)
+
+
 class OverlapTiles(NamedTuple):
     """Classes and pixels of a tile, and warps a program."""
 

@@ -1,0 +1,124 @@
+"""Value and gradient of KL over long rows in one launch, logits and teacher read from memory once: both rows stay on the chip.
+
+As in resident.py a program works through rows one after the other, and what is read from memory passes through a ring in shared memory,
+filled by asynchronous copies. A place of the ring holds a chunk of the logits and the same chunk of the teacher's; the ring has room for
+all chunks of a row, and for some of the rows to come, which are read while this row is computed and written.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from lossforge.kernels.divergence_rows import accumulate_both, divergence_gradient, merge_both, row_weight
+from lossforge.kernels.math import LOG2E, log
+from lossforge.kernels.reduce import count_rows, divided, over
+from lossforge.kernels.resident import finish
+from lossforge.kernels.rows import LOWEST
+
+
+@triton.jit
+def weight_of(labels, weight, ignore, row, rows):
+    return row_weight(labels, weight, ignore, row.to(tl.int64) * 0, row, row < rows)
+
+
+@gluon.jit
+def fetch_both(ring_x, ring_t, slot, x, teacher, row, position, classes, wanted):
+    """Start to copy a chunk of both rows, as one group."""
+    here = (position < classes) & wanted
+    async_copy.async_copy_global_to_shared(ring_x.index(slot), x.ptr + row.to(gl.int64) * x.s1 + position, mask=here)
+    async_copy.async_copy_global_to_shared(ring_t.index(slot), teacher.ptr + row.to(gl.int64) * teacher.s1 + position, mask=here)
+    async_copy.commit_group()
+
+
+@gluon.jit(do_not_specialize=("rows", "counted"))
+def resident_divergence_kernel(
+    x,  # Logits with one outer index, classes next to each other, rows and classes multiples of VEC; and of the teacher
+    teacher,
+    labels,  # this and the next two: Strided
+    weight,
+    gradient,
+    sum,
+    divisor_ptr,
+    hyper,
+    inverse,
+    scale,
+    ignore,
+    rows,
+    counted,
+    terms: gl.constexpr,
+    sums: gl.constexpr,
+    SWAP: gl.constexpr,
+    EMPTY_IS_ZERO: gl.constexpr,
+    COUNT: gl.constexpr,
+    CHUNK: gl.constexpr,
+    N: gl.constexpr,  # chunks a row
+    K: gl.constexpr,  # places in the ring, at least N
+    VEC: gl.constexpr,
+    W: gl.constexpr,
+):
+    L: gl.constexpr = CHUNK // VEC
+    tile: gl.constexpr = gl.BlockedLayout([1, VEC], [32, 1], [W, 1], [1, 0])
+    lane: gl.constexpr = gl.SliceLayout(1, tile)
+    unswizzled: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    ring_x = gl.allocate_shared_memory(x.ptr.dtype.element_ty, [K, L, VEC], unswizzled)
+    ring_t = gl.allocate_shared_memory(teacher.ptr.dtype.element_ty, [K, L, VEC], unswizzled)
+    at = gl.arange(0, L, layout=lane)[:, None] * VEC + gl.arange(0, VEC, layout=gl.SliceLayout(0, tile))[None, :]
+    if COUNT:
+        i = gl.arange(0, COUNT, layout=gl.BlockedLayout([1], [32], [W], [0]))
+        scale = over(scale, count_rows(labels.ptr, None, None, None, i, counted, x.classes, ignore), EMPTY_IS_ZERO)
+    else:
+        scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    classes = x.classes // VEC * VEC  # changes nothing but what the compiler knows
+    rate = inverse * LOG2E
+    programs = gl.num_programs(0)
+    row = gl.program_id(0)
+    for k in gl.static_range(K):
+        ahead = row + k // N * programs
+        _, wanted = weight_of(labels, weight, ignore, ahead, rows)
+        fetch_both(ring_x, ring_t, k, x, teacher, ahead, k % N * CHUNK + at, classes, wanted)
+    part = (row * 0).to(gl.float32)
+    slot = row * 0
+
+    while row < rows:
+        w, keep = weight_of(labels, weight, ignore, row, rows)
+        m_x = gl.full([L], LOWEST, gl.float32, lane)
+        s_x = gl.full([L], 0.0, gl.float32, lane)
+        m_t, s_t, dot = m_x, s_x, s_x
+        place = slot
+        for n in gl.static_range(N):
+            async_copy.wait_group(K - 1 - n)
+            chunk_x = ring_x.index(place).load(tile).to(gl.float32)
+            chunk_t = ring_t.index(place).load(tile).to(gl.float32)
+            if n == N - 1:
+                inside = n * CHUNK + at < classes
+                chunk_x, chunk_t = gl.where(inside, chunk_x, -float("inf")), gl.where(inside, chunk_t, -float("inf"))
+            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, True, SWAP)
+            place = gl.where(place == K - 1, 0, place + 1)
+        top_x, top_t = gl.max(m_x, 0), gl.max(m_t, 0)
+        total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, True, SWAP)
+        ls_x, ls_t = log(total_x), log(total_t)
+        if SWAP:
+            value = dot_row / total_x * inverse + (ls_t - ls_x)
+            _, h_sum = sums(value)
+        else:
+            value = dot_row / total_t * inverse + (ls_x - ls_t)
+            h_sum, _ = sums(value)
+        part += gl.where(keep, w * value, 0.0)
+        share = gl.where(keep, w * scale * inverse, 0.0)
+
+        to = gradient.ptr + row.to(gl.int64) * gradient.s1
+        for n in range(N):
+            chunk_x = ring_x.index(slot).load(tile).to(gl.float32)
+            chunk_t = ring_t.index(slot).load(tile).to(gl.float32)
+            g = divergence_gradient(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
+            ahead = row + (n + K) // N * programs
+            _, wanted = weight_of(labels, weight, ignore, ahead, rows)
+            fetch_both(ring_x, ring_t, slot, x, teacher, ahead, (n + K) % N * CHUNK + at, classes, wanted)
+            position = n * CHUNK + at
+            gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
+            slot = gl.where(slot == K - 1, 0, slot + 1)
+        row += programs
+    async_copy.wait_group(0)
+    finish(part, sum, scale, W)
