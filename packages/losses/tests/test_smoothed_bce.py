@@ -36,7 +36,7 @@ def gradient_of(function, x, *args, **kwargs):
         {"weight": PER_CLASS, "reduction": "sum"},
         {"pos_weight": PER_CLASS, "smoothing": 0.2},
         {"smooth_dense": True},
-        {"smooth_dense": True, "smoothing": 0.6, "target_threshold": 0.6},
+        {"smooth_dense": True, "smoothing": 0.6, "target_threshold": 0.61},
     ],
     ids=str,
 )

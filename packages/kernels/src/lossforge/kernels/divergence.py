@@ -22,7 +22,7 @@ from lossforge.kernels.divergence_rows import (
     row_weight,
     value_and_slope,
 )
-from lossforge.kernels.math import LOG2E, exp2, log
+from lossforge.kernels.math import LOG2E, exp2, log, product
 from lossforge.kernels.reduce import count_rows, divided, finish, over
 from lossforge.kernels.rows import LOWEST, columns, in_row, leftovers, near, row_start, store_tile, whole
 
@@ -100,7 +100,7 @@ def divergence_kernel(
         e_x, e_t = exp2(step_x * rate), exp2(step_t * rate)
         total_x, total_t = tl.sum(e_x, 1), tl.sum(e_t, 1)
         ls_x, ls_t = log(total_x), log(total_t)
-        p, q = e_x * (1.0 / total_x)[:, None], e_t * (1.0 / total_t)[:, None]
+        p, q = product(e_x, (1.0 / total_x)[:, None]), product(e_t, (1.0 / total_t)[:, None])  # equal where the logits are
         f, h = value_and_slope(step_x * inverse - ls_x[:, None], step_t * inverse - ls_t[:, None], p, q, terms, hyper, SWAP)
         value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
     else:

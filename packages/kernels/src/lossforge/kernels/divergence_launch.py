@@ -17,7 +17,7 @@ from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
 from lossforge.kernels.resident_divergence import resident_divergence_kernel
 from lossforge.kernels.row_layout import Rows, alignment, as_rows
 from lossforge.kernels.rows import Logits
-from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, resident_pair_tiles, tried
+from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, most_registers, resident_pair_tiles, tried
 
 
 class Divergence(NamedTuple):
@@ -212,6 +212,7 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
         VEC=p.align,
         W=tiles.warps,
         num_warps=tiles.warps,
+        **most_registers(tiles.warps, tiles.programs),
     )
 
 

@@ -23,12 +23,17 @@ def weight_of(labels, weight, ignore, row, rows):
     return row_weight(labels, weight, ignore, row.to(tl.int64) * 0, row, row < rows)
 
 
+@triton.jit
+def row_of(t, row, VEC: tl.constexpr):
+    return t.ptr + row.to(tl.int64) * t.s1 // VEC * VEC  # changes nothing but what the compiler knows
+
+
 @gluon.jit
-def fetch_both(ring_x, ring_t, slot, x, teacher, row, position, classes, wanted):
+def fetch_both(ring_x, ring_t, slot, x, teacher, row, position, classes, wanted, VEC: gl.constexpr):
     """Start to copy a chunk of both rows, as one group."""
     here = (position < classes) & wanted
-    async_copy.async_copy_global_to_shared(ring_x.index(slot), x.ptr + row.to(gl.int64) * x.s1 + position, mask=here)
-    async_copy.async_copy_global_to_shared(ring_t.index(slot), teacher.ptr + row.to(gl.int64) * teacher.s1 + position, mask=here)
+    async_copy.async_copy_global_to_shared(ring_x.index(slot), row_of(x, row, VEC) + position, mask=here)
+    async_copy.async_copy_global_to_shared(ring_t.index(slot), row_of(teacher, row, VEC) + position, mask=here)
     async_copy.commit_group()
 
 
@@ -77,7 +82,7 @@ def resident_divergence_kernel(
     for k in gl.static_range(K):
         ahead = row + k // N * programs
         _, wanted = weight_of(labels, weight, ignore, ahead, rows)
-        fetch_both(ring_x, ring_t, k, x, teacher, ahead, k % N * CHUNK + at, classes, wanted)
+        fetch_both(ring_x, ring_t, k, x, teacher, ahead, k % N * CHUNK + at, classes, wanted, VEC)
     part = (row * 0).to(gl.float32)
     slot = row * 0
 
@@ -108,14 +113,14 @@ def resident_divergence_kernel(
         part += gl.where(keep, w * value, 0.0)
         share = gl.where(keep, w * scale * inverse, 0.0)
 
-        to = gradient.ptr + row.to(gl.int64) * gradient.s1
+        to = row_of(gradient, row, VEC)
         for n in range(N):
             chunk_x = ring_x.index(slot).load(tile).to(gl.float32)
             chunk_t = ring_t.index(slot).load(tile).to(gl.float32)
             g = divergence_gradient(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
             ahead = row + (n + K) // N * programs
             _, wanted = weight_of(labels, weight, ignore, ahead, rows)
-            fetch_both(ring_x, ring_t, slot, x, teacher, ahead, (n + K) % N * CHUNK + at, classes, wanted)
+            fetch_both(ring_x, ring_t, slot, x, teacher, ahead, (n + K) % N * CHUNK + at, classes, wanted, VEC)
             position = n * CHUNK + at
             gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
             slot = gl.where(slot == K - 1, 0, slot + 1)

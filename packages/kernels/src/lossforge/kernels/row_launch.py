@@ -15,7 +15,7 @@ from lossforge.kernels.resident import resident_kernel
 from lossforge.kernels.row_layout import Kind, Numbers, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
 from lossforge.kernels.rowwise import Outputs, rowwise_kernel
 from lossforge.kernels.rowwise_backward import Upstream, rowwise_backward_kernel
-from lossforge.kernels.tiles import COUNTED, backward_tiles, forward_tiles, resident_tiles, tried
+from lossforge.kernels.tiles import COUNTED, backward_tiles, forward_tiles, most_registers, resident_tiles, tried
 
 
 @functools.lru_cache(maxsize=PLANS)
@@ -83,9 +83,11 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     if given.target_b is not None and p.shift > 1:
         return None  # more than registers hold
     multiprocessors, shared = on_chip
-    tiles = resident_tiles(p.rows.classes, given.x[2].itemsize, p.shift, given.target_b is not None, shared)
+    itemsize = given.x[2].itemsize
+    tiles = resident_tiles(p.rows.classes, itemsize, p.shift, given.target_b is not None, shared)
     if tiles is None:
         return None
+    too_many = itemsize == 2 and (tiles.held > 0 or (given_of.smoothing and p.shift > 1))  # registers, left to the compiler
     x, index_a, index_b, lam, _, gradient, labels = p.arguments
     return Plan(
         resident_kernel,
@@ -102,6 +104,7 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
         SHIFT=p.shift,
         W=tiles.warps,
         num_warps=tiles.warps,
+        **(most_registers(tiles.warps, tiles.programs) if too_many else {}),
     )
 
 

@@ -49,7 +49,7 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, heavy: boo
     if n < 2**20:
         return ElementTiles(1024, 4)
     if indices:
-        return ElementTiles(2048, 16) if itemsize == 4 else ElementTiles(2048, 4)
+        return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(2048, 4)
     return ElementTiles(1024, 8) if heavy or tensors > 2 else ElementTiles(4096, 16)
 
 
@@ -103,7 +103,7 @@ def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool,
         return RowTiles(tile_rows, whole, True, 1, 8 if elements <= 4096 else 16)
     vector = 16 // itemsize
     if not gradient:
-        return RowTiles(1, 4096, False, vector, 8, 1 if dense else 4)
+        return RowTiles(1, 4096, False, vector, 8 if dense or itemsize == 4 else 4, 1 if dense else 4)
     if dense:
         return RowTiles(1, 16384, False, vector, 16)
     return RowTiles(1, 8192, False, vector, 16) if classes * itemsize <= 128 * 1024 else RowTiles(1, 16384, False, vector, 32)
@@ -188,14 +188,19 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: 
         return ResidentTiles(chunk, chunks - 2, 2, 8, 2)
     chunk, chunks, room = 2 * chunk, -(-lanes // (2 * chunk)), room // 2
     if itemsize == 2 and chunks <= 8:
-        return ResidentTiles(chunk, chunks - 2, 2, 16, 2)
+        return ResidentTiles(chunk, chunks - 2, 2, 8, 2)
     if itemsize == 4 and chunks <= room:
         return ResidentTiles(chunk, chunks, 0, 8, 1)
     if itemsize == 2 and room < chunks <= room + 2:
         return ResidentTiles(chunk, chunks - 2, 2, 8, 1)
-    most = 2 if pair else 6 if itemsize == 4 else 5 - 2 * (shift > 1)  # as many as registers hold
+    most = 2 if pair else 6 if itemsize == 4 else 4 - (shift > 1)  # as many as registers hold
     held = 0 if chunks <= room else most
     return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)
+
+
+def most_registers(warps: int, programs: int) -> dict[str, int]:
+    """What a launch tells the compiler, for so many programs a multiprocessor to find the registers they need."""
+    return {"maxnreg": 65536 // (32 * warps * programs)} if programs > 1 else {}
 
 
 class ResidentPairTiles(NamedTuple):
@@ -216,8 +221,8 @@ def resident_pair_tiles(classes: int, itemsize: int, shared: int) -> ResidentPai
     if classes <= 8192 or chunks > room or RowTiles in _tried:
         return None
     if 2 * (chunks + 1) <= room:
-        return ResidentPairTiles(chunk, room // 2, 16, 2)
-    return ResidentPairTiles(chunk, min(room, 2 * chunks), 16, 1)
+        return ResidentPairTiles(chunk, room // 2, 8, 2)
+    return ResidentPairTiles(chunk, min(room, 2 * chunks), 8, 1)
 
 
 class OverlapTiles(NamedTuple):
@@ -238,4 +243,4 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool) -> Overlap
     else:
         tile = min(whole, (8 if classes < 2**18 else 1024) if pixels_adjacent else 64)
     elements = min(max(2048, 64 * tile), 8192 if pixels_adjacent else 4096)
-    return OverlapTiles(tile, elements // tile, elements // (1024 if softmax and pixels_adjacent else 512 if pixels_adjacent else 256))
+    return OverlapTiles(tile, elements // tile, elements // (2048 if softmax and pixels_adjacent else 512 if pixels_adjacent else 256))

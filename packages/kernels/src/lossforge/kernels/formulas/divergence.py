@@ -27,7 +27,7 @@ def kl_sums(value):
 def js(lp, lq, p, q, beta):
     """β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q (GKD, arXiv 2306.13649)."""
     m = (1.0 - beta) * p + beta * q
-    lm = log2(tl.maximum(m, TINY)) * LN2
+    lm = log2(tl.maximum(m, TINY, tl.PropagateNan.ALL)) * LN2
     of_p = tl.where(p == 0.0, 0.0, (1.0 - beta) * p * (lp - lm))
     of_q = tl.where(q == 0.0, 0.0, beta * q * (lq - lm))
     return of_p + of_q, of_p, of_q

@@ -7,7 +7,8 @@ With squared predictions P = Σ p² and Y = Σ y². Smoothing n in numerators an
     tversky          L = 1 - T,  T = (I + n) / (I + α (P - I) + β (Y - I) + d)      (Salehi et al. 2017, arXiv 1706.05721)
     focal_tversky    L = (1 - T)^γ                                                  (Abraham, Khan 2018, arXiv 1810.07842)
 
-P - I are the false positives, Y - I the false negatives. Each gives (L, ∂L/∂I, ∂L/∂P). Where 1 - T is 0 the gradient of (1 - T)^γ is
+P - I are the false positives, Y - I the false negatives. L is computed as what the denominator has more than the numerator, over the
+denominator: exactly 0 where they are equal. Each gives (L, ∂L/∂I, ∂L/∂P). Where 1 - T is 0 the gradient of (1 - T)^γ is
 taken as 0: for γ < 1 it has no finite limit.
 """
 
@@ -21,21 +22,22 @@ from lossforge.kernels.math import TINY, powers
 def dice(i, p, y, smooth_nr, smooth_dr):
     r = 1.0 / (p + y + smooth_dr)
     ratio = (2.0 * i + smooth_nr) * r
-    return 1.0 - ratio, -2.0 * r, ratio * r
+    return (p + y - 2.0 * i + (smooth_dr - smooth_nr)) * r, -2.0 * r, ratio * r
 
 
 @triton.jit
 def jaccard(i, p, y, smooth_nr, smooth_dr):
     r = 1.0 / (p + y - i + smooth_dr)
     ratio = (i + smooth_nr) * r
-    return 1.0 - ratio, -r * (1.0 + ratio), ratio * r
+    return (p + y - 2.0 * i + (smooth_dr - smooth_nr)) * r, -r * (1.0 + ratio), ratio * r
 
 
 @triton.jit
 def tversky(i, p, y, alpha, beta, smooth_nr, smooth_dr):
-    r = 1.0 / (i + alpha * (p - i) + beta * (y - i) + smooth_dr)
+    faults = alpha * (p - i) + beta * (y - i)
+    r = 1.0 / (i + faults + smooth_dr)
     ratio = (i + smooth_nr) * r
-    return 1.0 - ratio, r * (ratio * (1.0 - alpha - beta) - 1.0), alpha * ratio * r
+    return (faults + (smooth_dr - smooth_nr)) * r, r * (ratio * (1.0 - alpha - beta) - 1.0), alpha * ratio * r
 
 
 @triton.jit

@@ -237,7 +237,10 @@ class _Forward:
 
 
 def _derived(function: Any, depends: tuple[bool, ...]) -> tuple[Any, list[bool]]:
-    """The device function (derivatives of the arguments that depend, arguments) → (values, derivatives of those that depend)."""
+    """The device function (derivatives of the arguments that depend, arguments) → (values, derivatives of those that depend).
+
+    Its name says which arguments: functions that one kernel calls with arguments alike are told apart by their names alone.
+    """
     source = read(function)
     names = {**source.names, "tl": tl}
     slopes: dict[str, str | None] = {name: f"slope_of_{name}" for name, one in zip(source.arguments, depends, strict=False) if one}
@@ -250,7 +253,10 @@ def _derived(function: Any, depends: tuple[bool, ...]) -> tuple[Any, list[bool]]
     values, gradients = forward.several(last.value)
     returned = ", ".join((*values, *(g for g in gradients if g is not None)))
     definition = _definition(
-        source, f"{source.name}_derived", [*map(str, slopes.values()), *source.arguments], [*forward.lines, f"return {returned}"]
+        source,
+        f"{source.name}_derived_{''.join(str(int(one)) for one in depends)}",
+        [*map(str, slopes.values()), *source.arguments],
+        [*forward.lines, f"return {returned}"],
     )
     return jit(definition, names, f"{source.name}, derived"), [g is not None for g in gradients]
 
