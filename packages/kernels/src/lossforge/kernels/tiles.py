@@ -243,4 +243,10 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool) -> Overlap
     else:
         tile = min(whole, (8 if classes < 2**18 else 1024) if pixels_adjacent else 64)
     elements = min(max(2048, 64 * tile), 8192 if pixels_adjacent else 4096)
-    return OverlapTiles(tile, elements // tile, elements // (2048 if softmax and pixels_adjacent else 512 if pixels_adjacent else 256))
+    if not pixels_adjacent:
+        a_warp = 256
+    elif softmax:
+        a_warp = 2048 if tile >= 32 else 1024  # a lane has few pixels, whose classes it joins
+    else:
+        a_warp = 512
+    return OverlapTiles(tile, elements // tile, elements // a_warp)
