@@ -1,11 +1,12 @@
-"""Train the digits classifiers on this machine's GPU and write training-h200.json: accuracy, time, and agreement with torch's own losses.
+"""Train the digits classifiers on this machine's GPU under every loss: accuracy, time, memory, and agreement with torch's own losses.
 
-`python results/measure_training.py [FILE [COMMIT]]`; COMMIT where the sources are not a git checkout.
+`python results/measure_training.py [FILE [COMMIT]]`; COMMIT where the sources are not a git checkout. The first command is timed as a
+whole; the others run one after the other in this process, which has imported everything.
 """
 
+import gc
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,34 +16,43 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = (
-    "loss=focal model=resnet50",
-    "loss=ce model=resnet18",
-    "loss=ce model=resnet18 loss.implementation=torch",
-    "loss=focal model=resnet18",
-    "loss=focal model=resnet18 loss.implementation=torch",
-    "loss=mae model=resnet18",
-    "loss=bce model=resnet18",
-    "loss=preference_bce model=resnet18",
+WHOLE = "loss=focal model=resnet50"
+BESIDE = (
+    "loss=custom loss.target=examples/my_loss.py:margin_bce loss.hyper.margin=0.5",
+    "loss=ce loss.implementation=torch",
+    "loss=focal loss.implementation=torch",
 )
-EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.log_every=1 trainer.max_updates=50 tracking=none"
+EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.log_every=1 trainer.max_updates=50"
 
 
-def run(words: str) -> dict[str, Any]:
-    """One training: its records by kind, its output and its wall time."""
+def commands() -> list[str]:
+    """Every loss of conf/loss, and beside them a loss of one's own and torch's."""
+    names = sorted(path.stem for path in (ROOT / "conf/loss").glob("*.yaml") if path.stem != "custom")
+    return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]
+
+
+def run(words: str, whole: bool = False) -> dict[str, Any]:
+    """One training: its tags, its metrics and its wall time. whole: as a command of its own."""
+    import torch
+
     with tempfile.TemporaryDirectory() as runs:
-        command = [sys.executable, str(ROOT / "experiments/train.py"), *words.split(), f"trainer.runs={runs}"]
+        given = [*words.split(), f"trainer.runs={runs}", "tracking=none"]
         began = time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "160"})
+        if whole:
+            status = subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), *given]).returncode
+        else:
+            from train import main as train
+
+            torch.cuda.reset_peak_memory_stats()
+            status = train(given)
         seconds = time.monotonic() - began
-        if done.returncode:
-            raise RuntimeError(f"{words}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        if status:
+            raise RuntimeError(f"{words}: status {status}")
         (folder,) = Path(runs).iterdir()
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    gc.collect()
     start = next(r for r in records if r["kind"] == "start")
-    values = [r["values"] for r in records if r["kind"] == "metrics"]
-    print(done.stdout[-2500:], flush=True)
-    return {"tags": start["tags"], "values": values, "seconds": seconds, "output": done.stdout}
+    return {"tags": start["tags"], "values": [r["values"] for r in records if r["kind"] == "metrics"], "seconds": seconds}
 
 
 def last(values: list[dict[str, float]], name: str) -> float:
@@ -62,17 +72,19 @@ def main(arguments: list[str]) -> int:
         "runs": [],
         "parity": [],
     }
-    for words in COMMANDS:
-        done = run(words)
-        backend = re.search(r"loss by (.+)", done["output"])
+    sys.path.insert(0, str(ROOT / "experiments"))
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of trainer.deterministic, read when CUDA starts
+    for words in (WHOLE, *commands()):
+        done = run(words, words == WHOLE)
         found["runs"].append(
             {
                 "command": words,
+                "whole": words == WHOLE,
                 "top1": 100 * last(done["values"], "val/top1"),
                 "seconds": done["seconds"],
-                "backend": backend.group(1).strip() if backend else "unknown",
-                "figures": {k: v for k, v in done["values"][-1].items() if k.startswith(("run/", "kernels/", "memory/"))},
+                "backend": done["tags"]["loss.backend"],
                 "loss_ms": last(done["values"], "train/loss_ms"),
+                "peak_mib": last(done["values"], "memory/peak_allocated_mib"),
             }
         )
     for loss in ("ce", "focal"):

@@ -119,12 +119,16 @@ def picture(name: str, said: str) -> str:
 
 def training() -> str:
     found = json.loads(TRAINING.read_text(encoding="utf-8"))
-    rows = [[f"`{each['command']}`", f"{each['top1']:.2f} %", f"{each['seconds']:.0f} s", each["backend"]] for each in found["runs"]]
+    rows = []
+    for each in found["runs"]:
+        costs = f"{each['loss_ms']:.2f}", f"{each['peak_mib']:,.0f}", f"{each['seconds']:.0f}" if each["whole"] else ""
+        rows.append([f"`{each['command']}`", f"{each['top1']:.2f} %", *costs, each["backend"]])
     parity = [[each["loss"], f"{each['largest_difference']:.1e}", str(each["steps"])] for each in found["parity"]]
     return "\n\n".join(
         [
-            f"{provenance(found)}; made by `python results/measure_training.py`: digits, held-out top-1 and time of the whole command.",
-            tables.markdown(("`uv run experiments/train.py`", "top-1, last epoch", "time", "loss computed by"), rows),
+            f"{provenance(found)}; made by `python results/measure_training.py`: digits, held-out top-1. A step's loss, forward and "
+            "backward, in ms; the most memory that was allocated; seconds of the whole command, where it was one of its own.",
+            tables.markdown(("`uv run experiments/train.py`", "top-1, last epoch", "loss, ms", "peak MiB", "s", "loss computed by"), rows),
             "Training losses under ours and torch's, same trainer and seed, fp32 (`model=vit_tiny`): largest relative difference.",
             tables.markdown(("loss", "largest difference", "steps"), parity),
         ]

@@ -1,0 +1,55 @@
+"""One case of each kernel on the GPU at hand, for NVIDIA's checkers:
+
+`compute-sanitizer --tool memcheck --error-exitcode 1 python tests/every_kernel.py`
+
+Every loss of the registry once with the gradient written in forward and once in backward, tensors with odd ends, rows that stay on chip.
+"""
+
+import importlib
+import pkgutil
+import sys
+
+import torch
+from triton.runtime.jit import JITFunction
+
+import lossforge.kernels
+from lossforge.losses import clip_loss, cross_entropy, kl_div_with_logits
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import plain_sample
+
+
+def kernels() -> set[str]:
+    """The names of all that lossforge.kernels can launch."""
+    names = set()
+    for module in pkgutil.walk_packages(lossforge.kernels.__path__, "lossforge.kernels."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, JITFunction) and name.endswith("_kernel"):
+                names.add(name)
+    return names
+
+
+def walk() -> None:
+    for loss in LOSSES.values():
+        sample = plain_sample(loss, "cuda")
+        for mode in ("forward", "backward"):
+            x = sample.x.detach().requires_grad_()
+            options = {"reduction": "sum", **sample.kwargs, "gradient": mode}
+            (2.0 * loss.function(x, sample.target, **options)).backward()
+    for mode in ("forward", "backward"):
+        clip_loss(torch.randn(37, 50, device="cuda", requires_grad=True), gradient=mode).backward()
+    for classes in (33_000, 33_001):
+        x = torch.randn(300, classes, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        target = torch.randint(0, classes, (300,), device="cuda")
+        target[::7] = -100
+        (2.0 * cross_entropy(x, target)).backward()
+        kl_div_with_logits(x, torch.randn_like(x), labels=target).backward()
+    target = torch.randint(0, 3, (5000,), device="cuda")
+    cross_entropy(torch.randn(5000, 3, device="cuda", requires_grad=True), target).backward()
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    walk()
+    missing = kernels() - set(lossforge.kernels.launch_counts())
+    print(dict(sorted(lossforge.kernels.launch_counts().items())))
+    sys.exit(f"not launched: {', '.join(sorted(missing))}" if missing else 0)
