@@ -1,8 +1,22 @@
 """What travels from the data to the task."""
 
 from dataclasses import dataclass, fields
+from typing import Protocol
 
+import torch
 from torch import Tensor
+
+
+class Tensors(Protocol):
+    """A batch of any task."""
+
+    images: Tensor  # (N, C, H, W)
+
+    def __len__(self) -> int: ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is there, by name."""
+        ...
 
 
 @dataclass
@@ -21,5 +35,5 @@ class Batch:
         return self.images.shape[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are there, by name."""
-        return {item.name: value for item in fields(self) if isinstance(value := getattr(self, item.name), Tensor)}
+        tensors = {item.name: value for item in fields(self) if isinstance(value := getattr(self, item.name), Tensor)}
+        return tensors if self.lam is None else tensors | {"lam": torch.full((), self.lam, device=self.images.device)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lab.batch import Batch
+from lab.batch import Tensors
 
 
 class NonFiniteError(Exception):
@@ -43,11 +43,9 @@ class Guard:
             kept = torch.where(verdict[0], old, _joined(buffers)).split([b.numel() for b in buffers])
             torch._foreach_copy_(buffers, [value.view_as(b) for value, b in zip(kept, buffers, strict=True)])
 
-    def see(self, batch: Batch, bad: Tensor, update: int) -> None:
+    def see(self, batch: Tensors, bad: Tensor, update: int) -> None:
         """Keep this micro-batch if its loss is bad."""
         tensors = batch.tensors()
-        if batch.lam is not None:
-            tensors["lam"] = torch.full((), batch.lam, device=bad.device)
         shape = tuple((name, tuple(value.shape)) for name, value in tensors.items())
         if shape not in self.kept:
             self.kept[shape] = Kept({name: value.clone() for name, value in tensors.items()}, torch.full_like(self.total, -1))

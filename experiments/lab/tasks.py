@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lab.augment import Mix
 from lab.batch import Batch
 from lab.data import Data
 from lab.loss_schema import SigmoidConfig
@@ -16,27 +17,36 @@ from lab.plots import calibration_picture, confusion_picture
 from lab.schema import TrainConfig
 
 
+class Mixing(Protocol):
+    """What a training batch goes through on its way to the model."""
+
+    def __call__(self, batch: Any) -> Any: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+
 class Task(Protocol):
     """What the trainer asks of a task."""
 
     monitor: str  # the metric whose highest value marks the best checkpoint
     score_names: tuple[str, ...]  # what is counted of the training batches themselves
+    mix: Mixing
 
     def model(self) -> nn.Module: ...
 
-    def share(self, batch: Batch) -> Tensor:
+    def share(self, batch: Any) -> Tensor:
         """What the batch adds to the loss's divisor."""
         ...
 
-    def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor: ...
+    def loss(self, output: Any, batch: Any, normalizer: Tensor) -> Tensor: ...
 
-    def scores(self, output: Tensor, batch: Batch) -> Tensor:
+    def scores(self, output: Any, batch: Any) -> Tensor:
         """(len(score_names),) sums over the batch's samples."""
         ...
 
     def counts(self) -> Any: ...
 
-    def count(self, counts: Any, output: Tensor, batch: Batch) -> None: ...
+    def count(self, counts: Any, output: Any, batch: Any) -> None: ...
 
     def pictures(self, result: Any, folder: Path) -> list[Path]: ...
 
@@ -56,6 +66,8 @@ class Classification:
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
         self.criterion = Criterion(config.loss, config.data, len(data.classes), data.groups, device, data.counts)
+        mixed = config.data
+        self.mix: Mixing = Mix(mixed.mixup, mixed.cutmix, mixed.mix_probability, device, config.trainer.seed)
 
     def model(self) -> nn.Module:
         classes = len(self.data.classes)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lab import checkpoint
-from lab.augment import Mix
-from lab.batch import Batch
+from lab.batch import Tensors
 from lab.clock import Clock
 from lab.console import Console
 from lab.data import Data, Loader
@@ -56,7 +55,6 @@ class Trainer:
             device=device,
         )
         self.ema = self._make_ema()
-        self.mix = Mix(config.data.mixup, config.data.cutmix, config.data.mix_probability, device, settings.seed)
         self.guard = Guard(self.model, settings.max_nonfinite, device)
         # a compiled model is compiled again for the first epoch's smaller last batch
         self.clock = Clock(device, max(settings.timing_warmup, self.per_epoch if settings.compile else 0))
@@ -101,18 +99,18 @@ class Trainer:
         if self.clock.window_updates:
             self.report()
 
-    def groups(self) -> Iterator[list[Batch]]:
+    def groups(self) -> Iterator[list[Tensors]]:
         """The batches of each update."""
-        group: list[Batch] = []
+        group: list[Tensors] = []
         for batch in self.clock.waiting(self.data.train):
-            group.append(self.mix(batch))
+            group.append(self.task.mix(batch))
             if len(group) == self.settings.accumulate:
                 yield group
                 group = []
         if group:
             yield group
 
-    def update(self, group: list[Batch]) -> None:
+    def update(self, group: list[Tensors]) -> None:
         """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
         normalizer = torch.stack([self.task.share(batch) for batch in group]).sum()
         with self.guard.buffers_undone() as verdict:
@@ -135,24 +133,28 @@ class Trainer:
         self.done += 1
         self.clock.updated(sum(len(batch) for batch in group))
 
-    def backward(self, batch: Batch, normalizer: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, batch: Tensors, normalizer: Tensor) -> tuple[Tensor, Tensor]:
         """Add this batch's gradients; return its part of the loss and its scores.
 
-        The graph is cut at the model's output, so that the loss's own forward and backward can be timed.
+        The graph is cut at the model's output, a tensor or a named tuple of them, so that the loss's own forward and backward can be timed.
         """
         with self.autocast():
             output = self.forward(self.laid_out(batch))
-        leaf = output.detach().requires_grad_()
+        parts = output if isinstance(output, tuple) else (output,)
+        leaves = [None if part is None else part.detach().requires_grad_() for part in parts]
+        given = type(output)(*leaves) if isinstance(output, tuple) else leaves[0]
         with self.clock.loss():
-            loss = self.task.loss(leaf, batch, normalizer)
+            loss = self.task.loss(given, batch, normalizer)
             self.updater.scaler.scale(loss).backward()
-        output.backward(leaf.grad)
-        return loss.detach().float(), self.task.scores(leaf.detach(), batch).float()
+        walked = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
+        torch.autograd.backward([part for part, _ in walked], [gradient for _, gradient in walked])
+        with torch.no_grad():
+            return loss.detach().float(), self.task.scores(given, batch).float()
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, AMP.get(self.settings.amp, torch.bfloat16), enabled=self.settings.amp in AMP)
 
-    def laid_out(self, batch: Batch) -> Tensor:
+    def laid_out(self, batch: Tensors) -> Tensor:
         return batch.images.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else batch.images
 
     def report(self) -> None:
@@ -186,7 +188,7 @@ class Trainer:
         values = {f"val/{name}": value for name, value in result.values.items()}
         if self.ema is not None:
             plain = self.evaluate(self.model, self.data.val)
-            values |= {f"val_without_ema/{name}": plain.values[name] for name in ("top1", "loss")}
+            values |= {f"val_without_ema/{name}": plain.values[name] for name in (self.task.monitor, "loss") if name in plain.values}
         self.values |= values
         self.folder.metrics(self.done, values)
         self.folder.record("evaluation", step=self.done, **result.tree())
@@ -226,7 +228,7 @@ class Trainer:
                 "torch": torch.get_rng_state(),
                 "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
                 "data": self.data.train.state(),
-                "mix": self.mix.state(),
+                "mix": self.task.mix.state(),
             }
         checkpoint.save(state, self.folder.path / "checkpoints" / name)
 
