@@ -67,7 +67,7 @@ def train(settings: Settings) -> int:
     trainer = assemble(settings)
     kernels = KernelsUsed(config.loss, trainer.device)
 
-    name = config.name or f"{config.loss.title}-{config.model.name}-{config.data.name}"
+    name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
     folder = RunFolder(absolute(config.trainer.runs, ROOT / "runs"), name, settings.tree())
     folder.record("start", name=name, params=settings.flat(), tags=describe(trainer.device) | kernels.tags() | config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")

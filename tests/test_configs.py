@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from lab.choices import DATA
 from lab.loss_schema import LOSSES
-from lab.schema import DATA
 from lab.settings import CONF, combinations, groups, load
 
 

@@ -14,7 +14,7 @@ from lab.augment import crop_and_flip, wobble
 from lab.batch import Batch
 from lab.errors import UserError
 from lab.samples import Annotations, annotate
-from lab.schema import DataConfig, DigitsConfig, DownloadedConfig, FolderConfig
+from lab.schema import DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig
 from lab.settings import ROOT, absolute
 
 
@@ -88,7 +88,7 @@ class MemoryLoader:
         return {} if self.order is None or self.noise is None else {"order": self.order.get_state(), "noise": self.noise.get_state()}
 
 
-def load_data(config: DataConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
+def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
     """Open the data set a config names.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lab.batch import Batch
 from lab.errors import UserError, unknown
 from lab.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LogitAdjustedConfig, LossConfig, PreferenceConfig
-from lab.schema import DataConfig
+from lab.schema import ImagesConfig
 
 
 class Criterion:
@@ -22,7 +22,7 @@ class Criterion:
     """
 
     def __init__(
-        self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
+        self, config: LossConfig, data: ImagesConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
     ) -> None:
         """counts: training samples a class, for losses that want to know."""
         from lossforge.losses.registry import LOSSES
@@ -159,7 +159,7 @@ def _per_class(setting: str, given: list[float] | None, classes: int, device: to
     return torch.tensor(given, device=device)
 
 
-def _group_weight(given: list[float] | None, groups: int, data: DataConfig, device: torch.device) -> Tensor | None:
+def _group_weight(given: list[float] | None, groups: int, data: ImagesConfig, device: torch.device) -> Tensor | None:
     if given is None:
         return None
     if not groups:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from lab.errors import UserError, nearest
-from lab.schema import ModelConfig
+from lab.schema import ClassifierConfig, ModelConfig
 
 
 def check_model_name(name: str) -> None:
@@ -38,7 +38,7 @@ def model_norm(config: ModelConfig) -> dict[str, Any]:
     return {key: value for key, value in (known.to_dict() if known else {}).items() if key in ("mean", "std", "interpolation")}
 
 
-def build_model(config: ModelConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:
+def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:
     """The timm model for images of this size and number of channels."""
     import timm
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import UserError, unknown
-from lab.schema import DataConfig
+from lab.schema import ImagesConfig
 
 COLUMNS = ("path", "index", "label", "weight", "group")
 
@@ -22,7 +22,7 @@ class Annotations:
     group: Tensor | None = None  # (N,) int64
 
 
-def annotate(config: DataConfig, targets: Tensor, classes: Sequence[str], keys: Sequence[str], *, needed: bool) -> Annotations:
+def annotate(config: ImagesConfig, targets: Tensor, classes: Sequence[str], keys: Sequence[str], *, needed: bool) -> Annotations:
     """Weights and groups for samples with these targets.
 
     Args:

@@ -12,7 +12,11 @@ from lab.loss_schema import CrossEntropyConfig, LossConfig
 
 @dataclass
 class TaskConfig:
-    name: str = choice("classification", "classification")
+    name: str = "classification"
+
+
+@dataclass
+class ClassificationConfig(TaskConfig):
     calibration_bins: int = number(15, least=2, most=1000)
 
 
@@ -20,18 +24,32 @@ class TaskConfig:
 class ModelConfig:
     name: str = "???"
     pretrained: bool = False
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+
+@dataclass
+class ClassifierConfig(ModelConfig):
     drop_rate: float = number(0.0, least=0, below=1)
     drop_path_rate: float | None = number(None, least=0, below=1)
-    args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class DataConfig:
     name: str = "digits"
-    image_size: int = number(32, least=8)
     batch_size: int = number(64, least=1)
     eval_batch_size: int = number(256, least=1)
     augment: bool = True
+
+
+@dataclass
+class ImagesConfig(DataConfig):
+    """Images of one class each."""
+
+    image_size: int = number(32, least=8)
     mixup: float = number(0.0, least=0)
     cutmix: float = number(0.0, least=0)
     mix_probability: float = number(1.0, least=0, most=1)
@@ -41,19 +59,19 @@ class DataConfig:
 
 
 @dataclass
-class DigitsConfig(DataConfig):
+class DigitsConfig(ImagesConfig):
     held_out: float = number(0.2, above=0, below=1)
     split_seed: int = number(0, least=0)
 
 
 @dataclass
-class DownloadedConfig(DataConfig):
+class DownloadedConfig(ImagesConfig):
     root: str | None = None
     download: bool = True
 
 
 @dataclass
-class FolderConfig(DataConfig):
+class FolderConfig(ImagesConfig):
     root: str | None = None
     train: str = "train"
     val: str = "val"
@@ -127,10 +145,10 @@ class TrackingConfig:
 @dataclass
 class TrainConfig:
     name: str | None = None
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=CrossEntropyConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig = field(default_factory=DigitsConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -156,15 +174,6 @@ class BenchConfig:
     commit: str | None = None
     runs: str | None = None
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-
-
-DATA: dict[str, type[DataConfig]] = {
-    "digits": DigitsConfig,
-    "folder": FolderConfig,
-    "cifar10": DownloadedConfig,
-    "cifar100": DownloadedConfig,
-    "mnist": DownloadedConfig,
-}
 
 
 def range_text(limits: Any) -> str:

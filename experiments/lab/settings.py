@@ -7,9 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+from lab.choices import SCHEMAS, schema_of
 from lab.errors import UserError, nearest, unknown
-from lab.loss_schema import LOSSES
-from lab.schema import DATA, BenchConfig, TrainConfig, check, range_text
+from lab.schema import BenchConfig, TrainConfig, check, range_text
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -22,11 +22,11 @@ class App(Generic[Config]):
 
     name: str
     schema: type[Config]
-    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of SCHEMAS
     named_by_group: frozenset[str] = frozenset()
 
 
-TRAIN = App("train", TrainConfig, {"loss": LOSSES, "data": DATA}, frozenset({"task.name", "loss.name", "data.name"}))
+TRAIN = App("train", TrainConfig, SCHEMAS, frozenset({"task.name", "loss.name", "data.name"}))
 BENCH = App("bench", BenchConfig)
 
 
@@ -161,8 +161,8 @@ def _typed(app: App[Any], composed: Any) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     schema = OmegaConf.structured(app.schema)
-    for group, schemas in app.by_option.items():
-        schema[group] = OmegaConf.structured(schemas[composed[group].name])
+    for group in app.by_option:
+        schema[group] = OmegaConf.structured(schema_of(group, composed[group]))
     try:
         return OmegaConf.merge(schema, composed)
     except OmegaConfBaseException as error:

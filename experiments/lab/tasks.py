@@ -1,7 +1,7 @@
 """A task owns what a batch means: from batch to loss, and from outputs to metrics and pictures. The trainer knows none of it."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from lab.losses import Criterion
 from lab.metrics import ClassificationCounts, ClassificationResult
 from lab.models import build_model, set_prior
 from lab.plots import calibration_picture, confusion_picture
-from lab.schema import TrainConfig
+from lab.schema import ClassificationConfig, ClassifierConfig, ImagesConfig, TrainConfig
 
 
 class Mixing(Protocol):
@@ -65,13 +65,14 @@ class Classification:
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
-        self.criterion = Criterion(config.loss, config.data, len(data.classes), data.groups, device, data.counts)
-        mixed = config.data
-        self.mix: Mixing = Mix(mixed.mixup, mixed.cutmix, mixed.mix_probability, device, config.trainer.seed)
+        self.settings, self.images = cast(ClassificationConfig, config.task), cast(ImagesConfig, config.data)
+        self.criterion = Criterion(config.loss, self.images, len(data.classes), data.groups, device, data.counts)
+        self.mix: Mixing = Mix(self.images.mixup, self.images.cutmix, self.images.mix_probability, device, config.trainer.seed)
 
     def model(self) -> nn.Module:
         classes = len(self.data.classes)
-        model = build_model(self.config.model, channels=self.data.channels, classes=classes, image_size=self.config.data.image_size)
+        architecture = cast(ClassifierConfig, self.config.model)
+        model = build_model(architecture, channels=self.data.channels, classes=classes, image_size=self.images.image_size)
         if isinstance(self.config.loss, SigmoidConfig) and self.config.loss.prior_bias:
             set_prior(model, classes)
         return model
@@ -90,7 +91,7 @@ class Classification:
         return torch.stack([hits[:, 0].sum(), hits.sum()])
 
     def counts(self) -> ClassificationCounts:
-        return ClassificationCounts(len(self.data.classes), self.config.task.calibration_bins, self.data.groups, self.device)
+        return ClassificationCounts(len(self.data.classes), self.settings.calibration_bins, self.data.groups, self.device)
 
     def count(self, counts: ClassificationCounts, output: Tensor, batch: Batch) -> None:
         one = torch.ones((), device=output.device)
