@@ -25,7 +25,8 @@ PARTS = ("train", "val")
 def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
     """The folder under `root` with the scenes of these settings, which are drawn if they are not there yet.
 
-    It holds images/, instances_train.json and instances_val.json. It appears whole or not at all, also when several processes want it at once.
+    It holds images/, instances_train.json and instances_val.json. It appears whole or not at all, also
+    when several processes want it at once.
 
     Raises:
         UserError: the folder cannot be written, or the settings allow no scene.
@@ -173,16 +174,20 @@ def _background(config: DigitScenesConfig, random: np.random.Generator) -> np.nd
     pen = ImageDraw.Draw(picture)
     for _ in range(int(random.poisson(5 * config.clutter))):
         colour = tuple(int(c) for c in ((one + two) / 2 + random.uniform(-0.25, 0.25, 3)).clip(0, 1) * 255)
-        x, y = random.uniform(0, side, 2)
-        length, turn = random.uniform(0.1, 0.6) * side, random.random() * 2 * np.pi
-        width = int(random.integers(1, 4))
-        end = (x + length * np.cos(turn), y + length * np.sin(turn))
-        kind = random.integers(3)
-        if kind == 0:
-            pen.line([(x, y), end], fill=colour, width=width)
-        elif kind == 1:
-            start = random.uniform(0, 360)
-            pen.arc([x, y, x + length, y + length * random.uniform(0.5, 1)], start, start + random.uniform(30, 120), fill=colour, width=width)
-        else:
-            pen.line([(x, y), end, (end[0] - length * np.sin(turn) / 2, end[1] + length * np.cos(turn) / 2)], fill=colour, width=width)
+        _scribble(pen, side, colour, random)
     return np.asarray(picture, dtype=np.float64) / 255
+
+
+def _scribble(pen: ImageDraw.ImageDraw, side: int, colour: tuple[int, ...], random: np.random.Generator) -> None:
+    """A stroke, an arc or a corner."""
+    start = random.uniform(0, side, 2)
+    length, turn = random.uniform(0.1, 0.6) * side, random.random() * 2 * np.pi
+    width = int(random.integers(1, 4))
+    step = length * np.array([np.cos(turn), np.sin(turn)])
+    kind = random.choice(["stroke", "arc", "corner"])
+    if kind == "arc":
+        angle, box = random.uniform(0, 360), [*start, *(start + length * np.array([1, random.uniform(0.5, 1)]))]
+        pen.arc(box, angle, angle + random.uniform(30, 120), fill=colour, width=width)
+    else:
+        path = [start, start + step] if kind == "stroke" else [start, start + step, start + step + step[::-1] * (-0.5, 0.5)]
+        pen.line([tuple(point) for point in path], fill=colour, width=width)
