@@ -1,0 +1,175 @@
+"""Detection data: COCO files read by worker processes, digit scenes among them."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from lab.coco import CocoImages, Collate, power_of_two
+from lab.coco_file import CocoFile, read_coco
+from lab.detection_augment import Prepare
+from lab.detection_batch import DetectionBatch
+from lab.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
+from lab.errors import UserError
+from lab.settings import ROOT, absolute
+
+# of ImageNet, where a model does not say
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Places(Sampler[tuple[int, int]]):
+    """Positions in the data set, each with the seed of its augmentation; shuffled where a seed is given.
+
+    Several ranks take turns; at the end the first positions come again, so that every rank has as many.
+    """
+
+    def __init__(self, samples: int, seed: int | None) -> None:
+        self.samples, self.shuffled = samples, seed is not None
+        self.generator = torch.Generator().manual_seed(seed or 0)
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.rank, self.ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together else (0, 1)
+
+    def __len__(self) -> int:
+        return -(-self.samples // self.ranks)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        order = torch.arange(self.samples)
+        seeds = torch.zeros_like(order)
+        if self.shuffled:
+            order = torch.randperm(self.samples, generator=self.generator)
+            seeds = torch.randint(2**62, (self.samples,), generator=self.generator)
+        turns = torch.arange(len(self) * self.ranks)[self.rank :: self.ranks] % self.samples
+        yield from zip(order[turns].tolist(), seeds[turns].tolist(), strict=True)
+
+
+class DetectionLoader:
+    """Batches on the device; they travel as uint8 and are normalised there."""
+
+    def __init__(
+        self, file: CocoFile, config: DetectionDataConfig, norm: tuple[Tensor, Tensor], device: torch.device, seed: int | None
+    ) -> None:
+        train = seed is not None
+        self.file, self.device, self.samples = file, device, len(file)
+        self.mean, self.deviation = (value.view(1, 3, 1, 1).to(device) for value in norm)
+        fill = (norm[0] * 255).round().int().tolist()
+        self.places = Places(len(file), seed)
+        workers = min(config.workers, os.cpu_count() or 1)
+        self.loader = DataLoader(
+            CocoImages(file, Prepare(config, fill, train=train)),
+            batch_size=config.batch_size if train else config.eval_batch_size,
+            sampler=self.places,
+            collate_fn=Collate(config.fixed_size, config.divisor, fill, _boxes(file, config)),
+            # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
+            generator=torch.Generator(),
+            num_workers=workers,
+            persistent_workers=train and workers > 0,
+            pin_memory=device.type == "cuda",
+        )
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[DetectionBatch]:
+        try:
+            for batch in self.loader:
+                batch = batch.to(self.device, non_blocking=True)
+                batch.images = (batch.images.float() / 255 - self.mean) / self.deviation
+                yield batch
+        except UserError as error:
+            # a worker's error comes with the traceback in front
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+
+    def state(self) -> dict[str, Any]:
+        return {"order": self.places.generator.get_state()} if self.places.shuffled else {}
+
+
+@dataclass
+class DetectionData:
+    classes: list[str]
+    category_ids: list[int]  # the COCO file's, by class
+    channels: int
+    train: DetectionLoader
+    val: DetectionLoader
+    counts: Tensor  # (C,) training boxes
+    annotations: Path  # the file of the held-out images
+
+
+def load_detection_data(config: DetectionDataConfig, norm: dict[str, Any], device: torch.device, seed: int) -> DetectionData:
+    """Open the data set a config names; digit scenes are drawn first if they are not there yet.
+
+    Args:
+        config: one of the schemas of lab.detection_schema.DETECTION_DATA.
+        norm: mean and std that a pretrained model expects.
+        device: where batches are wanted.
+        seed: of the order and the augmentation.
+
+    Raises:
+        UserError: a setting, a file or an entry of a file is wrong.
+    """
+    _check_sizes(config)
+    train, val = (
+        read_coco(path, folder, settings=settings, check=config.check, skip_corrupt=config.skip_corrupt)
+        for path, folder, settings in _parts(config)
+    )
+    _refuse_different_categories(train, val)
+    for file, setting in ((train, "data.train_annotations"), (val, "data.val_annotations")):
+        if not len(file.labels):
+            raise UserError(f"{setting}={file.path}: no image has a box.")
+    mean, deviation = (torch.tensor(norm.get(key, default)) for key, default in (("mean", MEAN), ("std", DEVIATION)))
+    return DetectionData(
+        train.classes,
+        train.category_ids,
+        3,
+        DetectionLoader(train, config, (mean, deviation), device, seed),
+        DetectionLoader(val, config, (mean, deviation), device, None),
+        train.counts(),
+        val.path,
+    )
+
+
+def _parts(config: DetectionDataConfig) -> list[tuple[Path, Path, tuple[str, str]]]:
+    """Annotation file, image folder and the settings that name them, of the training and the held-out images."""
+    root = absolute(config.root, ROOT / "data")
+    if isinstance(config, DigitScenesConfig):
+        from lab.scenes import PARTS, scenes_folder
+
+        folder = scenes_folder(config, root / "digit_scenes")
+        return [(folder / f"instances_{part}.json", folder / "images", ("data.root", "data.root")) for part in PARTS]
+    coco = cast(CocoConfig, config)
+    if not root.is_dir():
+        raise UserError(f"data.root={root}: there is no such folder.")
+    return [
+        (root / coco.train_annotations, root / coco.train_images, ("data.train_annotations", "data.train_images")),
+        (root / coco.val_annotations, root / coco.val_images, ("data.val_annotations", "data.val_images")),
+    ]
+
+
+def _check_sizes(config: DetectionDataConfig) -> None:
+    if len(config.scale) != 2 or config.scale[0] > config.scale[1]:
+        raise UserError(f"data.scale={config.scale}: the smallest and the largest factor are expected.")
+    if config.fixed_size is None:
+        return
+    if len(config.fixed_size) != 2:
+        raise UserError(f"data.fixed_size={config.fixed_size}: height and width are expected.")
+    if any(edge % config.divisor for edge in config.fixed_size):
+        raise UserError(f"data.fixed_size={config.fixed_size}: multiples of data.divisor={config.divisor} are expected.")
+
+
+def _boxes(file: CocoFile, config: DetectionDataConfig) -> int | None:
+    """K of all batches, where it is to be the same."""
+    most, image_id = file.most_boxes()
+    if config.max_boxes is not None and most > config.max_boxes:
+        raise UserError(f"data.max_boxes={config.max_boxes}: image {image_id} of {file.path} has {most} boxes.")
+    return config.max_boxes or (power_of_two(most) if config.fixed_size else None)
+
+
+def _refuse_different_categories(train: CocoFile, val: CocoFile) -> None:
+    ours, others = (set(zip(file.category_ids, file.classes, strict=True)) for file in (train, val))
+    if ours != others:
+        odd = ", ".join(f"{category_id} {name!r}" for category_id, name in sorted(ours ^ others)[:10])
+        raise UserError(f"{train.path} and {val.path} have different categories; in one of them only: {odd}.")

@@ -1,0 +1,430 @@
+"""Digit scenes and COCO folders, as a stranger brings them."""
+
+import json
+import multiprocessing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lab.detection_data import load_detection_data
+from lab.detection_schema import CocoConfig, DigitScenesConfig
+from lab.errors import UserError
+from lab.scenes import _digits, draw_scene, scenes_folder
+
+CPU = torch.device("cpu")
+NORM = {"mean": (0.5, 0.4, 0.2), "std": (0.2, 0.25, 0.5)}
+RED, BLUE, GREY = (230, 20, 30), (20, 30, 230), (128, 102, 51)
+SMALL = DigitScenesConfig(train_scenes=6, val_scenes=3, scene_pixels=64, digit_pixels=[14, 24], digits=[2, 4], workers=0)
+
+
+class CocoFolder:
+    """Images of one colour with filled rectangles, and their annotations; category ids have gaps."""
+
+    def __init__(self, path):
+        self.path = path
+        self.trees = {
+            part: {
+                "images": [],
+                "annotations": [],
+                "categories": [{"id": 7, "name": "blue"}, {"id": 3, "name": "red"}, {"id": 90, "name": "none"}],
+            }
+            for part in ("train", "val")
+        }
+        for part in self.trees:
+            (path / part).mkdir(parents=True)
+        for part, shift in (("train", 0), ("val", 100)):
+            self.image(part, shift + 11, (60, 100), [(3, [10, 20, 30, 25]), (7, [60, 10, 20, 40])])
+            self.image(part, shift + 5, (80, 40), [(7, [5, 30, 20, 36])])
+            self.image(part, shift + 8, (50, 50), [])
+            self.image(part, shift + 9, (64, 64), [(3, [8, 8, 16, 24]), (3, [30.5, 20.25, 30, 40])], crowd=1)
+        self.write()
+
+    def image(self, part, image_id, size, boxes, crowd=None):
+        name = f"{image_id:03}.png"
+        pixels = np.empty((*size, 3), dtype=np.uint8)
+        pixels[:] = GREY
+        tree = self.trees[part]
+        for number, (category, (x, y, w, h)) in enumerate(boxes):
+            pixels[round(y) : round(y + h), round(x) : round(x + w)] = RED if category == 3 else BLUE
+            entry = {
+                "id": len(tree["annotations"]) + 1,
+                "image_id": image_id,
+                "category_id": category,
+                "bbox": [x, y, w, h],
+                "area": w * h / 2,
+            }
+            tree["annotations"].append(entry | {"iscrowd": int(number == crowd)})
+        Image.fromarray(pixels).save(self.path / part / name)
+        tree["images"].append({"id": image_id, "file_name": name, "height": size[0], "width": size[1]})
+
+    def write(self):
+        for part, tree in self.trees.items():
+            (self.path / f"{part}.json").write_text(json.dumps(tree))
+
+    def config(self, **given):
+        names = {"train_images": "train", "val_images": "val", "train_annotations": "train.json", "val_annotations": "val.json"}
+        plain = {"workers": 0, "shortest": None, "longest": None, "augment": False, "batch_size": 4, "eval_batch_size": 4, "divisor": 16}
+        return CocoConfig(root=str(self.path), **names, **plain | given)
+
+    def load(self, seed=0, **given):
+        return load_detection_data(self.config(**given), NORM, CPU, seed)
+
+
+@pytest.fixture
+def coco(tmp_path):
+    return CocoFolder(tmp_path / "coco")
+
+
+def pixels_of(images):
+    """The colours that a batch was normalised from."""
+    mean, deviation = (torch.tensor(NORM[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    return (images * deviation + mean) * 255
+
+
+def painted(image):
+    """The rectangle that holds all red pixels of (3, H, W) and the one of all blue ones; None where there are none."""
+    found = []
+    for strong, weak in ((0, 2), (2, 0)):
+        rows, columns = torch.nonzero((image[strong] > 180) & (image[weak] < 80), as_tuple=True)
+        found.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1] if len(rows) else None)
+    return [None if each is None else torch.tensor([float(v) for v in each]) for each in found]
+
+
+def test_batches_hold_what_the_file_says(coco):
+    data = coco.load()
+    assert (data.classes, data.category_ids) == (["red", "blue", "none"], [3, 7, 90])
+    assert data.counts.tolist() == [2, 2, 0], "the crowd is not trained on"
+    assert data.annotations == coco.path / "val.json"
+    (batch,) = data.val
+    assert batch.image_ids.tolist() == [111, 105, 108, 109]
+    assert batch.index.tolist() == [0, 1, 2, 3]
+    assert batch.images.shape == (4, 3, 80, 112)
+    assert batch.sizes.tolist() == batch.originals.tolist() == [[60, 100], [80, 40], [50, 50], [64, 64]]
+    assert batch.boxes.shape == (4, 8, 4)
+    assert (batch.boxes.dtype, batch.labels.dtype) == (torch.float32, torch.int64)
+    assert batch.labels[:, :2].tolist() == [[0, 1], [1, -1], [-1, -1], [0, -1]]
+    assert batch.labels[:, 2:].eq(-1).all()
+    assert batch.boxes[0, :2].tolist() == [[10, 20, 40, 45], [60, 10, 80, 50]]
+    assert batch.boxes[batch.labels < 0].eq(0).all()
+    colours = pixels_of(batch.images)
+    torch.testing.assert_close(colours[0, :, 30, 20], torch.tensor(RED).float(), atol=1e-3, rtol=0)
+    assert batch.images[1, :, :, 40:].abs().max() < 0.02, "padding is the mean colour"
+
+
+@pytest.mark.parametrize("given", [{}, {"fixed_size": [96, 64]}, {"shortest": 30, "longest": 70}])
+def test_boxes_stay_on_what_they_frame(coco, given):
+    data = coco.load(augment=True, horizontal_flip=0.5, scale=[0.4, 2.0], photometric=0.0, min_visible=0.0, **given)
+    seen = 0
+    for _ in range(12):
+        for batch in data.train:
+            for image, boxes, labels, position in zip(pixels_of(batch.images), batch.boxes, batch.labels, batch.index, strict=True):
+                if position == 3:
+                    continue  # has a crowd painted in the same colour
+                for label, frame in enumerate(painted(image)):
+                    (rows,) = torch.nonzero(labels == label, as_tuple=True)
+                    if frame is None or not len(rows):
+                        continue
+                    torch.testing.assert_close(boxes[rows[0]], frame, atol=1.6, rtol=0)
+                    seen += 1
+    assert seen > 20
+
+
+def test_a_box_that_a_crop_has_cut_away_goes(coco):
+    given = {"augment": True, "horizontal_flip": 0.0, "scale": [2.0, 2.0], "photometric": 0.0}
+    kept = {}
+    for share in (0.0, 0.5, 1.0):
+        data = coco.load(min_visible=share, **given)
+        boxes = [(batch.boxes[batch.labels >= 0]) for _ in range(20) for batch in data.train]
+        kept[share] = torch.cat(boxes)
+    assert len(kept[0.0]) > len(kept[0.5]) > len(kept[1.0]) > 0
+    whole = {(60.0, 50.0), (40.0, 80.0), (40.0, 72.0), (32.0, 48.0)}  # twice what the file says
+    assert {tuple((box[2:] - box[:2]).tolist()) for box in kept[1.0].round()} <= whole
+    assert (kept[0.0][:, 2:] > kept[0.0][:, :2]).all()
+
+
+def test_fixed_sizes_make_all_batches_alike(coco):
+    data = coco.load(augment=True, scale=[0.5, 2.0], fixed_size=[64, 96], batch_size=2)
+    shapes = {(batch.images.shape, batch.boxes.shape) for _ in range(3) for batch in data.train}
+    assert shapes == {((2, 3, 64, 96), (2, 8, 4))}
+    (batch,) = data.val
+    assert batch.sizes.tolist() == [[58, 96], [64, 32], [64, 64], [64, 64]], "proportions stay"
+    assert batch.boxes[1, 0].tolist() == pytest.approx([5 * 0.8, 30 * 0.8, 25 * 0.8, 66 * 0.8])
+    assert next(iter(coco.load(max_boxes=3).val)).boxes.shape == (4, 3, 4)
+
+
+def test_neither_workers_nor_the_global_generator_change_an_epoch(coco):
+    given = {"augment": True, "scale": [0.5, 2.0], "fixed_size": [64, 64], "batch_size": 3}
+    torch.manual_seed(1)
+    alone, helped, other = coco.load(seed=4, **given), coco.load(seed=4, workers=2, **given), coco.load(seed=5, **given)
+    before = torch.get_rng_state()
+    first = [batch for _ in range(2) for batch in alone.train]
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    second = [batch for _ in range(2) for batch in helped.train]
+    for one, two in zip(first, second, strict=True):
+        for name, value in one.tensors().items():
+            assert torch.equal(value, two.tensors()[name]), name
+    assert torch.equal(alone.train.state()["order"], helped.train.state()["order"])
+    assert not torch.equal(first[0].images, first[2].images), "epochs differ"
+    assert not torch.equal(first[0].images, next(iter(other.train)).images), "seeds differ"
+    assert sorted(int(i) for batch in first[:2] for i in batch.index) == [0, 1, 2, 3]
+
+
+FAULTS = [
+    ({"bbox": [1, 2, 0, 5]}, "annotation 1 of image 11: bbox [1, 2, 0, 5] has no area"),
+    ({"bbox": [1, 2, 5, -5]}, "has no area"),
+    ({"bbox": [1, 2, 5]}, "four finite numbers"),
+    ({"bbox": None}, "four finite numbers"),
+    ({"bbox": [1, 2, float("nan"), 5]}, "four finite numbers"),
+    ({"bbox": [200, 20, 10, 10]}, "mostly outside of the image (100×60)"),
+    ({"bbox": [80, 40, 99, 59]}, "[x, y, width, height] is expected"),
+    ({"category_id": 4}, "category_id 4 is not among the categories"),
+    ({"category_id": "red"}, "category_id 'red'"),
+    ({"image_id": 77}, "annotation 1 of image 77: there is no such image"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), FAULTS)
+def test_a_corrupt_annotation_is_named(coco, change, said, capsys):
+    coco.trees["train"]["annotations"][0] |= change
+    coco.write()
+    with pytest.raises(UserError) as caught:
+        coco.load()
+    assert said in str(caught.value)
+    assert "train.json: 1 corrupt entries" in str(caught.value)
+    data = coco.load(skip_corrupt=True)
+    assert data.counts.tolist() == [1, 2, 0]
+    assert data.train.samples == 4
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    assert said in printed
+
+
+def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
+    tree, folder = coco.trees["train"], coco.path / "train"
+    (folder / "011.png").unlink()
+    (folder / "005.png").write_bytes(b"no image")
+    Image.new("RGB", (30, 50)).save(folder / "008.png")
+    tree["images"] += [
+        {"id": 20, "file_name": "009.png"},
+        {"id": "x", "file_name": "009.png", "height": 64, "width": 64},
+        {"id": 9, "file_name": "009.png", "height": 64, "width": 64},
+    ]
+    coco.write()
+    with pytest.raises(UserError) as caught:
+        coco.load()
+    lines = str(caught.value).splitlines()
+    assert "6 corrupt entries" in lines[0]
+    for wanted in ("image 20: file_name, height and width", "has no integer id", "image 9: its id is given twice"):
+        assert sum(wanted in line for line in lines) == 1, wanted
+    for image_id, wanted in ((11, "there is no such file"), (5, "cannot be read"), (8, "has 30×50 pixels, the annotations say 50×50")):
+        assert sum(f"image {image_id} (" in line and wanted in line for line in lines) == 1, wanted
+    data = coco.load(skip_corrupt=True)
+    assert (data.train.samples, data.counts.tolist()) == (1, [1, 0, 0])
+
+
+def test_only_ten_faults_are_listed(coco):
+    tree = coco.trees["val"]
+    tree["annotations"] += [{"id": 50 + i, "image_id": 111, "category_id": 3, "bbox": [0, 0, 0, 0]} for i in range(30)]
+    coco.write()
+    with pytest.raises(UserError, match="30 corrupt entries") as caught:
+        coco.load()
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 12
+    assert lines[-1] == "... and 20 more"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_found_before_the_run_or_named_in_it(coco, workers):
+    path = coco.path / "train" / "011.png"
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (60, 100, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:4000])
+    with pytest.raises(UserError) as caught:
+        list(coco.load(workers=workers).train)
+    assert "image 11 (" in str(caught.value)
+    assert "data.check=pixels" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    with pytest.raises(UserError, match=r"image 11 .*cannot be read"):
+        coco.load(check="pixels")
+    assert coco.load(check="pixels", skip_corrupt=True).train.samples == 3
+
+
+def test_borders_are_clipped_and_areas_kept(coco):
+    coco.trees["val"]["annotations"][0] |= {"bbox": [-2, 20, 30, 41.5], "area": 100.5}
+    del coco.trees["val"]["annotations"][1]["area"]
+    coco.write()
+    file = coco.load().val.file
+    assert file.boxes[:2].tolist() == [[0, 20, 28, 40], [60, 10, 20, 40]]
+    assert file.areas[:2].tolist() == [100.5, 800]
+    assert file.crowd.tolist() == [False, False, False, False, True]
+
+
+def test_odd_pixel_formats(coco):
+    folder = coco.path / "val"
+    Image.open(folder / "111.png").convert("L").save(folder / "111.png")
+    Image.open(folder / "105.png").convert("P").save(folder / "105.png")
+    Image.open(folder / "108.png").convert("RGBA").save(folder / "108.png")
+    (batch,) = coco.load().val
+    colours = pixels_of(batch.images)
+    assert torch.allclose(colours[0, 0, 30, 20], colours[0, 2, 30, 20], atol=1e-3)
+    assert colours[2, :, 25, 25].tolist() == pytest.approx(GREY, abs=1e-3)
+    Image.fromarray(np.full((60, 100), 40000, dtype=np.uint16)).save(folder / "111.png")
+    with pytest.raises(UserError, match="mode I;16; 8 bits"):
+        coco.load()
+
+
+def test_an_orientation_is_followed_where_the_annotations_did(coco):
+    path = coco.path / "val" / "111.png"
+    turned = Image.open(path).transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown turned by 90° clockwise
+    turned.save(path, exif=exif)
+    upright = next(iter(coco.load(eval_batch_size=1).val))
+    assert pixels_of(upright.images)[0, :, 30, 20].tolist() == pytest.approx(RED, abs=1e-3)
+    Image.open(path).transpose(Image.Transpose.ROTATE_270).save(path, exif=exif)
+    as_stored = next(iter(coco.load(eval_batch_size=1).val))
+    assert torch.equal(as_stored.images, upright.images)
+
+
+def break_file(change):
+    def apply(coco):
+        change(coco.trees)
+        coco.write()
+
+    return apply
+
+
+MISTAKES = [
+    ({"root": "/nowhere/at/all"}, None, "data.root=/nowhere/at/all: there is no such folder"),
+    ({"val_annotations": "vall.json"}, None, "data.val_annotations="),
+    ({"train_images": "images"}, None, "data.train_images="),
+    ({"train_images": "val"}, None, "none of the 4 images of data.train_annotations is there"),
+    ({"train_annotations": "train/005.png"}, None, "is not JSON"),
+    ({}, break_file(lambda trees: trees["val"].pop("annotations")), "no list annotations"),
+    ({}, break_file(lambda trees: trees["val"]["categories"].pop()), "in one of them only: 90 'none'"),
+    ({}, break_file(lambda trees: trees["val"]["categories"].append({"id": 7, "name": "x"})), "id 7 is given to 'blue' and to 'x'"),
+    ({}, break_file(lambda trees: trees["train"]["annotations"].clear()), "data.train_annotations="),
+    ({}, break_file(lambda trees: [a.update(bbox=[0.1, 0.2, 0.5, 0.5]) for a in trees["train"]["annotations"]]), "within [0, 1]"),
+    ({"max_boxes": 1}, None, "data.max_boxes=1: image 11"),
+    ({"fixed_size": [64, 70]}, None, "multiples of data.divisor=16"),
+    ({"fixed_size": [64]}, None, "height and width"),
+    ({"scale": [2.0, 0.5]}, None, "data.scale=[2.0, 0.5]"),
+]
+
+
+@pytest.mark.parametrize(("given", "damage", "said"), MISTAKES)
+def test_a_mistake_is_named(coco, given, damage, said):
+    if damage:
+        damage(coco)
+    config = replace(coco.config(), **given)
+    with pytest.raises(UserError) as caught:
+        load_detection_data(config, NORM, CPU, 0)
+    assert said in str(caught.value)
+
+
+def test_categories_of_one_name_are_told_apart(coco):
+    for tree in coco.trees.values():
+        tree["categories"].append({"id": 0, "name": "red"})
+    coco.write()
+    data = coco.load()
+    assert data.classes == ["red (0)", "red (3)", "blue", "none"]
+    assert next(iter(data.val)).labels[0, :2].tolist() == [1, 2]
+
+
+def test_scenes_are_drawn_once_and_from_their_seed(tmp_path):
+    folder = scenes_folder(SMALL, tmp_path / "a")
+    before = {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
+    assert scenes_folder(replace(SMALL, batch_size=3), tmp_path / "a") == folder, "loading does not change the pictures"
+    assert {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.*")} == before
+    again = scenes_folder(SMALL, tmp_path / "b")
+    assert again.name == folder.name
+    assert all((again / path.relative_to(folder)).read_bytes() == path.read_bytes() for path in folder.rglob("*.*"))
+    other = scenes_folder(replace(SMALL, scene_seed=1), tmp_path / "a")
+    assert other != folder
+    assert (other / "images/train_000000.png").read_bytes() != (folder / "images/train_000000.png").read_bytes()
+
+
+def test_scenes_are_a_coco_data_set(tmp_path):
+    data = load_detection_data(replace(SMALL, root=str(tmp_path)), {}, CPU, 0)
+    assert data.classes == [str(digit) for digit in range(10)]
+    assert data.category_ids == list(range(1, 11))
+    assert (data.train.samples, data.val.samples) == (6, 3)
+    ids = [entry["id"] for entry in json.loads(data.annotations.read_text())["annotations"]]
+    assert ids == list(range(1, len(ids) + 1))
+    assert not set(data.train.file.image_ids) & set(data.val.file.image_ids)
+    assert int(data.counts.sum()) == len(data.train.file.boxes)
+    assert next(iter(data.train)).images.shape == (6, 3, 64, 64)
+
+
+def test_scenes_of_two_processes_at_once_are_one(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=scenes_folder, args=(SMALL, tmp_path)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert [path.name for path in tmp_path.iterdir()] == [scenes_folder(SMALL, tmp_path).name]
+
+
+def test_scenes_that_cannot_be_written_leave_nothing(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data.root=.*cannot be written"):
+        scenes_folder(SMALL, tmp_path / "file" / "scenes")
+    with pytest.raises(UserError, match=r"data.digits=\[4, 2\]"):
+        scenes_folder(replace(SMALL, digits=[4, 2]), tmp_path)
+    with pytest.raises(UserError, match=r"data.held_out=0.0001"):
+        scenes_folder(replace(SMALL, held_out=0.0001), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_training_and_held_out_scenes_share_no_digit():
+    (train, train_labels), (val, val_labels) = _digits(SMALL)
+    assert len(train) + len(val) == 1797
+    assert len(val) == pytest.approx(0.2 * 1797, abs=1)
+    known = {glyph.tobytes() for glyph in train}
+    assert not known & {glyph.tobytes() for glyph in val}
+    shares = np.bincount(val_labels) / (np.bincount(val_labels) + np.bincount(train_labels))
+    assert abs(shares - 0.2).max() < 0.01
+
+
+def test_boxes_of_a_scene_are_tight():
+    config = replace(SMALL, clutter=0.0, digits=[1, 1])
+    glyphs, labels = _digits(config)[0]
+    for seed in range(30):
+        picture, ((label, (x, y, w, h)),) = draw_scene(config, glyphs, labels, np.random.default_rng(seed))
+        assert 0 <= label <= 9
+        padded = np.pad(picture.astype(int), ((1, 1), (1, 1), (0, 0)), mode="edge")
+        steps = np.zeros(picture.shape[:2], dtype=int)
+        for rows, columns in (
+            (slice(2, None), slice(1, -1)),
+            (slice(None, -2), slice(1, -1)),
+            (slice(1, -1), slice(2, None)),
+            (slice(1, -1), slice(None, -2)),
+        ):
+            steps = np.maximum(steps, abs(padded[1:-1, 1:-1] - padded[rows, columns]).max(-1))
+        rows, columns = np.nonzero(steps > 20)
+        edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert edges == pytest.approx([x, y, x + w, y + h], abs=2)
+
+
+def test_digits_of_a_scene_keep_apart():
+    config = replace(SMALL, digits=[8, 8], scene_pixels=96, digit_pixels=[20, 40], max_iou=0.08, max_cover=0.2)
+    glyphs, labels = _digits(config)[0]
+    touching = 0
+    for seed in range(20):
+        _, found = draw_scene(config, glyphs, labels, np.random.default_rng(seed))
+        masks = np.zeros((len(found), 96, 96), dtype=bool)
+        for mask, (_, (x, y, w, h)) in zip(masks, found, strict=True):
+            mask[y : y + h, x : x + w] = True
+        for i, one in enumerate(masks):
+            for two in masks[:i]:
+                shared = (one & two).sum()
+                touching += shared > 0
+                assert shared / (one | two).sum() <= 0.08
+                assert shared <= 0.2 * min(one.sum(), two.sum())
+    assert touching > 5
