@@ -1,0 +1,111 @@
+"""The loss of a dense detector, by the names of its parts."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lab.detection_stock import StockLoss
+from lab.detection_types import Coder, DetectorOutput, Matched
+from lab.errors import unknown
+from lossforge.losses import binary_cross_entropy_with_logits, box_iou_loss
+from lossforge.losses.registry import LOSSES
+
+CLASSIFICATION = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
+SCORED = ("quality_focal", "varifocal")
+"""Losses whose target of a positive is the IoU of its box."""
+ENCODED = {"l1": "box_l1", "smooth_l1": "box_smooth_l1"}
+"""Losses of encoded boxes, with their names in the registry."""
+DECODED = ("iou", "giou", "diou", "ciou", "eiou")
+IMPLEMENTATIONS = ("lossforge", "torch")
+
+
+class DetectionLoss:
+    """Losses of classes, boxes and, where the detector has it, centerness.
+
+    Class indices go into the kernels as they are, one launch over the whole batch for each part; nothing waits for the device.
+
+    Args:
+        name: of the classification loss, one of CLASSIFICATION.
+        box_loss: one of ENCODED or DECODED.
+        hyper, box_hyper: the losses' hyper-parameters, as the registry names them.
+        box_weight: factor of the boxes' loss.
+        implementation: "torch" computes by torchvision's ways, to compare with.
+
+    Raises:
+        UserError: a name is not known.
+    """
+
+    def __init__(
+        self,
+        name: str = "focal",
+        box_loss: str = "giou",
+        *,
+        hyper: Mapping[str, Any] | None = None,
+        box_hyper: Mapping[str, Any] | None = None,
+        box_weight: float = 1.0,
+        implementation: str = "lossforge",
+    ) -> None:
+        _check("loss", name, CLASSIFICATION)
+        _check("box_loss", box_loss, (*ENCODED, *DECODED))
+        _check("loss.implementation", implementation, IMPLEMENTATIONS)
+        self.classes, self.boxes = LOSSES[name], LOSSES[ENCODED.get(box_loss, box_loss)]
+        self.hyper, self.box_hyper, self.box_weight = dict(hyper or {}), dict(box_hyper or {}), box_weight
+        for key in self.hyper:
+            _check("loss.hyper", key, tuple(self.classes.hyper))
+        for key in self.box_hyper:
+            _check("box_loss.hyper", key, tuple(self.boxes.hyper))
+        self.scored, self.encoded = name in SCORED, box_loss in ENCODED
+        self.stock = StockLoss(self.classes, self.hyper, box_loss, self.box_hyper) if implementation == "torch" else None
+
+    def __call__(self, output: DetectorOutput, matched: Matched, coder: Coder, normalizer: Tensor) -> dict[str, Tensor]:
+        """0-d losses "classification", "boxes" and with centerness "centerness": sums over the batch divided by `normalizer` ()."""
+        score = self._score(output, matched, coder) if self.scored else None
+        if self.stock is not None:
+            losses = {part: value / normalizer for part, value in self.stock(output, matched, coder, score).items()}
+        else:
+            losses = self._parts(output, matched, coder, score, {"reduction": "sum", "normalizer": normalizer})
+        return losses | {"boxes": self.box_weight * losses["boxes"]}
+
+    def _parts(
+        self, output: DetectorOutput, matched: Matched, coder: Coder, score: Tensor | None, total: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        scores = {} if score is None else {"score": score}
+        deltas, weight = _of_positives(output.regression, matched), matched.positive.float()
+        first, second = coder.decode(deltas, matched.anchors), matched.boxes
+        if self.encoded:
+            first, second = deltas, coder.encode(matched.anchors, matched.boxes)
+        losses = {
+            "classification": self.classes.function(output.logits, matched.labels, **self.hyper, **scores, **total),
+            "boxes": self.boxes.function(first, second, weight=weight, **self.box_hyper, **total),
+        }
+        if output.centerness is not None:
+            target = centerness(coder.encode(matched.anchors, matched.boxes))
+            logits = torch.where(matched.positive, output.centerness.float(), 0.0)
+            losses["centerness"] = binary_cross_entropy_with_logits(logits, target, weight, **total)
+        return cast(dict[str, Tensor], losses)
+
+    @torch.no_grad()
+    def _score(self, output: DetectorOutput, matched: Matched, coder: Coder) -> Tensor:
+        """(N, A) IoU of each positive's predicted box with its own."""
+        predicted = coder.decode(_of_positives(output.regression, matched), matched.anchors)
+        return 1 - box_iou_loss(predicted, matched.boxes)
+
+
+def _of_positives(regression: Tensor, matched: Matched) -> Tensor:
+    """(N, A, 4) deltas, 0 where not positive: what is regressed there counts for nothing, not even if it overflows."""
+    return torch.where(matched.positive[..., None], regression.float(), 0.0)
+
+
+def centerness(distances: Tensor) -> Tensor:
+    """How near to its box's centre each point is: 1 in the centre, 0 at an edge; (...) from distances to the edges (..., 4)."""
+    left, top, right, bottom = distances.unbind(-1)
+    across = torch.minimum(left, right) / torch.maximum(left, right)
+    down = torch.minimum(top, bottom) / torch.maximum(top, bottom)
+    return (across * down).sqrt()
+
+
+def _check(setting: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise unknown(setting, value, choices)
