@@ -4,7 +4,11 @@ import dataclasses
 
 import pytest
 
-from lab.choices import DATA
+from lab.choices import DATA, DETECTION_LOSSES, TASKS
+from lab.detection_loss import CLASSIFICATION, DECODED, ENCODED
+from lab.detection_schema import DETECTION_DATA
+from lab.detector_schema import BOX_LOSSES
+from lab.errors import UserError
 from lab.loss_schema import LOSSES
 from lab.settings import CONF, combinations, groups, load
 
@@ -43,10 +47,14 @@ def test_loss_defaults_are_the_registrys():
 
 @pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in groups().items() for option in options])
 def test_every_option_composes(group, option):
-    required = {("model", "timm"): ["model.name=resnet18"], ("loss", "custom"): ["loss.target=my_loss:loss"]}
+    required = {("loss", "custom"): ["loss.target=my_loss:loss"]} | {
+        ("model", m): ["model.name=resnet18"] for m in ("timm", "fcos", "retinanet")
+    }
     extra = required.get((group, option), [])
+    if option.startswith(("fcos", "retinanet")) or (option in (*DETECTION_DATA, *BOX_LOSSES) and group in ("data", "box_loss")):
+        extra = ["task=detection", *extra]
     tree = load([f"{group}={option}", *extra]).tree()
-    if group in ("loss", "data"):
+    if group in ("task", "loss", "box_loss", "data"):
         assert tree[group]["name"] == option
     assert set(DATA) == set(groups()["data"])
 
@@ -77,3 +85,28 @@ def test_combinations_of_a_multirun():
 
 def test_no_config_holds_a_machines_path():
     assert not [path for path in CONF.rglob("*.yaml") if "/work" in path.read_text() or "/home" in path.read_text()]
+
+
+def test_detections_losses_are_those_of_the_detectors():
+    assert DETECTION_LOSSES == CLASSIFICATION
+    assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", *ENCODED, *DECODED}
+    assert set(groups()["task"]) == set(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task=detection", "model=resnet18"], "task=detection takes a detector"),
+        (["model=fcos_tiny"], "task=classification takes a classifier"),
+        (["task=detection", "data=digits"], "takes digit_scenes, coco"),
+        (["data=coco"], "takes digits, folder"),
+        (["task=detection", "loss=ce"], "loss=ce with task=detection"),
+        (["box_loss=giou"], "only task=detection has boxes"),
+        (["task=detection", "model.anchor_sizes=[8]"], "anchor_sizes of model=retinanet"),
+        (["task=detection", "box_loss.name=giou"], "write box_loss=giou"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words, said):
+    with pytest.raises(UserError) as caught:
+        load(words)
+    assert said in str(caught.value)

@@ -69,8 +69,8 @@ class CocoFolder:
         plain = {"workers": 0, "shortest": None, "longest": None, "augment": False, "batch_size": 4, "eval_batch_size": 4, "divisor": 16}
         return CocoConfig(root=str(self.path), **names, **plain | given)
 
-    def load(self, seed=0, **given):
-        return load_detection_data(self.config(**given), NORM, CPU, seed)
+    def load(self, seed=0, fixed_size=None, **given):
+        return load_detection_data(self.config(**given), fixed_size, NORM, CPU, seed)
 
 
 @pytest.fixture
@@ -320,9 +320,10 @@ MISTAKES = [
 def test_a_mistake_is_named(coco, given, damage, said):
     if damage:
         damage(coco)
+    fixed_size = given.pop("fixed_size", None) if given else None
     config = replace(coco.config(), **given)
     with pytest.raises(UserError) as caught:
-        load_detection_data(config, NORM, CPU, 0)
+        load_detection_data(config, fixed_size, NORM, CPU, 0)
     assert said in str(caught.value)
 
 
@@ -349,7 +350,7 @@ def test_scenes_are_drawn_once_and_from_their_seed(tmp_path):
 
 
 def test_scenes_are_a_coco_data_set(tmp_path):
-    data = load_detection_data(replace(SMALL, root=str(tmp_path)), {}, CPU, 0)
+    data = load_detection_data(replace(SMALL, root=str(tmp_path)), None, {}, CPU, 0)
     assert data.classes == [str(digit) for digit in range(10)]
     assert data.category_ids == list(range(1, 11))
     assert (data.train.samples, data.val.samples) == (6, 3)

@@ -1,17 +1,23 @@
 """From checked settings to a trainer that is ready to start."""
 
+from typing import cast
+
+import torch
 from torch import nn
 
 from lab.data import load_data
+from lab.detection_schema import DetectionDataConfig
+from lab.detector_schema import DetectionConfig, DetectorConfig
 from lab.machine import pick_device, seed_all
 from lab.models import check_model_name, model_norm
 from lab.optim import check_optimizer_name
+from lab.schema import ImagesConfig, TrainConfig
 from lab.settings import Settings
 from lab.tasks import Classification
 from lab.trainer import Trainer
 
 
-def assemble(settings: Settings, model: nn.Module | None = None) -> Trainer:
+def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None) -> Trainer:
     """Open the data, make the task, its model (unless one is given) and the trainer; nothing is written.
 
     Raises:
@@ -22,6 +28,19 @@ def assemble(settings: Settings, model: nn.Module | None = None) -> Trainer:
     check_optimizer_name(config.optim.name)
     device = pick_device(config.trainer.device)
     seed_all(config.trainer)
-    data = load_data(config.data, model_norm(config.model), device, config.trainer.seed)
+    if isinstance(config.task, DetectionConfig):
+        return _detection(settings, model, device)
+    data = load_data(cast(ImagesConfig, config.data), model_norm(config.model), device, config.trainer.seed)
     task = Classification(config, data, device)
+    return Trainer(config, task, data, model or task.model(), device, settings.tree())
+
+
+def _detection(settings: Settings[TrainConfig], model: nn.Module | None, device: torch.device) -> Trainer:
+    from lab.detection import Detection
+    from lab.detection_data import load_detection_data, size_of
+
+    config = settings.config
+    scenes, fixed = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
+    data = load_detection_data(scenes, fixed, model_norm(config.model), device, config.trainer.seed)
+    task = Detection(config, data, size_of(scenes, fixed), device)
     return Trainer(config, task, data, model or task.model(), device, settings.tree())

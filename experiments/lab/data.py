@@ -19,13 +19,28 @@ from lab.settings import ROOT, absolute
 
 
 class Loader(Protocol):
+    """Batches of one task, on the device."""
+
     samples: int
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[Any]: ...
 
     def state(self) -> dict[str, Any]: ...
+
+
+class Sets(Protocol):
+    """What the trainer reads of any task's data."""
+
+    @property
+    def classes(self) -> list[str]: ...
+
+    @property
+    def train(self) -> Loader: ...
+
+    @property
+    def val(self) -> Loader: ...
 
 
 @dataclass

@@ -13,10 +13,10 @@ from lab.detection_schema import DetectionDataConfig
 Size = tuple[int, int]  # height, width
 
 
-def fitted(size: Size, config: DetectionDataConfig) -> Size:
+def fitted(size: Size, config: DetectionDataConfig, fixed_size: list[int] | None) -> Size:
     """What an image of this size is resized to: within `fixed_size`, or by its shorter and longer edges; its proportions stay."""
-    if config.fixed_size:
-        ratio = min(config.fixed_size[0] / size[0], config.fixed_size[1] / size[1])
+    if fixed_size:
+        ratio = min(fixed_size[0] / size[0], fixed_size[1] / size[1])
     else:
         ratio = config.shortest / min(size) if config.shortest else 1.0
         if config.longest:
@@ -34,15 +34,15 @@ class RandomScale(v2.Transform):
     Small factors zoom out, large ones crop; 0.1 to 2 is large-scale jitter.
     """
 
-    def __init__(self, config: DetectionDataConfig, fill: list[int]) -> None:
+    def __init__(self, config: DetectionDataConfig, fixed_size: list[int] | None, fill: list[int]) -> None:
         super().__init__()
-        self.config, self.fill = config, fill
+        self.config, self.fixed_size, self.fill = config, fixed_size, fill
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         size = tuple(F.get_size(flat_inputs[0]))
         low, high = self.config.scale
-        plain = fitted(size, self.config)
-        canvas = tuple(self.config.fixed_size or plain)
+        plain = fitted(size, self.config, self.fixed_size)
+        canvas = tuple(self.fixed_size or plain)
         resized = scaled(plain, low + (high - low) * float(torch.rand(())))
         # where the canvas begins in the resized image; negative is padding
         top, left = (round((inner - outer) * float(torch.rand(()))) for inner, outer in zip(resized, canvas, strict=True))
@@ -63,14 +63,15 @@ class Prepare:
 
     Args:
         config: sizes and augmentation.
+        fixed_size: height and width that every image is fitted into.
         fill: the colour of padding, 0 to 255.
         train: augment if the config says so.
     """
 
-    def __init__(self, config: DetectionDataConfig, fill: list[int], *, train: bool) -> None:
-        self.config, self.augment = config, train and config.augment
+    def __init__(self, config: DetectionDataConfig, fixed_size: list[int] | None, fill: list[int], *, train: bool) -> None:
+        self.config, self.fixed_size, self.augment = config, fixed_size, train and config.augment
         self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
-        self.scale = RandomScale(config, fill)
+        self.scale = RandomScale(config, fixed_size, fill)
         self.after = v2.RandomPhotometricDistort(p=config.photometric)
         self.sanitize = v2.Compose([v2.ClampBoundingBoxes(clamping_mode="hard"), v2.SanitizeBoundingBoxes(labels_getter=_labels)])
 
@@ -80,7 +81,7 @@ class Prepare:
         # unclamped until it is known how much of a box is left
         found = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size, clamping_mode=None)
         if not self.augment:
-            image, found = (F.resize(each, list(fitted(size, self.config)), antialias=True) for each in (image, found))
+            image, found = (F.resize(each, list(fitted(size, self.config, self.fixed_size)), antialias=True) for each in (image, found))
         else:
             image, found = self.scale(*self.before(image, found))
             kept = _visible(found) >= self.config.min_visible

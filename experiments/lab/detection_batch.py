@@ -1,9 +1,12 @@
 """What travels from the data to the detection task."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from lab.detection_types import Matched
 
 
 @dataclass
@@ -17,15 +20,18 @@ class DetectionBatch:
     originals: Tensor  # (N, 2) height, width of the file
     index: Tensor  # (N,) positions in the data set
     image_ids: Tensor  # (N,) ids in the COCO file
+    matched: Matched | None = None  # what the task's anchors shall predict
 
     def __len__(self) -> int:
         return self.images.shape[0]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "DetectionBatch":
-        return DetectionBatch(**{name: value.to(device, non_blocking=non_blocking) for name, value in self.tensors().items()})
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=non_blocking) for name, value in self.tensors().items()}
+        return replace(self, **moved)
 
     def pin_memory(self) -> "DetectionBatch":
-        return DetectionBatch(**{name: value.pin_memory() for name, value in self.tensors().items()})
+        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in self.tensors().items()}
+        return replace(self, **pinned)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return {item.name: value for item in fields(self) if isinstance(value := getattr(self, item.name), Tensor)}

@@ -51,7 +51,13 @@ class DetectionLoader:
     """Batches on the device; they travel as uint8 and are normalised there."""
 
     def __init__(
-        self, file: CocoFile, config: DetectionDataConfig, norm: tuple[Tensor, Tensor], device: torch.device, seed: int | None
+        self,
+        file: CocoFile,
+        config: DetectionDataConfig,
+        fixed_size: list[int] | None,
+        norm: tuple[Tensor, Tensor],
+        device: torch.device,
+        seed: int | None,
     ) -> None:
         train = seed is not None
         self.file, self.device, self.samples = file, device, len(file)
@@ -60,10 +66,10 @@ class DetectionLoader:
         self.places = Places(len(file), seed)
         workers = min(config.workers, os.cpu_count() or 1)
         self.loader = DataLoader(
-            CocoImages(file, Prepare(config, fill, train=train)),
+            CocoImages(file, Prepare(config, fixed_size, fill, train=train)),
             batch_size=config.batch_size if train else config.eval_batch_size,
             sampler=self.places,
-            collate_fn=Collate(config.fixed_size, config.divisor, fill, _boxes(file, config)),
+            collate_fn=Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size)),
             # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
             generator=torch.Generator(),
             num_workers=workers,
@@ -99,11 +105,14 @@ class DetectionData:
     annotations: Path  # the file of the held-out images
 
 
-def load_detection_data(config: DetectionDataConfig, norm: dict[str, Any], device: torch.device, seed: int) -> DetectionData:
+def load_detection_data(
+    config: DetectionDataConfig, fixed_size: list[int] | None, norm: dict[str, Any], device: torch.device, seed: int
+) -> DetectionData:
     """Open the data set a config names; digit scenes are drawn first if they are not there yet.
 
     Args:
         config: one of the schemas of lab.detection_schema.DETECTION_DATA.
+        fixed_size: height and width of every batch; None pads a batch to its largest image.
         norm: mean and std that a pretrained model expects.
         device: where batches are wanted.
         seed: of the order and the augmentation.
@@ -111,7 +120,7 @@ def load_detection_data(config: DetectionDataConfig, norm: dict[str, Any], devic
     Raises:
         UserError: a setting, a file or an entry of a file is wrong.
     """
-    _check_sizes(config)
+    _check_sizes(config, fixed_size)
     train, val = (
         read_coco(path, folder, settings=settings, check=config.check, skip_corrupt=config.skip_corrupt)
         for path, folder, settings in _parts(config)
@@ -125,11 +134,20 @@ def load_detection_data(config: DetectionDataConfig, norm: dict[str, Any], devic
         train.classes,
         train.category_ids,
         3,
-        DetectionLoader(train, config, (mean, deviation), device, seed),
-        DetectionLoader(val, config, (mean, deviation), device, None),
+        DetectionLoader(train, config, fixed_size, (mean, deviation), device, seed),
+        DetectionLoader(val, config, fixed_size, (mean, deviation), device, None),
         train.counts(),
         val.path,
     )
+
+
+def size_of(config: DetectionDataConfig, fixed_size: list[int] | None) -> tuple[int, int]:
+    """Height and width of a usual batch."""
+    if fixed_size:
+        return fixed_size[0], fixed_size[1]
+    edge = config.shortest or (config.scene_pixels if isinstance(config, DigitScenesConfig) else 640)
+    side = -(-edge // config.divisor) * config.divisor
+    return side, side
 
 
 def _parts(config: DetectionDataConfig) -> list[tuple[Path, Path, tuple[str, str]]]:
@@ -149,23 +167,23 @@ def _parts(config: DetectionDataConfig) -> list[tuple[Path, Path, tuple[str, str
     ]
 
 
-def _check_sizes(config: DetectionDataConfig) -> None:
+def _check_sizes(config: DetectionDataConfig, fixed_size: list[int] | None) -> None:
     if len(config.scale) != 2 or config.scale[0] > config.scale[1]:
         raise UserError(f"data.scale={config.scale}: the smallest and the largest factor are expected.")
-    if config.fixed_size is None:
+    if fixed_size is None:
         return
-    if len(config.fixed_size) != 2:
-        raise UserError(f"data.fixed_size={config.fixed_size}: height and width are expected.")
-    if any(edge % config.divisor for edge in config.fixed_size):
-        raise UserError(f"data.fixed_size={config.fixed_size}: multiples of data.divisor={config.divisor} are expected.")
+    if len(fixed_size) != 2:
+        raise UserError(f"model.fixed_size={fixed_size}: height and width are expected.")
+    if any(edge % config.divisor for edge in fixed_size):
+        raise UserError(f"model.fixed_size={fixed_size}: multiples of data.divisor={config.divisor} are expected.")
 
 
-def _boxes(file: CocoFile, config: DetectionDataConfig) -> int | None:
+def _boxes(file: CocoFile, config: DetectionDataConfig, fixed_size: list[int] | None) -> int | None:
     """K of all batches, where it is to be the same."""
     most, image_id = file.most_boxes()
     if config.max_boxes is not None and most > config.max_boxes:
         raise UserError(f"data.max_boxes={config.max_boxes}: image {image_id} of {file.path} has {most} boxes.")
-    return config.max_boxes or (power_of_two(most) if config.fixed_size else None)
+    return config.max_boxes or (power_of_two(most) if fixed_size else None)
 
 
 def _refuse_different_categories(train: CocoFile, val: CocoFile) -> None:

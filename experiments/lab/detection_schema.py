@@ -5,11 +5,12 @@
 from dataclasses import dataclass
 
 from lab.fields import choice, number, some
+from lab.schema import DataConfig
 
 
 @dataclass
-class DetectionDataConfig:
-    """fixed_size: height and width that every image is fitted into; null pads a batch to its largest image.
+class DetectionDataConfig(DataConfig):
+    """A batch is padded to its largest image, unless model.fixed_size says how large all are.
 
     shortest, longest: what the image's shorter edge becomes, unless the longer one would exceed `longest`.
     scale: range of the random scale; above 1 the image is cropped, below 1 padded.
@@ -29,7 +30,6 @@ class DetectionDataConfig:
     photometric: float = number(0.5, least=0, most=1)
     shortest: int | None = number(None, least=8)
     longest: int | None = number(None, least=8)
-    fixed_size: list[int] | None = number(None, least=8)
     divisor: int = number(32, least=1)
     max_boxes: int | None = number(None, least=1)
     check: str = choice("headers", "off", "headers", "pixels")

@@ -83,6 +83,14 @@ class FolderConfig(ImagesConfig):
     random_erase: float = number(0.0, least=0, most=1)
 
 
+@dataclass
+class BoxLossConfig:
+    """name: auto is the detector's own, L1 of encoded boxes or GIoU. weight: factor beside the classes' loss."""
+
+    name: str = "auto"
+    weight: float = number(1.0, least=0)
+
+
 SCHEDULES = ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
 
 
@@ -148,6 +156,7 @@ class TrainConfig:
     task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=CrossEntropyConfig)
+    box_loss: BoxLossConfig = field(default_factory=BoxLossConfig)
     data: DataConfig = field(default_factory=DigitsConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -1,13 +1,13 @@
 """From the words of a command line to checked settings: Hydra composes the YAML files, the schemas judge them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from lab.choices import SCHEMAS, schema_of
+from lab.choices import SCHEMAS, agree, schema_of
 from lab.errors import UserError, nearest, unknown
 from lab.schema import BenchConfig, TrainConfig, check, range_text
 
@@ -24,9 +24,10 @@ class App(Generic[Config]):
     schema: type[Config]
     by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of SCHEMAS
     named_by_group: frozenset[str] = frozenset()
+    agree: Callable[[Any], None] = lambda config: None  # raises UserError where settings do not go together
 
 
-TRAIN = App("train", TrainConfig, SCHEMAS, frozenset({"task.name", "loss.name", "data.name"}))
+TRAIN = App("train", TrainConfig, SCHEMAS, frozenset({"task.name", "loss.name", "box_loss.name", "data.name"}), agree)
 BENCH = App("bench", BenchConfig)
 
 
@@ -83,15 +84,35 @@ def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
     Raises:
         UserError: a name, type or range is wrong; the message holds the valid choices and the nearest spelling.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    overrides = _parse(words)
     known = groups(app)
+    chosen, values = _sorted(words, known)
+    composed = _composed(app, chosen)
+    return _settled(app, composed, values, known)
+
+
+def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfig]:
+    """The settings of a finished run, but for what `words` change: single settings, or all of a group.
+
+    Raises:
+        UserError: as `load_for`.
+    """
+    from omegaconf import OmegaConf
+
+    known = groups(TRAIN)
+    chosen, values = _sorted(words, known)
+    composed = OmegaConf.create(dict(tree))
+    if chosen:
+        fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
+        for word in chosen:
+            group = word.partition("=")[0]
+            composed[group] = fresh[group]
+    return _settled(TRAIN, composed, values, known)
+
+
+def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
+    """(options of groups, overrides of single settings)"""
     chosen, values = [], []
-    for override in overrides:
+    for override in _parse(words):
         key = override.key_or_group
         if override.is_delete():
             raise UserError(f"{override.input_line}: settings cannot be deleted; give the value null instead.")
@@ -102,11 +123,25 @@ def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
             chosen.append(f"{key}={override.get_value_element_as_str()}")
         else:
             values.append(override)
+    return chosen, values
+
+
+def _composed(app: App[Any], chosen: list[str]) -> Any:
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = compose(app.name, overrides=chosen)
+            return compose(app.name, overrides=chosen)
     except HydraException as error:
         raise UserError(f"conf/: {error}") from None
+
+
+def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Settings[Config]:
+    """What conf/ gives, with single settings changed, typed and checked."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     tree = _typed(app, composed)
     for override in values:
         _apply(app, tree, override, known)
@@ -117,6 +152,7 @@ def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
     except OmegaConfBaseException as error:
         raise UserError(str(error)) from None
     check(config)
+    app.agree(config)
     return Settings(config)
 
 

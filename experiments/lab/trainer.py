@@ -12,7 +12,7 @@ from lab import checkpoint
 from lab.batch import Tensors
 from lab.clock import Clock
 from lab.console import Console
-from lab.data import Data, Loader
+from lab.data import Loader, Sets
 from lab.guard import Guard, NonFiniteError
 from lab.machine import memory
 from lab.optim import Updater
@@ -37,7 +37,7 @@ class Trainer:
     Losses and counters stay on the device and are read every `trainer.log_every` updates.
     """
 
-    def __init__(self, config: TrainConfig, task: Task, data: Data, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
+    def __init__(self, config: TrainConfig, task: Task, data: Sets, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
         settings = config.trainer
         self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
         layout = torch.channels_last if settings.channels_last else torch.preserve_format
