@@ -125,6 +125,7 @@ class DetectionCounts:
             max_detection_thresholds=DETECTIONS,
             extended_summary=True,
             backend="faster_coco_eval",
+            sync_on_compute=False,  # the ranks' detections are here already, and only this one computes
         )
         metric.warn_on_many_detections = False
         # scores that tie are ranked in the order of images, which COCO sorts by id
@@ -145,7 +146,7 @@ class DetectionCounts:
         values = {name: _known(float(computed.get(theirs, -1))) for name, theirs in names.items()}
         per_class = dict.fromkeys(self.classes, math.nan)
         precision: dict[str, list[float]] = {}
-        observed = computed["classes"].tolist() if "precision" in computed else []
+        observed = computed["classes"].view(-1).tolist() if "precision" in computed else []  # torchmetrics makes one class a number
         for column, label in enumerate(observed):
             curves = computed["precision"][:, :, column, 0, -1]  # (IoU, recall), for all sizes and up to 100 detections
             if (curves > -1).any():

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,16 +63,16 @@ def precision_recall_picture(result: DetectionResult, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _drawn(truth: CocoFile, position: int, boxes: Tensor, labels: Tensor, text: list[str]) -> Tensor:
+def _drawn(truth: CocoFile, position: int, boxes: Tensor, labels: Tensor, text: list[str]) -> np.ndarray:
     """(H, W, 3) uint8: the image with its boxes (B, 4) xywh."""
     from torchvision.transforms.v2.functional import pil_to_tensor
     from torchvision.utils import draw_bounding_boxes
 
     image = truth.open(position)
     ratio = EDGE / max(image.size)
-    pixels = pil_to_tensor(image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))))
-    if not len(boxes):
-        return pixels.permute(1, 2, 0)
-    corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
-    colours = [PALETTE[label % len(PALETTE)] for label in labels.tolist()]
-    return draw_bounding_boxes(pixels, corners, text, colors=colours, width=2, fill_labels=True).permute(1, 2, 0)
+    drawn = pil_to_tensor(image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))))
+    if len(boxes):
+        corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
+        colours = [PALETTE[label % len(PALETTE)] for label in labels.tolist()]
+        drawn = draw_bounding_boxes(drawn, corners, text, colors=colours, width=2, fill_labels=True)
+    return drawn.permute(1, 2, 0).numpy()
