@@ -110,16 +110,17 @@ def test_figures_are_those_of_coco_on_the_exported_file(coco, tmp_path, given):
 
 
 def test_a_recall_of_exactly_a_threshold_counts(tmp_path):
-    """One of ten objects found: COCO counts the recalls 0 to 0.1, eleven of 101."""
+    """Three of five objects found: COCO counts the recalls 0 to 0.6, 61 of 101."""
     folder = tmp_path / "coco"
     (folder / "images").mkdir(parents=True)
     Image.new("RGB", (200, 50)).save(folder / "images/1.png")
-    boxes = [{"id": i + 1, "image_id": 1, "category_id": 1, "bbox": [20 * i, 5, 16, 16], "area": 256, "iscrowd": 0} for i in range(10)]
+    boxes = [{"id": i + 1, "image_id": 1, "category_id": 1, "bbox": [20 * i, 5, 16, 16], "area": 256, "iscrowd": 0} for i in range(5)]
     images = [{"id": 1, "file_name": "1.png", "height": 50, "width": 200}]
     (folder / "truth.json").write_text(json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}))
     data = load(folder, shortest=None, longest=None)
-    found = {"boxes": torch.tensor([[20.0, 5, 36, 21]]), "scores": torch.tensor([0.9]), "labels": torch.tensor([0])}
-    assert evaluated(data, lambda batch: [found]).values["map"] == pytest.approx(11 / 101)
+    corners = torch.tensor([[20.0 * i, 5, 20 * i + 16, 21] for i in range(3)])
+    found = {"boxes": corners, "scores": torch.tensor([0.9, 0.8, 0.7]), "labels": torch.zeros(3, dtype=torch.int64)}
+    assert evaluated(data, lambda batch: [found]).values["map"] == pytest.approx(61 / 101)
 
 
 def test_the_export_has_the_files_ids_and_pixels(coco, tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 from lab.coco_file import CocoFile
 from lab.detection_batch import DetectionBatch
 
-# torchmetrics' own are float32: a recall of exactly 0.1 would fall below the threshold 0.1
+# torchmetrics' own are float32: a recall of exactly 0.6 would fall below the threshold 0.6
 IOU = np.linspace(0.5, 0.95, 10).tolist()
 RECALL = np.linspace(0, 1, 101).tolist()
 DETECTIONS = [1, 10, 100]  # an image and class
