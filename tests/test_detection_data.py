@@ -363,7 +363,7 @@ def test_scenes_are_a_coco_data_set(tmp_path):
 
 def test_scenes_of_two_processes_at_once_are_one(tmp_path):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=scenes_folder, args=(SMALL, tmp_path)) for _ in range(3)]
+    processes = [context.Process(target=scenes_folder, args=(SMALL, tmp_path), daemon=True) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:

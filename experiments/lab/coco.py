@@ -42,7 +42,8 @@ class CocoImages(Dataset[Sample]):
         alone = ~file.crowd[file.rows(position)]
         boxes, labels = file.boxes[file.rows(position)][alone], file.labels[file.rows(position)][alone]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            # torch.manual_seed would seed the GPU's generator as well
+            torch.default_generator.manual_seed(seed)
             image, corners, labels = self.prepare(pixels, torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).float(), labels)
         return Sample(image, corners, labels, file.sizes[position], position, file.image_ids[position])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lab.coco_file import CocoFile
 from lab.detection_batch import DetectionBatch
 
-# torchmetrics' own are float32: a recall of exactly 0.1 would fall below the threshold 0.1
+# torchmetrics' own are float32: a recall of exactly 0.6 would fall below the threshold 0.6
 IOU = np.linspace(0.5, 0.95, 10).tolist()
 RECALL = np.linspace(0, 1, 101).tolist()
 DETECTIONS = [1, 10, 100]  # an image and class
@@ -125,6 +125,7 @@ class DetectionCounts:
             max_detection_thresholds=DETECTIONS,
             extended_summary=True,
             backend="faster_coco_eval",
+            sync_on_compute=False,  # the ranks' detections are here already, and only this one computes
         )
         metric.warn_on_many_detections = False
         # scores that tie are ranked in the order of images, which COCO sorts by id
@@ -145,7 +146,7 @@ class DetectionCounts:
         values = {name: _known(float(computed.get(theirs, -1))) for name, theirs in names.items()}
         per_class = dict.fromkeys(self.classes, math.nan)
         precision: dict[str, list[float]] = {}
-        observed = computed["classes"].tolist() if "precision" in computed else []
+        observed = computed["classes"].view(-1).tolist() if "precision" in computed else []  # torchmetrics makes one class a number
         for column, label in enumerate(observed):
             curves = computed["precision"][:, :, column, 0, -1]  # (IoU, recall), for all sizes and up to 100 detections
             if (curves > -1).any():

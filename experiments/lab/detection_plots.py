@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ def precision_recall_picture(result: DetectionResult, path: Path) -> None:
     """Precision against recall at IoU 0.5, a line for each class and their mean; the legend names at most ten classes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 6), layout="constrained")
+    figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots()
     recall = torch.linspace(0, 1, 101).tolist()
     named = len(result.precision) <= 10
@@ -56,22 +57,24 @@ def precision_recall_picture(result: DetectionResult, path: Path) -> None:
     if result.precision:
         mean = torch.tensor(list(result.precision.values())).mean(0)
         axes.plot(recall, mean.tolist(), color="black", linewidth=2, label="mean of the classes")
-        axes.legend(fontsize=8, title="class (AP, IoU 0.5 to 0.95)" if named else None, loc="lower left")
+        axes.legend(fontsize=8, title="class (AP, IoU 0.5 to 0.95)" if named else None, loc="upper left", bbox_to_anchor=(1.01, 1))
     axes.set(xlabel="recall", ylabel="precision at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title(f"mAP {result.values['map']:.4f} · mAP50 {result.values['map50']:.4f} · mAP75 {result.values['map75']:.4f}")
     figure.savefig(path, dpi=110)
 
 
-def _drawn(truth: CocoFile, position: int, boxes: Tensor, labels: Tensor, text: list[str]) -> Tensor:
+def _drawn(truth: CocoFile, position: int, boxes: Tensor, labels: Tensor, text: list[str]) -> np.ndarray:
     """(H, W, 3) uint8: the image with its boxes (B, 4) xywh."""
+    from matplotlib import get_data_path
     from torchvision.transforms.v2.functional import pil_to_tensor
     from torchvision.utils import draw_bounding_boxes
 
     image = truth.open(position)
     ratio = EDGE / max(image.size)
-    pixels = pil_to_tensor(image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))))
-    if not len(boxes):
-        return pixels.permute(1, 2, 0)
-    corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
-    colours = [PALETTE[label % len(PALETTE)] for label in labels.tolist()]
-    return draw_bounding_boxes(pixels, corners, text, colors=colours, width=2, fill_labels=True).permute(1, 2, 0)
+    drawn = pil_to_tensor(image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))))
+    if len(boxes):
+        corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
+        font = str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
+        colours = [PALETTE[label % len(PALETTE)] for label in labels.tolist()]
+        drawn = draw_bounding_boxes(drawn, corners, text, colors=colours, width=2, fill_labels=True, font=font, font_size=15)
+    return drawn.permute(1, 2, 0).numpy()

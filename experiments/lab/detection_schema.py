@@ -27,7 +27,7 @@ class DetectionDataConfig(DataConfig):
     scale: list[float] = some(lambda: [0.8, 1.25], above=0, most=16)
     min_visible: float = number(0.3, least=0, most=1)
     horizontal_flip: float = number(0.0, least=0, most=1)
-    photometric: float = number(0.5, least=0, most=1)
+    photometric: float = number(0.0, least=0, most=1)
     shortest: int | None = number(None, least=8)
     longest: int | None = number(None, least=8)
     divisor: int = number(32, least=1)
@@ -60,6 +60,7 @@ class CocoConfig(DetectionDataConfig):
     name: str = "coco"
     workers: int = number(4, least=0)
     horizontal_flip: float = number(0.5, least=0, most=1)
+    photometric: float = number(0.5, least=0, most=1)
     shortest: int | None = number(800, least=8)
     longest: int | None = number(1333, least=8)
     train_images: str = "train2017"

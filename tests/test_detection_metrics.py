@@ -1,0 +1,240 @@
+"""COCO's figures against faster_coco_eval run on the written files, over one process and two."""
+
+import json
+import math
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lab.coco_file import read_coco
+from lab.detection_data import load_detection_data
+from lab.detection_metrics import DetectionCounts
+from lab.detection_plots import PALETTE, _drawn, detections_picture, precision_recall_picture
+from lab.detection_schema import CocoConfig
+
+CPU = torch.device("cpu")
+IDS = [2, 5, 9, 40]
+NAMES = ["ant", "bee", "cat", "dog"]
+
+
+def write_truth(folder, images=30, seed=0):
+    """A COCO file of random boxes, crowds among them; its ids are not in order and no box is a dog."""
+    rng = np.random.default_rng(seed)
+    (folder / "images").mkdir(parents=True)
+    tree = {"images": [], "annotations": [], "categories": [{"id": i, "name": name} for i, name in zip(IDS, NAMES, strict=True)]}
+    for image_id in rng.permutation(1000)[:images].tolist():
+        height, width = (int(edge) for edge in rng.integers(100, 300, 2))
+        Image.new("RGB", (width, height), (90, 120, 60)).save(folder / "images" / f"{image_id}.png")
+        tree["images"].append({"id": image_id, "file_name": f"{image_id}.png", "height": height, "width": width})
+        for _ in range(int(rng.integers(0, 7))):
+            w, h = (rng.uniform(8, 0.9 * edge) for edge in (width, height))
+            box = [float(v) for v in (rng.uniform(0, width - w), rng.uniform(0, height - h), w, h)]
+            entry = {"id": len(tree["annotations"]) + 1, "image_id": image_id, "category_id": IDS[int(rng.integers(3))], "bbox": box}
+            tree["annotations"].append(entry | {"area": w * h * rng.uniform(0.4, 1), "iscrowd": int(rng.random() < 0.15)})
+    (folder / "truth.json").write_text(json.dumps(tree))
+
+
+@pytest.fixture
+def coco(tmp_path):
+    write_truth(tmp_path / "coco")
+    return tmp_path / "coco"
+
+
+def load(folder, **given):
+    files = {"train_images": "images", "val_images": "images", "train_annotations": "truth.json", "val_annotations": "truth.json"}
+    sizes = {"shortest": 120, "longest": 200, "eval_batch_size": 7}
+    config = CocoConfig(root=str(folder), workers=0, **files | sizes | given)
+    return load_detection_data(config, {}, CPU, 0)
+
+
+def guesses(batch, seed=0):
+    """Detections in a batch: moved and repeated true boxes of rounded scores, so that some tie, and others of any class."""
+    found = []
+    for boxes, labels, image_id, size in zip(batch.boxes, batch.labels, batch.image_ids, batch.sizes, strict=True):
+        generator = torch.Generator().manual_seed(1000 * seed + int(image_id))
+        boxes, labels = boxes[labels >= 0], labels[labels >= 0]
+        move = torch.randn(2 * len(boxes), 4, generator=generator) * 0.06 * (boxes[:, 2:] - boxes[:, :2]).repeat(2, 2)
+        stray = torch.rand(5, 4, generator=generator).sort(1).values[:, [0, 1, 2, 3]] * size.flip(0).repeat(2)
+        labels = torch.cat([labels.repeat(2), torch.randint(4, (5,), generator=generator)])
+        scores = torch.rand(len(labels), generator=generator)
+        scores[: len(boxes)] = scores[: len(boxes)].clamp_min(0.5)
+        found.append({"boxes": torch.cat([boxes.repeat(2, 1) + move, stray]), "scores": scores.mul(20).round() / 20, "labels": labels})
+    return found
+
+
+def counts_of(data):
+    return DetectionCounts(data.classes, data.category_ids, CPU, data.val.file)
+
+
+def evaluated(data, detections=guesses):
+    counts = counts_of(data)
+    for batch in data.val:
+        counts.add(detections(batch), batch)
+    return counts.result()
+
+
+def judge(truth, results, category=None):
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    truth = COCO(str(truth))
+    judge = COCOeval_faster(truth, truth.loadRes(str(results)), "bbox", print_function=lambda *_: None)
+    if category is not None:
+        judge.params.catIds = [category]
+    judge.evaluate()
+    judge.accumulate()
+    judge.summarize()
+    return judge
+
+
+@pytest.mark.parametrize("given", [{}, {"fixed_size": [128, 160]}])
+def test_figures_are_those_of_coco_on_the_exported_file(coco, tmp_path, given):
+    data = load(coco, **given)
+    result = evaluated(data)
+    path = tmp_path / "results.json"
+    result.export_coco(path)
+    stats = judge(data.annotations, path).stats
+    names = {"map": 0, "map50": 1, "map75": 2, "map_small": 3, "map_medium": 4, "map_large": 5, "mar100": 8}
+    assert sorted(result.values) == sorted(names)
+    for name, place in names.items():
+        assert result.values[name] == pytest.approx(stats[place], abs=1e-6), name
+    assert 0.1 < result.values["map"] < result.values["map50"] < 1
+    for name, category in zip(NAMES[:3], IDS, strict=False):
+        judged = judge(data.annotations, path, category)
+        assert result.per_class[name] == pytest.approx(judged.stats[0], abs=1e-6), name
+        assert result.precision[name] == pytest.approx(judged.eval["precision"][0, :, 0, 0, -1].tolist(), abs=1e-6)
+    assert math.isnan(result.per_class["dog"])
+    assert "dog" not in result.precision
+
+
+def test_a_recall_of_exactly_a_threshold_counts(tmp_path):
+    """Three of five objects found: COCO counts the recalls 0 to 0.6, 61 of 101."""
+    folder = tmp_path / "coco"
+    (folder / "images").mkdir(parents=True)
+    Image.new("RGB", (200, 50)).save(folder / "images/1.png")
+    boxes = [{"id": i + 1, "image_id": 1, "category_id": 1, "bbox": [20 * i, 5, 16, 16], "area": 256, "iscrowd": 0} for i in range(5)]
+    images = [{"id": 1, "file_name": "1.png", "height": 50, "width": 200}]
+    (folder / "truth.json").write_text(json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}))
+    data = load(folder, shortest=None, longest=None)
+    corners = torch.tensor([[20.0 * i, 5, 20 * i + 16, 21] for i in range(3)])
+    found = {"boxes": corners, "scores": torch.tensor([0.9, 0.8, 0.7]), "labels": torch.zeros(3, dtype=torch.int64)}
+    assert evaluated(data, lambda batch: [found]).values["map"] == pytest.approx(61 / 101)
+
+
+def test_the_export_has_the_files_ids_and_pixels(coco, tmp_path):
+    data = load(coco, fixed_size=[128, 160])
+    result = evaluated(data, lambda batch: [truth(batch, i) for i in range(len(batch))])
+    result.export_coco(tmp_path / "results.json")
+    rows = json.loads((tmp_path / "results.json").read_text())
+    wanted = [entry for entry in json.loads((coco / "truth.json").read_text())["annotations"] if not entry["iscrowd"]]
+    by_image = {}
+    for entry in wanted:
+        by_image.setdefault(entry["image_id"], []).append((entry["category_id"], *entry["bbox"]))
+    assert len(rows) == len(wanted)
+    for row in rows:
+        left = by_image[row["image_id"]].pop(0)
+        assert row["category_id"] == left[0]
+        assert row["bbox"] == pytest.approx(left[1:], abs=1e-3)
+        assert row["score"] == 0.75
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["results.json"]
+
+
+def truth(batch, row):
+    real = batch.labels[row] >= 0
+    return {"boxes": batch.boxes[row][real], "scores": torch.full((int(real.sum()),), 0.75), "labels": batch.labels[row][real]}
+
+
+def nothing(batch):
+    return [{"boxes": torch.empty(0, 4), "scores": torch.empty(0), "labels": torch.empty(0, dtype=torch.int64)} for _ in range(len(batch))]
+
+
+def test_all_none_and_broken_detections(coco):
+    data = load(coco)
+    perfect = evaluated(data, lambda batch: [truth(batch, i) for i in range(len(batch))])
+    assert [perfect.values[name] for name in ("map", "map50", "mar100")] == pytest.approx([1, 1, 1])
+    assert perfect.per_class["ant"] == pytest.approx(1)
+    none = evaluated(data, nothing)
+    assert [none.values[name] for name in ("map", "map50", "mar100")] == [0, 0, 0]
+    broken = evaluated(data, lambda batch: [{**truth(batch, i), "scores": truth(batch, i)["scores"] * math.nan} for i in range(len(batch))])
+    assert broken.values["map"] == 0
+    assert all(math.isnan(value) for value in counts_of(data).result().values.values()), "no image was evaluated"
+
+
+def test_detections_in_a_crowd_are_no_mistakes(coco):
+    data = load(coco)
+    file = data.val.file
+    crowds = {file.image_ids[i]: file.rows(i) for i in range(len(file)) if file.crowd[file.rows(i)].any()}
+    assert len(crowds) > 5
+
+    def with_crowds(batch):
+        found = []
+        for row, image_id in enumerate(batch.image_ids.tolist()):
+            each = truth(batch, row)
+            if image_id in crowds:
+                rows = crowds[image_id]
+                boxes, labels = file.boxes[rows][file.crowd[rows]], file.labels[rows][file.crowd[rows]]
+                ratio = (batch.sizes[row] / batch.originals[row]).flip(0).repeat(2)
+                corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).float() * ratio
+                # surer than the true ones: they would spoil the precision if they counted
+                extra = {"boxes": corners.repeat(2, 1), "scores": torch.full((2 * len(labels),), 0.9), "labels": labels.repeat(2)}
+                each = {key: torch.cat([each[key], extra[key]]) for key in each}
+            found.append(each)
+        return found
+
+    assert evaluated(data, with_crowds).values["map"] == pytest.approx(1)
+
+
+def rank(number, place, folder, queue):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
+    data = load(folder, eval_batch_size=4)
+    result = evaluated(data)
+    queue.put((number, len(data.val), result.values, result.per_class, sorted(result.found)))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_count_each_image_once(tmp_path):
+    folder = tmp_path / "coco"
+    write_truth(folder, images=13)
+    alone = evaluated(load(folder))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=rank, args=(number, tmp_path / "meeting", folder, queue), daemon=True) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    results = sorted((queue.get(timeout=10) for _ in processes), key=lambda each: each[0])
+    assert [batches for _, batches, *_ in results] == [2, 2], "seven images each: one is counted on both"
+    for _, _, values, per_class, _ in results:
+        assert values == pytest.approx(alone.values, nan_ok=True)
+        assert per_class == pytest.approx(alone.per_class, nan_ok=True)
+    assert results[0][4] == sorted(alone.found)
+    assert len(alone.found) == 13
+    assert results[1][4] == []
+
+
+def test_pictures_show_boxes_where_they_are(coco, tmp_path):
+    data = load(coco)
+    result = evaluated(data)
+    file = read_coco(coco / "truth.json", coco / "images", settings=("a", "b"), check="off", skip_corrupt=False)
+    drawn = _drawn(file, 0, torch.tensor([[40.0, 30, 50, 60]]), torch.tensor([1]), [""])
+    assert max(drawn.shape) == 480
+    ratio = 480 / max(file.sizes[0])
+    colour = np.array(list(bytes.fromhex(PALETTE[1][1:])))
+    rows, columns = np.nonzero((drawn == colour).all(-1))
+    edges = [columns.min(), rows.max(), columns.max()]
+    assert edges == pytest.approx([40 * ratio, 90 * ratio, 90 * ratio], abs=3)
+    for many in (3, 6):
+        path = tmp_path / f"{many}.png"
+        detections_picture(result, file, data.classes, path, images=many)
+        assert np.asarray(Image.open(path).convert("RGB")).std() > 10
+    precision_recall_picture(result, tmp_path / "curve.png")
+    pixels = np.asarray(Image.open(tmp_path / "curve.png").convert("RGB")).reshape(-1, 3)
+    assert all((pixels == colour).all(-1).any() for colour in (np.array([31, 119, 180]), np.array([44, 160, 44]))), "a line for each class"
+    none = evaluated(data, nothing)
+    detections_picture(none, file, data.classes, tmp_path / "none.png")
+    precision_recall_picture(counts_of(data).result(), tmp_path / "empty.png")
+    assert (tmp_path / "none.png").stat().st_size > 1000
