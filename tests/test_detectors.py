@@ -84,7 +84,7 @@ def test_frozen_norms_and_stages():
 
 
 def test_frozen_stage_that_is_not_there():
-    with pytest.raises(UserError, match=r"frozen_stride=6: test_resnet has stages of the strides 2, 4, 8, 16, 32"):
+    with pytest.raises(UserError, match=r"frozen_stride=6: test_resnet has stages of the strides 4, 8, 16, 32"):
         backbone("test_resnet", (64, 64), frozen_stride=6)
 
 

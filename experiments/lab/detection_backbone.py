@@ -125,12 +125,15 @@ def _levels_are_last(name: str, model: Any, image_size: tuple[int, int]) -> bool
 
 def _freeze(name: str, body: Any, stride: int) -> None:
     """Fix the parameters up to the last one of the stage of this stride."""
-    stages = {stage["reduction"]: stage["module"].replace(".", "_") for stage in body.feature_info.info}
-    parameters = [(key.replace(".", "_"), parameter) for key, parameter in body.named_parameters()]
-    inside = [i for i, (key, _) in enumerate(parameters) if stride in stages and key.startswith(f"{stages[stride]}_")]
-    if not inside:
-        raise UserError(f"model.frozen_stride={stride}: {name} has stages of the strides {', '.join(map(str, stages))}.")
-    for _, parameter in parameters[: inside[-1] + 1]:
+    parameters = list(body.named_parameters())
+    ends: dict[int, int] = {}  # of each stride's stage, where it has parameters of its own
+    for stage in body.feature_info.info:
+        start = stage["module"].replace(".", "_") + "_"  # timm's wrappers write stages.0 as stages_0
+        inside = [i for i, (key, _) in enumerate(parameters) if key.replace(".", "_").startswith(start)]
+        ends |= {stage["reduction"]: inside[-1] + 1} if inside else {}
+    if stride not in ends:
+        raise UserError(f"model.frozen_stride={stride}: {name} has stages of the strides {', '.join(map(str, ends)) or 'none'}.")
+    for _, parameter in parameters[: ends[stride]]:
         parameter.requires_grad_(False)
 
 
