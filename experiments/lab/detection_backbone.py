@@ -75,8 +75,7 @@ def backbone(
     try:
         body: Any = timm.create_model(name, pretrained=pretrained, **options)
     except (RuntimeError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"model.name={name} cannot be made: {reason} (model.pretrained=true needs the network once)") from None
+        raise UserError(f"model.name={name} cannot be made: {_first_line(error)} (model.pretrained=true needs the network once)") from None
     if frozen_norm:
         body = freeze_batch_norm_2d(body)
     if frozen_stride:
@@ -96,13 +95,12 @@ def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> t
     reason: Exception | None = None
     for sized in tries:
         try:
-            model: Any = timm.create_model(name, **sized, **options)
+            model: Any = timm.create_model(name, **(sized | options))
             info = model.feature_info
             found = dict(zip(info.reduction(), info.out_indices, strict=True))  # the last level of each stride
             if any(stride not in found for stride in STRIDES):
-                raise _refusal(
-                    name, f"its levels have the strides {', '.join(map(str, info.reduction()))}, and detectors need 8, 16 and 32"
-                )
+                strides = ", ".join(map(str, info.reduction()))
+                raise _refusal(name, f"its levels have the strides {strides}, and detectors need 8, 16 and 32")
             options = sized | options | {"out_indices": tuple(found[stride] for stride in STRIDES)}
             return timm.create_model(name, **options), options
         except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
@@ -127,12 +125,15 @@ def _levels_are_last(name: str, model: Any, image_size: tuple[int, int]) -> bool
 
 def _freeze(name: str, body: Any, stride: int) -> None:
     """Fix the parameters up to the last one of the stage of this stride."""
-    stages = {stage["reduction"]: stage["module"].replace(".", "_") for stage in body.feature_info.info}
-    parameters = [(key.replace(".", "_"), parameter) for key, parameter in body.named_parameters()]
-    inside = [i for i, (key, _) in enumerate(parameters) if stride in stages and key.startswith(f"{stages[stride]}_")]
-    if not inside:
-        raise UserError(f"model.frozen_stride={stride}: {name} has stages of the strides {', '.join(map(str, stages))}.")
-    for _, parameter in parameters[: inside[-1] + 1]:
+    parameters = list(body.named_parameters())
+    ends: dict[int, int] = {}  # of each stride's stage, where it has parameters of its own
+    for stage in body.feature_info.info:
+        start = stage["module"].replace(".", "_") + "_"  # timm's wrappers write stages.0 as stages_0
+        inside = [i for i, (key, _) in enumerate(parameters) if key.replace(".", "_").startswith(start)]
+        ends |= {stage["reduction"]: inside[-1] + 1} if inside else {}
+    if stride not in ends:
+        raise UserError(f"model.frozen_stride={stride}: {name} has stages of the strides {', '.join(map(str, ends)) or 'none'}.")
+    for _, parameter in parameters[: ends[stride]]:
         parameter.requires_grad_(False)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lab.detection_stock import StockLoss
 from lab.detection_types import Coder, DetectorOutput, Matched
 from lab.errors import unknown
-from lossforge.losses import binary_cross_entropy_with_logits, box_iou_loss
+from lossforge.losses import binary_cross_entropy_with_logits
 from lossforge.losses.registry import LOSSES
 
 CLASSIFICATION = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
@@ -90,12 +90,23 @@ class DetectionLoss:
     def _score(self, output: DetectorOutput, matched: Matched, coder: Coder) -> Tensor:
         """(N, A) IoU of each positive's predicted box with its own."""
         predicted = coder.decode(_of_positives(output.regression, matched), matched.anchors)
-        return 1 - box_iou_loss(predicted, matched.boxes)
+        return overlap(predicted, matched.boxes)
 
 
 def _of_positives(regression: Tensor, matched: Matched) -> Tensor:
     """(N, A, 4) deltas, 0 where not positive: what is regressed there counts for nothing, not even if it overflows."""
     return torch.where(matched.positive[..., None], regression.float(), 0.0)
+
+
+def overlap(boxes: Tensor, others: Tensor) -> Tensor:
+    """(...) IoU of pairs of boxes (..., 4).
+
+    Where they are apart it is exactly 0, which 1 - box_iou_loss need not be, and which makes the class a negative of varifocal loss.
+    """
+    corner, opposite = torch.maximum(boxes[..., :2], others[..., :2]), torch.minimum(boxes[..., 2:], others[..., 2:])
+    intersection = (opposite - corner).clamp(min=0).prod(-1)
+    areas = (boxes[..., 2:] - boxes[..., :2]).prod(-1) + (others[..., 2:] - others[..., :2]).prod(-1)
+    return intersection / (areas - intersection).clamp(min=1e-7)
 
 
 def centerness(distances: Tensor) -> Tensor:

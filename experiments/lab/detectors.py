@@ -99,7 +99,7 @@ class RetinaNet(_Detector, detection.RetinaNet):
         classes: how many, without the background.
         criterion: the loss, such as a DetectionLoss.
         anchor_sizes: the side of each level's smallest anchor.
-        head_norm: whether the head has group norms, as torchvision's second version; the channels are then a multiple of 32.
+        head_norm: whether the head has group norms, as torchvision's second version; the channels are then 64, 96 and so on.
         options: torchvision's, such as score_thresh, nms_thresh, detections_per_img, topk_candidates, fg_iou_thresh, bg_iou_thresh.
     """
 
@@ -132,7 +132,7 @@ class FCOS(_Detector, detection.FCOS):
     """Tian et al., FCOS: A Simple and Strong Anchor-Free Object Detector, 2020 (arXiv 2006.09214).
 
     Args:
-        backbone: gives a dict of the levels of strides 8 to 128, of `out_channels` each, a multiple of 32 (the head's group norms).
+        backbone: gives a dict of the levels of strides 8 to 128, of `out_channels` each: 64, 96 and so on, for the head's group norms.
         classes: how many, without the background.
         criterion: the loss, such as a DetectionLoss.
         convolutions: how many the head's two branches have before their outputs.
@@ -169,5 +169,5 @@ def check_divisible(height: int, width: int) -> None:
 
 
 def check_groups(channels: int) -> None:
-    if channels % 32:
-        raise UserError(f"a pyramid of {channels} channels: the head's group norms have 32 groups and take multiples of 32.")
+    if channels % 32 or channels == 32:  # one number a group where a level is a single pixel
+        raise UserError(f"a pyramid of {channels} channels: the head's group norms have 32 groups and take 64, 96 and so on.")
