@@ -320,7 +320,8 @@ MISTAKES = [
 def test_a_mistake_is_named(coco, given, damage, said):
     if damage:
         damage(coco)
-    fixed_size = given.pop("fixed_size", None) if given else None
+    given = dict(given)
+    fixed_size = given.pop("fixed_size", None)
     config = replace(coco.config(), **given)
     with pytest.raises(UserError) as caught:
         load_detection_data(config, fixed_size, NORM, CPU, 0)

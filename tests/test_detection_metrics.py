@@ -43,11 +43,11 @@ def coco(tmp_path):
     return tmp_path / "coco"
 
 
-def load(folder, **given):
+def load(folder, fixed_size=None, **given):
     files = {"train_images": "images", "val_images": "images", "train_annotations": "truth.json", "val_annotations": "truth.json"}
     sizes = {"shortest": 120, "longest": 200, "eval_batch_size": 7}
     config = CocoConfig(root=str(folder), workers=0, **files | sizes | given)
-    return load_detection_data(config, {}, CPU, 0)
+    return load_detection_data(config, fixed_size, {}, CPU, 0)
 
 
 def guesses(batch, seed=0):
