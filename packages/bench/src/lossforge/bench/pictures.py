@@ -67,7 +67,7 @@ def _dots(report: Report, rows: list[Row], value: Callable[[Row], float], label:
     axes.grid(alpha=0.3, which="both", axis="x")
     axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, 1 + 1.6 / (4 + len(cases))), ncols=5, frameon=False)
-    _save(figure, path, digest(report, rows))
+    _save(figure, path, digest(report, main_rows(report)))
 
 
 def scaling_picture(report: Report, path: Path) -> None:
