@@ -17,6 +17,7 @@ SMALL = {
     "long divergences": lambda: [tune.divergences("js", 2, 9000, torch.float32, CPU)],
     "similarities": lambda: tune.similarities(40, torch.float32, CPU),
     "maps": lambda: [tune.maps((2, 21, 6, 5), torch.float32, CPU)],
+    "pixels": lambda: [tune.pixels((2, 21, 6, 5), torch.float32, CPU)],
 }
 
 

@@ -84,6 +84,19 @@ def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iter
     yield f"backward {name}", backward, again
 
 
+def pixels(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:
+    """Cross entropy of maps, whose neighbouring rows lie next to each other."""
+    x = torch.randn(shape, device=device).to(dtype)
+    target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
+    gradient, n = torch.empty_like(x), target.numel()
+    spec = kernels.Spec(FORMULAS["cross_entropy"].kernel, target, scale=1.0 / n)
+    whole = 1 << (shape[1] - 1).bit_length()
+    sides = itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8))
+    tried = [RowTiles(r, whole, True, 1, w) for r, w in sides if 8 <= r * whole // (w * 32) <= 128]
+    name = f"pixels {'x'.join(map(str, shape))} {dtype}"
+    return name, tried, into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
+
+
 def elements(name: str, n: int, dtype: torch.dtype, device: torch.device, indices: bool, weighted: bool) -> Trials:
     x = torch.randn(n // 80, 80, device=device).to(dtype)
     y = torch.randint(-1, 80, (n // 80,), device=device) if indices else torch.rand_like(x)
@@ -177,6 +190,7 @@ def launches(device: torch.device) -> Iterable[Trials]:
             yield divergences(name, n, classes, dtype, device)
         yield from similarities(16384, dtype, device)
         yield maps((8, 21, 512, 512), dtype, device)
+        yield pixels((8, 21, 512, 512), dtype, device)
 
 
 def best(tried: list[Any], call: Callable[[], torch.Tensor]) -> dict[str, Any]:

@@ -152,10 +152,9 @@ def _count_plan(layouts: tuple[Layout | None, ...], classes: int, ignore_index: 
     shape, _, _, device, _ = Counting(*layouts).target
     present = [*(one is not None for one in layouts), True, True, True]
     t = slots(Counting, present)
-    n = math.prod(shape)
-    block, warps = (16384, 16) if 4096 < n <= 16384 else (4096, 8)  # one program has none to wait for
+    n, block = math.prod(shape), 4096
     arguments = (t.target, t.target_b, t.lam, t.weight, Sum(t.parts, t.ticket, t.total), n, classes, ignore_index, Slot(sum(present)))
-    return Plan(count_kernel, (triton.cdiv(n, block),), device, arguments, BLOCK=block, num_warps=warps)
+    return Plan(count_kernel, (triton.cdiv(n, block),), device, arguments, BLOCK=block, num_warps=8)
 
 
 def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
