@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
+from lab.saved import checkpoint_of, load_checkpoint
 from lab.settings import ROOT, Settings, absolute, reload
 
 USAGE = "usage: experiments/evaluate.py checkpoint=PATH [group=option ...] [group.setting=value ...]"
@@ -19,42 +20,12 @@ def main(words: list[str]) -> int:
         print(f"{USAGE}\n\n{__doc__.strip()}")
         return 0
     try:
-        path, others = checkpoint_of(words)
+        path, others = checkpoint_of(words, USAGE)
         state = load_checkpoint(path)
-        state["config"]["model"]["pretrained"] = False  # its weights are in the checkpoint
         return evaluate(reload(state["config"], others), state, path)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-
-
-def checkpoint_of(words: list[str]) -> tuple[Path, list[str]]:
-    """The checkpoint that one of the words names, and the other words."""
-    given = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
-    if len(given) != 1 or not given[0]:
-        raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run>/checkpoints/best.pt\n{USAGE}")
-    return absolute(given[0], ROOT), [word for word in words if not word.startswith("checkpoint=")]
-
-
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What train.py saved.
-
-    Raises:
-        UserError: there is no such file, or it is something else.
-    """
-    import pickle
-
-    from lab import checkpoint
-
-    if not path.is_file():
-        raise UserError(f"checkpoint={path}: there is no such file.")
-    try:
-        state = checkpoint.load(path)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        raise UserError(f"checkpoint={path}: cannot be read: {str(error).splitlines()[0]}") from None
-    if not isinstance(state, dict) or not {"config", "model", "classes", "updates"} <= set(state):
-        raise UserError(f"checkpoint={path}: is none that train.py saved.")
-    return state
 
 
 def evaluate(settings: Settings[Any], state: dict[str, Any], path: Path) -> int:

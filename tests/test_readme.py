@@ -39,13 +39,14 @@ def check_app(script: str, words: list[str]) -> None:
         app = runpy.run_path(str(ROOT / script))
         app["chosen"](load_for(BENCH, [app["as_list"](word) for word in words if not word.startswith("-")]).config)
         return
-    settings = [word for word in words if "=" in word and not word.startswith("checkpoint=")]
-    if Path(script).name == "evaluate.py":
-        assert len(settings) == len(words) - 1
+    settings = [word for word in words if "=" in word and not word.startswith(("checkpoint=", "out="))]
+    if Path(script).name in ("evaluate.py", "predict.py"):
+        assert sum(word.startswith("checkpoint=") for word in words) == 1
     for run in combinations(settings) if {"-m", "--multirun"} & set(words) else [settings]:
         load(run)
     options = {word for word in words if word.startswith("-")}
-    assert options <= {"train.py": {"-m", "--multirun", "--cfg", "--help"}, "replay.py": set(), "evaluate.py": set()}[Path(script).name]
+    known = {"train.py": {"-m", "--multirun", "--cfg", "--help"}}
+    assert options <= known.get(Path(script).name, set())
 
 
 def check(line: str) -> None:

@@ -30,11 +30,22 @@ class Loader(Protocol):
     def state(self) -> dict[str, Any]: ...
 
 
+@dataclass
+class Norm:
+    """What pixels from 0 to 1 are normalised by, a number a channel."""
+
+    mean: list[float]
+    std: list[float]
+
+
 class Sets(Protocol):
     """What the trainer reads of any task's data."""
 
     @property
     def classes(self) -> list[str]: ...
+
+    @property
+    def norm(self) -> Norm: ...
 
     @property
     def train(self) -> Loader: ...
@@ -47,6 +58,7 @@ class Sets(Protocol):
 class Data:
     classes: list[str]
     channels: int
+    norm: Norm
     train: Loader
     val: Loader
     groups: int  # 0 where the data has no groups
@@ -132,6 +144,7 @@ def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.de
     return Data(
         classes,
         train.images.shape[1],
+        Norm(norm[0].tolist(), norm[1].tolist()),
         make(train, notes, config.batch_size).shuffled(seed, augment if config.augment else None),
         make(val, val_notes, config.eval_batch_size),
         count_groups(notes, val_notes),

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from lab.coco import CocoImages, Collate, power_of_two
 from lab.coco_file import CocoFile, read_coco
+from lab.data import Norm
 from lab.detection_augment import Prepare
 from lab.detection_batch import DetectionBatch
 from lab.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
@@ -99,6 +100,7 @@ class DetectionData:
     classes: list[str]
     category_ids: list[int]  # the COCO file's, by class
     channels: int
+    norm: Norm
     train: DetectionLoader
     val: DetectionLoader
     counts: Tensor  # (C,) training boxes
@@ -134,6 +136,7 @@ def load_detection_data(
         train.classes,
         train.category_ids,
         3,
+        Norm(mean.tolist(), deviation.tolist()),
         DetectionLoader(train, config, fixed_size, (mean, deviation), device, seed),
         DetectionLoader(val, config, fixed_size, (mean, deviation), device, None),
         train.counts(),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lab.batch import Batch
-from lab.data import Data, count_groups, readable_folder
+from lab.data import Data, Norm, count_groups, readable_folder
 from lab.errors import UserError
 from lab.samples import Annotations, annotate
 from lab.schema import FolderConfig
@@ -63,7 +63,7 @@ class FolderLoader:
 
 
 def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
-    from timm.data import create_transform
+    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
     from torchvision.datasets import ImageFolder
 
     root = readable_folder("data.root", absolute(config.root, ROOT / "data"))
@@ -101,6 +101,7 @@ def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.
     return Data(
         list(train.classes),
         3,
+        Norm(list(look.get("mean", IMAGENET_DEFAULT_MEAN)), list(look.get("std", IMAGENET_DEFAULT_STD))),
         FolderLoader(train, notes, config, device, seed),
         FolderLoader(val, val_notes, config, device, None),
         count_groups(notes, val_notes),

@@ -33,9 +33,7 @@ class Criterion:
         self.rowwise = self.loss.template == "rowwise"
         names = {field.name for field in fields(config)} & set(self.loss.hyper)
         self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
-        self.says = config.says
-        if isinstance(config, CustomConfig):
-            self.says = "softmax" if self.rowwise else "sigmoid"
+        self.says = said_by(config)
         self.tensors: dict[str, Tensor] = {}
         if isinstance(config, LogitAdjustedConfig) and counts is not None:
             self.tensors["log_prior"] = (counts.clamp(min=1) / counts.sum()).log().to(device)
@@ -65,7 +63,7 @@ class Criterion:
             batch: with targets (N,), a mixup pair of them, and weights (N,) and groups (N,) where the data has them.
             normalizer: divisor of the sum, a 0-d tensor.
         """
-        given = _probabilities(logits.float(), self.config.given) if self.config.given != "logits" else logits
+        given = probabilities(logits.float(), self.config.given) if self.config.given != "logits" else logits
         if self.rowwise:
             return self._rows(given, batch, normalizer)
         return self._elements(given, batch, normalizer) if self.lossforge else self._plain_elements(given, batch, normalizer)
@@ -115,11 +113,19 @@ class Criterion:
         return weight if batch.weight is None else batch.weight * weight
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What the trained model says a class's probability is: softmax or sigmoid, as the loss taught it."""
-        return _probabilities(logits, self.says)
+        """What the trained model says a class's probability is."""
+        return probabilities(logits, self.says)
 
 
-def _probabilities(logits: Tensor, kind: str) -> Tensor:
+def said_by(config: LossConfig) -> str:
+    """softmax or sigmoid: what the loss teaches a model's logits to mean."""
+    if isinstance(config, CustomConfig):
+        return "softmax" if _custom(config).template == "rowwise" else "sigmoid"
+    return config.says
+
+
+def probabilities(logits: Tensor, kind: str) -> Tensor:
+    """(N, C) of logits (N, C); kind: softmax or sigmoid."""
     return logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
 
 

@@ -1,7 +1,7 @@
 """The training loop: plain torch, the same for every task."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,7 @@ class Trainer:
             "ema": None if self.ema is None else self.ema.module.state_dict(),
             "config": self.tree,
             "classes": self.data.classes,
+            "norm": asdict(self.data.norm),
             "epoch": self.epoch,
             "updates": self.done,
             "best": {"score": self.best.score, "epoch": self.best.epoch, "values": self.best.values},

@@ -1,0 +1,150 @@
+"""What a saved model says of image files."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor, nn
+
+from lab.data import Norm
+from lab.detection_schema import DetectionDataConfig
+from lab.detector_schema import DetectorConfig
+from lab.schema import ClassifierConfig, FolderConfig, ImagesConfig, TrainConfig
+
+UNREADABLE = (OSError, UnidentifiedImageError, Image.DecompressionBombError)
+
+
+@dataclass
+class Said:
+    """Of one image: classes with their probabilities, the surest first, and for a detector their boxes."""
+
+    labels: list[str]
+    scores: list[float]
+    boxes: list[list[float]] | None = None  # xyxy in pixels of the file
+
+    def tree(self) -> list[dict[str, Any]]:
+        boxes: list[Any] = [{}] * len(self.labels) if self.boxes is None else [{"box": box} for box in self.boxes]
+        return [{"label": label, "score": score} | box for label, score, box in zip(self.labels, self.scores, boxes, strict=True)]
+
+    def line(self) -> str:
+        return ", ".join(f"{label} {score:.1%}" for label, score in zip(self.labels, self.scores, strict=True)) or "nothing"
+
+
+Predictor = Callable[[Image.Image], Said]
+
+
+def open_rgb(path: Path) -> Image.Image:
+    """The image as people see it, in RGB.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    with Image.open(path) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, *, top: int, score: float) -> Predictor:
+    """From an image to what the checkpoint's model says, its averaged weights if it has them.
+
+    Args:
+        config: of the run.
+        state: its checkpoint.
+        device: where to compute.
+        top: how many classes a classifier names.
+        score: the least that a detection has.
+    """
+    make = _detector if isinstance(config.model, DetectorConfig) else _classifier
+    model, say = make(config, state["classes"], Norm(**state["norm"]), device, top if make is _classifier else score)
+    model.load_state_dict(state["ema"] or state["model"])
+    model.to(device).eval()
+    return torch.no_grad()(say)
+
+
+def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, top: float) -> tuple[nn.Module, Predictor]:
+    from lab.losses import probabilities, said_by
+    from lab.models import build_model
+
+    images, channels = cast(ImagesConfig, config.data), len(norm.mean)
+    model = build_model(cast(ClassifierConfig, config.model), channels=channels, classes=len(classes), image_size=images.image_size)
+    read = _as_trained(images, norm, config)
+    kind = said_by(config.loss)
+
+    def say(image: Image.Image) -> Said:
+        probability = probabilities(model(read(image)[None].to(device)).float(), kind)[0]
+        values, places = probability.topk(min(int(top), len(classes)))
+        return Said([classes[place] for place in places.tolist()], values.tolist())
+
+    return model, say
+
+
+def _as_trained(config: ImagesConfig, norm: Norm, run: TrainConfig) -> Callable[[Image.Image], Tensor]:
+    """An image as the run's held-out ones: (C, H, W), normalised."""
+    from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
+
+    if isinstance(config, FolderConfig):
+        from timm.data import create_transform
+
+        from lab.models import model_norm
+
+        interpolation = {key: value for key, value in model_norm(run.model).items() if key == "interpolation"}
+        size = (3, config.image_size, config.image_size)
+        return cast(Callable[[Image.Image], Tensor], create_transform(size, mean=tuple(norm.mean), std=tuple(norm.std), **interpolation))
+
+    def read(image: Image.Image) -> Tensor:
+        pixels = pil_to_tensor(image.convert("L") if len(norm.mean) == 1 else image).float() / 255
+        return normalize(resize(pixels, [config.image_size] * 2, antialias=True), norm.mean, norm.std)
+
+    return read
+
+
+def _detector(config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, score: float) -> tuple[nn.Module, Predictor]:
+    from torchvision import tv_tensors
+    from torchvision.transforms.v2.functional import normalize, pil_to_tensor
+
+    from lab.coco import Collate, Sample
+    from lab.detection import build_detector, criterion
+    from lab.detection_augment import Prepare
+    from lab.detection_data import size_of
+
+    scenes, architecture = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model)
+    fixed = architecture.fixed_size
+    model = build_detector(architecture, criterion(config.loss, config.box_loss, architecture), len(classes), size_of(scenes, fixed))
+    fill = [round(value * 255) for value in norm.mean]
+    prepare, collate = Prepare(scenes, fixed, fill, train=False), Collate(fixed, scenes.divisor, fill, None)
+
+    def say(image: Image.Image) -> Said:
+        nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+        pixels, boxes, labels = prepare(tv_tensors.Image(pil_to_tensor(image)), *nothing)
+        batch = collate([Sample(pixels, boxes, labels, (image.height, image.width), 0, 0)])
+        inputs = normalize(batch.images.float() / 255, norm.mean, norm.std).to(device)
+        (found,) = model.detections(model(inputs), batch.sizes, (inputs.shape[-2], inputs.shape[-1]))
+        sure = found["scores"] >= score
+        ratio = (batch.originals / batch.sizes).flip(1).repeat(1, 2).to(device)
+        corners = (found["boxes"] * ratio)[sure].cpu()
+        names = [classes[label] for label in found["labels"][sure].tolist()]
+        return Said(names, found["scores"][sure].tolist(), corners.tolist())
+
+    return model, say
+
+
+def drawn(image: Image.Image, said: Said) -> Image.Image:
+    """The image with boxes and their labels, or under a line with its classes."""
+    from PIL import ImageDraw
+    from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+    from torchvision.utils import draw_bounding_boxes
+
+    ratio = max(1.0, 320 / max(image.size))
+    large = image.resize((round(image.width * ratio), round(image.height * ratio)))
+    if said.boxes is None:
+        page = Image.new("RGB", (large.width, large.height + 20), "white")
+        page.paste(large, (0, 20))
+        ImageDraw.Draw(page).text((4, 4), said.line(), fill="black")
+        return page
+    if not said.boxes:
+        return large
+    text = [f"{label} {score:.2f}" for label, score in zip(said.labels, said.scores, strict=True)]
+    boxes = torch.tensor(said.boxes) * ratio
+    return cast(Image.Image, to_pil_image(draw_bounding_boxes(pil_to_tensor(large), boxes, text, colors="red", width=2)))

@@ -1,0 +1,37 @@
+"""Checkpoints that train.py saved, for the apps that use them."""
+
+from pathlib import Path
+from typing import Any
+
+from lab.errors import UserError
+from lab.settings import ROOT, absolute
+
+
+def checkpoint_of(words: list[str], usage: str) -> tuple[Path, list[str]]:
+    """The checkpoint that one of the words names, and the other words."""
+    given = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
+    if len(given) != 1 or not given[0]:
+        raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run>/checkpoints/best.pt\n{usage}")
+    return absolute(given[0], ROOT), [word for word in words if not word.startswith("checkpoint=")]
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What train.py saved.
+
+    Raises:
+        UserError: there is no such file, or it is something else.
+    """
+    import pickle
+
+    from lab import checkpoint
+
+    if not path.is_file():
+        raise UserError(f"checkpoint={path}: there is no such file.")
+    try:
+        state = checkpoint.load(path)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise UserError(f"checkpoint={path}: cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):
+        raise UserError(f"checkpoint={path}: is none that this version's train.py saved.")
+    state["config"]["model"]["pretrained"] = False  # its weights are in the checkpoint
+    return state

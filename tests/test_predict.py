@@ -1,0 +1,109 @@
+"""What a saved model says of image files, as its run would have said it of the same pixels."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+QUICK = ["trainer.device=cpu", "tracking=none"]
+SCENES = ["data.train_scenes=8", "data.val_scenes=4", "data.scene_pixels=64", "data.digit_pixels=[14,24]", "data.workers=0"]
+
+
+@pytest.fixture(scope="module")
+def trained(new_clone):
+    clone = new_clone()
+    done = clone.run("loss=ce", "model=tiny_resnet", "trainer.epochs=3", "name=classifier", *QUICK)
+    assert done.status == 0, done.output
+    done = clone.run("task=detection", "trainer.epochs=1", "name=detector", "model.score_threshold=0.0", *SCENES, *QUICK)
+    assert done.status == 0, done.output
+    return clone
+
+
+def checkpoint(clone, name):
+    (folder,) = [path for path in clone.run_folders() if path.name.endswith(name)]
+    return folder / "checkpoints" / "last.pt"
+
+
+def predict(clone, *words):
+    command = [sys.executable, "experiments/predict.py", *map(str, words)]
+    return subprocess.run(command, cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def test_a_classifier_says_of_files_what_it_says_of_its_data(trained, tmp_path, make_trainer):
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for place in (0, 500, 1000):
+        Image.fromarray((digits.images[place] * 255 / 16).round().astype("uint8")).save(tmp_path / f"{place}.png")
+    done = predict(trained, f"checkpoint={checkpoint(trained, 'classifier')}", f"out={tmp_path / 'said'}", "top=10", tmp_path)
+    assert done.returncode == 0, done.stderr
+    trainer = make_trainer("loss=ce")
+    trainer.model.load_state_dict(torch.load(checkpoint(trained, "classifier"), weights_only=True)["model"])
+    trainer.model.eval()
+    found = {line["image"].rsplit("/", 1)[1]: line["found"] for line in lines(tmp_path / "said")}
+    assert set(found) == {"0.png", "500.png", "1000.png"}
+    from torchvision.transforms.v2.functional import resize
+
+    norm = trainer.data.norm
+    for place in (0, 500, 1000):
+        pixels = resize(torch.tensor(digits.images[place], dtype=torch.float32)[None] / 16, [32, 32], antialias=True)
+        with torch.no_grad():
+            expected = trainer.model(((pixels - norm.mean[0]) / norm.std[0])[None]).softmax(1)[0]
+        for entry in found[f"{place}.png"]:
+            assert entry["score"] == pytest.approx(expected[int(entry["label"])].item(), abs=0.02)  # a file has 256 shades, the data 17
+    assert done.stdout.count("%") == 30
+    assert len(list((tmp_path / "said").glob("*.png"))) == 3
+
+
+def test_a_detector_says_of_files_what_its_evaluation_found(trained, tmp_path):
+    saved = checkpoint(trained, "detector")
+    run = saved.parents[1]
+    (truth,) = trained.path.glob("data/digit_scenes/*/instances_val.json")
+    tree = json.loads(truth.read_text())
+    files = [truth.parent / "images" / image["file_name"] for image in tree["images"]]
+    done = predict(trained, f"checkpoint={saved}", f"out={tmp_path}", "score=0", *files)
+    assert done.returncode == 0, done.stderr
+    exported = json.loads((run / "detections.json").read_text())
+    names = {category["id"]: category["name"] for category in tree["categories"]}
+    for image, line in zip(tree["images"], lines(tmp_path), strict=True):
+        known = sorted((row["score"], names[row["category_id"]]) for row in exported if row["image_id"] == image["id"])
+        said = sorted((entry["score"], entry["label"]) for entry in line["found"])
+        assert [label for _, label in said] == [label for _, label in known]
+        assert [score for score, _ in said] == pytest.approx([score for score, _ in known], abs=1e-4)
+        with Image.open(tmp_path / line["picture"]) as picture:
+            assert max(picture.size) == 320
+
+
+def test_a_damaged_file_stops_no_other(trained, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    Image.new("RGB", (20, 10), "red").save(tmp_path / "good.png")
+    done = predict(trained, f"checkpoint={checkpoint(trained, 'classifier')}", f"out={tmp_path / 'out'}", tmp_path)
+    assert done.returncode == 1
+    assert "bad.png: cannot be read" in done.stderr
+    assert [line["image"].rsplit("/", 1)[1] for line in lines(tmp_path / "out")] == ["good.png"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["image.png"], "checkpoint= must be given once"),
+        (["checkpoint={saved}"], "no image was given"),
+        (["checkpoint={saved}", "nowhere.png"], "nowhere.png: there is no such file"),
+        (["checkpoint={saved}", "top=none", "conf/train.yaml"], "top=none: a number from 1 to 1000"),
+        (["checkpoint={saved}", "scor=0.5", "conf/train.yaml"], "scor"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(trained, words, said):
+    before = trained.contents()
+    done = predict(trained, *(word.format(saved=checkpoint(trained, "classifier")) for word in words))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert trained.contents() == before
