@@ -30,7 +30,7 @@ def detections_picture(
     for place, position in enumerate(positions):
         image_id, own = truth.image_ids[position], truth.rows(position)
         found = result.found[image_id]
-        sure = found.scores >= score
+        sure = (found.scores >= score).nonzero()[:, 0].flip(0)  # the surest are drawn last, above the others
         text = [
             f"{classes[label]} {value:.2f}" for label, value in zip(found.labels[sure].tolist(), found.scores[sure].tolist(), strict=True)
         ]

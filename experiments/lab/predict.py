@@ -145,6 +145,6 @@ def drawn(image: Image.Image, said: Said) -> Image.Image:
         return page
     if not said.boxes:
         return large
-    text = [f"{label} {score:.2f}" for label, score in zip(said.labels, said.scores, strict=True)]
-    boxes = torch.tensor(said.boxes) * ratio
+    text = [f"{label} {score:.2f}" for label, score in zip(said.labels, said.scores, strict=True)][::-1]  # the surest are drawn last
+    boxes = torch.tensor(said.boxes[::-1]) * ratio
     return cast(Image.Image, to_pil_image(draw_bounding_boxes(pil_to_tensor(large), boxes, text, colors="red", width=2)))
