@@ -94,7 +94,7 @@ def test_batches_hold_what_the_file_says(coco):
     data = coco.load()
     assert (data.classes, data.category_ids) == (["red", "blue", "none"], [3, 7, 90])
     assert data.counts.tolist() == [2, 2, 0], "the crowd is not trained on"
-    assert data.annotations == coco.path / "val.json"
+    assert data.val.file.path == coco.path / "val.json"
     (batch,) = data.val
     assert batch.image_ids.tolist() == [111, 105, 108, 109]
     assert batch.index.tolist() == [0, 1, 2, 3]

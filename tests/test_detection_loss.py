@@ -9,13 +9,14 @@ import torch.nn.functional as F
 import torchvision.ops
 from detection_parts import CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_losses
 
-from lab.detection_loss import CLASSIFICATION, DECODED, ENCODED, DetectionLoss
+from lab.choices import DETECTION_LOSSES
+from lab.detection_loss import DECODED, ENCODED, DetectionLoss
 from lab.detection_types import DetectorOutput
 from lab.errors import UserError
 from lossforge.losses import plain_torch
 
 BOX_LOSSES = (*ENCODED, *DECODED)
-COMBINATIONS = sorted({*itertools.product(["focal"], BOX_LOSSES), *itertools.product(CLASSIFICATION, ["ciou"])})
+COMBINATIONS = sorted({*itertools.product(["focal"], BOX_LOSSES), *itertools.product(DETECTION_LOSSES, ["ciou"])})
 STOCK = {"retinanet": "l1", "fcos": "giou"}
 ONE = torch.ones(())
 

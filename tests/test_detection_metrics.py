@@ -95,14 +95,14 @@ def test_figures_are_those_of_coco_on_the_exported_file(coco, tmp_path, given):
     result = evaluated(data)
     path = tmp_path / "results.json"
     result.export_coco(path)
-    stats = judge(data.annotations, path).stats
+    stats = judge(data.val.file.path, path).stats
     names = {"map": 0, "map50": 1, "map75": 2, "map_small": 3, "map_medium": 4, "map_large": 5, "mar100": 8}
     assert sorted(result.values) == sorted(names)
     for name, place in names.items():
         assert result.values[name] == pytest.approx(stats[place], abs=1e-6), name
     assert 0.1 < result.values["map"] < result.values["map50"] < 1
     for name, category in zip(NAMES[:3], IDS, strict=False):
-        judged = judge(data.annotations, path, category)
+        judged = judge(data.val.file.path, path, category)
         assert result.per_class[name] == pytest.approx(judged.stats[0], abs=1e-6), name
         assert result.precision[name] == pytest.approx(judged.eval["precision"][0, :, 0, 0, -1].tolist(), abs=1e-6)
     assert math.isnan(result.per_class["dog"])

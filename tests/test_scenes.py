@@ -35,7 +35,7 @@ def test_scenes_are_a_coco_data_set(tmp_path):
     assert data.classes == [str(digit) for digit in range(10)]
     assert data.category_ids == list(range(1, 11))
     assert (data.train.samples, data.val.samples) == (6, 3)
-    ids = [entry["id"] for entry in json.loads(data.annotations.read_text())["annotations"]]
+    ids = [entry["id"] for entry in json.loads(data.val.file.path.read_text())["annotations"]]
     assert ids == list(range(1, len(ids) + 1))
     assert not set(data.train.file.image_ids) & set(data.val.file.image_ids)
     assert int(data.counts.sum()) == len(data.train.file.boxes)

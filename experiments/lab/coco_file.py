@@ -186,13 +186,13 @@ def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settin
         if not isinstance(entry, dict) or type(entry.get("id")) is not int:
             faults.add(f"image {entry!r:.100}: has no integer id")
             continue
-        image_id, name, size = entry["id"], entry.get("file_name"), (entry.get("height"), entry.get("width"))
+        image_id, name, height, width = entry["id"], *(entry.get(key) for key in ("file_name", "height", "width"))
         if image_id in found:
             faults.add(f"image {image_id}: its id is given twice")
-        elif not isinstance(name, str) or not all(type(edge) is int and edge > 0 for edge in size):
-            faults.add(f"image {image_id}: file_name, height and width are expected, got {name!r}, {size[0]!r}, {size[1]!r}")
+        elif not (isinstance(name, str) and type(height) is int and type(width) is int and min(height, width) > 0):
+            faults.add(f"image {image_id}: file_name, height and width are expected, got {name!r}, {height!r}, {width!r}")
         else:
-            found[image_id] = (os.path.join(folder, name), size)  # type: ignore[assignment]  # both are int, as just asked
+            found[image_id] = (os.path.join(folder, name), (height, width))
     there = _listing(folder)
     missing = [image_id for image_id, (file, _) in found.items() if file not in there and not os.path.isfile(file)]
     if missing and len(missing) == len(found):

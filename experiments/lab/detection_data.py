@@ -99,12 +99,10 @@ class DetectionLoader:
 class DetectionData:
     classes: list[str]
     category_ids: list[int]  # the COCO file's, by class
-    channels: int
     norm: Norm
     train: DetectionLoader
     val: DetectionLoader
     counts: Tensor  # (C,) training boxes
-    annotations: Path  # the file of the held-out images
 
 
 def load_detection_data(
@@ -135,12 +133,10 @@ def load_detection_data(
     return DetectionData(
         train.classes,
         train.category_ids,
-        3,
         Norm(mean.tolist(), deviation.tolist()),
         DetectionLoader(train, config, fixed_size, (mean, deviation), device, seed),
         DetectionLoader(val, config, fixed_size, (mean, deviation), device, None),
         train.counts(),
-        val.path,
     )
 
 

@@ -6,13 +6,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lab.choices import DETECTION_LOSSES
 from lab.detection_stock import StockLoss
 from lab.detection_types import Coder, DetectorOutput, Matched
 from lab.errors import unknown
 from lossforge.losses import binary_cross_entropy_with_logits
 from lossforge.losses.registry import LOSSES
 
-CLASSIFICATION = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
 SCORED = ("quality_focal", "varifocal")
 """Losses whose target of a positive is the IoU of its box."""
 ENCODED = {"l1": "box_l1", "smooth_l1": "box_smooth_l1"}
@@ -27,7 +27,7 @@ class DetectionLoss:
     Class indices go into the kernels as they are, one launch over the whole batch for each part; nothing waits for the device.
 
     Args:
-        name: of the classification loss, one of CLASSIFICATION.
+        name: of the classification loss, one of DETECTION_LOSSES.
         box_loss: one of ENCODED or DECODED.
         hyper, box_hyper: the losses' hyper-parameters, as the registry names them.
         box_weight: factor of the boxes' loss.
@@ -47,7 +47,7 @@ class DetectionLoss:
         box_weight: float = 1.0,
         implementation: str = "lossforge",
     ) -> None:
-        _check("loss", name, CLASSIFICATION)
+        _check("loss", name, DETECTION_LOSSES)
         _check("box_loss", box_loss, (*ENCODED, *DECODED))
         _check("loss.implementation", implementation, IMPLEMENTATIONS)
         self.classes, self.boxes = LOSSES[name], LOSSES[ENCODED.get(box_loss, box_loss)]

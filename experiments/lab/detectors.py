@@ -34,6 +34,7 @@ class _Detector(nn.Module):
     anchor_generator: Any
     backbone: Any
     head: Any
+    match_image: Callable[[Tensor, Tensor, list[Tensor]], Match]  # (boxes, which rows are boxes, levels) of one image
     postprocess_detections: Any
 
     def forward(self, images: Tensor) -> DetectorOutput:
@@ -61,9 +62,6 @@ class _Detector(nn.Module):
         # an image at a time: a matrix of boxes and anchors for each
         matches = [self.match_image(*each, levels) for each in zip(boxes, labels >= 0, strict=True)]
         return matched(matches, boxes, labels, torch.cat(levels))
-
-    def match_image(self, boxes: Tensor, there: Tensor, levels: list[Tensor]) -> Match:
-        raise NotImplementedError
 
     def loss(self, output: DetectorOutput, matched: Matched, normalizer: Tensor) -> dict[str, Tensor]:
         """Sums over the batch divided by `normalizer`: a 0-d tensor, the positives of all ranks' batches, at least 1."""

@@ -56,14 +56,14 @@ def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, 
         top: how many classes a classifier names.
         score: the least that a detection has.
     """
-    make = _detector if isinstance(config.model, DetectorConfig) else _classifier
-    model, say = make(config, state["classes"], Norm(**state["norm"]), device, top if make is _classifier else score)
+    given = config, state["classes"], Norm(**state["norm"]), device
+    model, say = _detector(*given, score) if isinstance(config.model, DetectorConfig) else _classifier(*given, top)
     model.load_state_dict(state["ema"] or state["model"])
     model.to(device).eval()
     return torch.no_grad()(say)
 
 
-def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, top: float) -> tuple[nn.Module, Predictor]:
+def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, top: int) -> tuple[nn.Module, Predictor]:
     from lab.losses import probabilities, said_by
     from lab.models import build_model
 
@@ -74,7 +74,7 @@ def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: tor
 
     def say(image: Image.Image) -> Said:
         probability = probabilities(model(read(image)[None].to(device)).float(), kind)[0]
-        values, places = probability.topk(min(int(top), len(classes)))
+        values, places = probability.topk(min(top, len(classes)))
         return Said([classes[place] for place in places.tolist()], values.tolist())
 
     return model, say

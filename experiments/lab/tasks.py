@@ -85,9 +85,10 @@ class Classification:
 
     def scores(self, output: Tensor, batch: Batch) -> Tensor:
         """Hits among the first and the first five; of mixed samples the class with the larger share counts."""
-        other = batch.target_b is not None and batch.lam is not None and batch.lam < 0.5
-        # `other` is true only for a mixed batch, whose target_b is a tensor
-        hits = output.topk(min(5, output.shape[1])).indices == (batch.target_b if other else batch.target)[:, None]  # type: ignore[index]
+        target = batch.target
+        if batch.target_b is not None and batch.lam is not None and batch.lam < 0.5:
+            target = batch.target_b
+        hits = output.topk(min(5, output.shape[1])).indices == target[:, None]
         return torch.stack([hits[:, 0].sum(), hits.sum()])
 
     def counts(self) -> ClassificationCounts:

@@ -43,7 +43,7 @@ class Trainer:
         layout = torch.channels_last if settings.channels_last else torch.preserve_format
         # torch's stubs lack the overload with memory_format alone
         self.model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if settings.compile else self.model
+        self.forward: Callable[[Tensor], Any] = torch.compile(self.model) if settings.compile else self.model
         self.per_epoch = -(-len(data.train) // settings.accumulate)
         self.updates = min(self.per_epoch * settings.epochs, settings.max_updates or 2**62)
         self.updater = Updater(
@@ -140,9 +140,9 @@ class Trainer:
         """
         with self.autocast():
             output = self.forward(self.laid_out(batch))
-        parts = output if isinstance(output, tuple) else (output,)
+        parts = (output,) if isinstance(output, Tensor) else output
         leaves = [None if part is None else part.detach().requires_grad_() for part in parts]
-        given = type(output)(*leaves) if isinstance(output, tuple) else leaves[0]
+        given = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
         with self.clock.loss():
             loss = self.task.loss(given, batch, normalizer)
             self.updater.scaler.scale(loss).backward()

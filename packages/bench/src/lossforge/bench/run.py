@@ -188,17 +188,17 @@ def _recompile(row: Row, contender: Contender, case: Case, inputs: Inputs, exact
     row.recompiled_options = len(names)
 
 
-def _put(row: Row, unit: str, prefix: str, found: Times) -> None:
-    setattr(row, f"{prefix}{unit}", found.median)
-    setattr(row, f"{prefix}low_{unit}", found.low)
-    setattr(row, f"{prefix}high_{unit}", found.high)
+def _put(row: Row, unit: str, prefix: str, found: Times | None) -> None:
+    median, low, high = (None, None, None) if found is None else (found.median, found.low, found.high)
+    setattr(row, f"{prefix}{unit}", median)
+    setattr(row, f"{prefix}low_{unit}", low)
+    setattr(row, f"{prefix}high_{unit}", high)
 
 
 def _clear(row: Row) -> None:
     """A contender that failed on the way keeps no figure."""
     for name in ("", "forward_", "graph_"):
-        # Times holds numbers; here it says that there are none
-        _put(row, "ms", name, Times(None, None, None, 0))  # type: ignore[arg-type]
+        _put(row, "ms", name, None)
     row.host_us = row.host_low_us = row.host_high_us = row.peak_mib = None
 
 

@@ -16,6 +16,7 @@ from lossforge.kernels.divergence_rows import (
     accumulate_both,
     both,
     by_lane,
+    closed,
     divergence_gradient,
     merge_both,
     of_tile,
@@ -129,12 +130,7 @@ def divergence_kernel(
         total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x[:, None], top_t[:, None], rate, DOT, SWAP)
         ls_x, ls_t = log(total_x), log(total_t)
         if DOT:
-            if SWAP:
-                value = dot_row / total_x * inverse + (ls_t - ls_x)
-                _, h_sum = sums(value)
-            else:
-                value = dot_row / total_t * inverse + (ls_x - ls_t)
-                h_sum, _ = sums(value)
+            value, h_sum = closed(dot_row, total_x, total_t, ls_x, ls_t, inverse, sums, SWAP)
         else:
             f_sum = tl.zeros([BR, BC // VEC], tl.float32)
             slopes = f_sum

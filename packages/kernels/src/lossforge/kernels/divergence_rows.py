@@ -84,6 +84,18 @@ def merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, DOT: tl.constexpr, S
 
 
 @triton.jit
+def closed(dot, total_x, total_t, ls_x, ls_t, inverse, sums: tl.constexpr, SWAP: tl.constexpr):
+    """(KL, Σ h) of rows from what merge_both joined and its logarithms; sums: the formula's."""
+    if SWAP:
+        value = dot / total_x * inverse + (ls_t - ls_x)
+        _, h_sum = sums(value)
+    else:
+        value = dot / total_t * inverse + (ls_x - ls_t)
+        h_sum, _ = sums(value)
+    return value, h_sum
+
+
+@triton.jit
 def log_softmax(x, top, ls, rate):
     """ln softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
     power = (x - top) * rate - ls * LOG2E

@@ -212,7 +212,7 @@ def resident_kernel(
         for p in gl.static_range(P):
             g = slope_of(opaque(held[p]).to(gl.float32), top, p_share, every)
             load = gl.load(next_base + p * CHUNK + at, mask=(at >= 0) & next_keep, other=0.0)
-            renewed = renewed + (load,)  # type: ignore[assignment]  # as above
+            renewed = renewed + (load,)  # type: ignore[assignment]  # a tuple that grows
             gl.store(to + p * CHUNK + at, g.to(dtype), mask=p * CHUNK + at >= low)
         held = renewed
         for c in range(K):

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from lossforge.kernels.divergence_rows import accumulate_both, divergence_gradient, merge_both, row_weight
+from lossforge.kernels.divergence_rows import accumulate_both, closed, divergence_gradient, merge_both, row_weight
 from lossforge.kernels.math import LOG2E, log
 from lossforge.kernels.reduce import count_rows, divided, over
 from lossforge.kernels.resident import finish
@@ -104,12 +104,7 @@ def resident_divergence_kernel(
         top_x, top_t = gl.max(m_x, 0), gl.max(m_t, 0)
         total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, True, SWAP)
         ls_x, ls_t = log(total_x), log(total_t)
-        if SWAP:
-            value = dot_row / total_x * inverse + (ls_t - ls_x)
-            _, h_sum = sums(value)
-        else:
-            value = dot_row / total_t * inverse + (ls_x - ls_t)
-            h_sum, _ = sums(value)
+        value, h_sum = closed(dot_row, total_x, total_t, ls_x, ls_t, inverse, sums, SWAP)
         part += gl.where(keep, w * value, 0.0)
         share = gl.where(keep, w * scale * inverse, 0.0)
 
