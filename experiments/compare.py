@@ -6,6 +6,7 @@ Markdown, as one HTML page, and in MLflow. `--help` lists the settings.
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from lab.compare_schema import COMPARE, CompareConfig, as_hydra
@@ -80,14 +81,16 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     store = Store(uri)
     runs, experiments = select(store, config)
     found = compare_runs(runs, config, store)
-    links = ui_links(config.ui, uri)
+    links, hint = ui_links(config.ui, uri), "" if config.ui or uri.startswith("http") else f" (mlflow ui --backend-store-uri {uri})"
 
     name = config.name or f"compare-{found.metric.rpartition('/')[2]}"
     command = " ".join(["experiments/compare.py", *words])
     folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
     tags = {"compare": f"{len(found.runs)} runs", "command": command, "mlflow.source.name": command, DESCRIPTION: description(found)}
     folder.record("start", name=name, params=settings.flat(), tags=tags | config.tracking.tags)
-    write(found, folder, links, {"experiment": ", ".join(experiments.values()), "command": command, "store": uri})
+    write(
+        found, folder, links, {"experiment": ", ".join(experiments.values()), "command": command, "made": time.strftime("%Y-%m-%d %H:%M")}
+    )
     folder.close("FINISHED")
     feeder = untracked = None
     if config.tracking.enabled:
@@ -100,10 +103,11 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
         console.show(terminal(sheet))
     for note in found.notes:
         console.say(note)
-    rows = {"page": os.path.relpath(folder.path / PAGE), "side by side": links.comparison(found.runs)}
+    rows = {"page": os.path.relpath(folder.path / PAGE)}
     if feeder:
         rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{uri}, run {feeder.run_id}"
     console.table(lead(found), rows)
+    console.say(f"side by side in MLflow's UI{hint}: {links.comparison(found.runs)}")
     return 0
 
 

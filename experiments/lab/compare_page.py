@@ -9,7 +9,7 @@ from urllib.parse import quote
 from lab.compare_pictures import colors, curves_picture, inline, pictures
 from lab.compare_results import Comparison, some
 from lab.compare_runs import Run
-from lab.compare_tables import MARKS, costs, differences, left_out, mean, names, number, scores, signed
+from lab.compare_tables import MARKS, costs, differences, left_out, mean, names, number, same_seeds, scores, signed
 
 TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
@@ -46,7 +46,8 @@ def page(found: Comparison, links: Links, made: dict[str, str]) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
-        title=f"{found.title}: {some([row.label for row in found.grid.rows])}",
+        title=headline(found),
+        same=same_seeds(found),
         lead=lead(found),
         found=found,
         names=names(found),
@@ -63,13 +64,16 @@ def page(found: Comparison, links: Links, made: dict[str, str]) -> str:
     )
 
 
+def headline(found: Comparison) -> str:
+    return " × ".join(some([line.label for line in lines]) for lines in (found.grid.rows, found.grid.columns))
+
+
 def lead(found: Comparison) -> str:
     """What was compared, in one sentence."""
-    grid, counts = found.grid, sorted({len(cell.runs) for cell in found.grid.cells})
-    row, column = names(found)
-    size = f"{_count(len(grid.rows), row)} × {_count(len(grid.columns), column)}"
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{size}, {seeds} seed{'s' if counts[-1] > 1 else ''} each: {len(found.runs)} runs, judged by {found.title}."
+    (row, column), same = names(found), same_seeds(found)
+    size = f"{_count(len(found.grid.rows), row)} × {_count(len(found.grid.columns), column)}"
+    seeds = f"{_count(same, 'seed')} of each" if same else "seeds vary"
+    return f"{size}, {seeds}: {_count(len(found.runs), 'run')}, judged by {found.title}."
 
 
 def _matrix(found: Comparison) -> list[dict[str, Any]]:

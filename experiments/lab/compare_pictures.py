@@ -73,9 +73,9 @@ def differences_picture(found: Comparison) -> Picture | None:
         axes.set_ylim(len(shown) - 0.4, -0.6)
         unit, side = ", points" if found.percent else "", "right" if found.higher else "left"
         axes.set_xlabel(f"difference to {found.baseline}{unit} ({side} is better)")
-        axes.grid(alpha=0.25, axis="x")
+        axes.grid(axis="x")
 
-    return _figure((6.4, 1.1 + 0.34 * len(shown)), draw)
+    return _figure((5, 1 + 0.36 * len(shown)), draw)
 
 
 def tradeoff_picture(found: Comparison) -> Picture | None:
@@ -97,11 +97,11 @@ def tradeoff_picture(found: Comparison) -> Picture | None:
             style = {"s": 40 + 360 * memory.mean / largest, "marker": marker, "alpha": 0.75, "edgecolors": color[each.row]}
             axes.scatter(speed.mean, scale * each.score.mean, c=color[each.row], linewidths=1, **style)
         axes.set(xlabel="images/s", ylabel=_label(found))
-        axes.grid(alpha=0.25)
+        axes.grid()
         axes.margins(0.12)
         _legend(figure, found, color, columns, largest)
 
-    return _figure((6.4, 5.2 + 0.22 * (len(found.grid.rows) + len(found.grid.columns)) // 3), draw)
+    return _figure((5, 4 + 0.22 * -(-(len(found.grid.rows) + len(found.grid.columns) + 2) // 3)), draw)
 
 
 def save(picture: Picture, path: Path) -> None:
@@ -132,7 +132,7 @@ def _curves(axes: Any, found: Comparison, column: str) -> None:
                 low, high = ([scale * getattr(point, name) for point in each.curve] for name in ("low", "high"))
                 axes.fill_between(steps, low, high, color=color[each.row], alpha=0.18, linewidth=0)
     axes.set(xlabel="updates", ylabel=_label(found), title=column)
-    axes.grid(alpha=0.25)
+    axes.grid()
 
 
 def _legend(figure: Any, found: Comparison, color: dict[str, str], columns: list[str], largest: float) -> None:
@@ -144,7 +144,7 @@ def _legend(figure: Any, found: Comparison, color: dict[str, str], columns: list
     handles = [dot(row.label, color[row.label], "o", 70) for row in found.grid.rows]
     handles += [dot(label, GREY, MARKERS[i % len(MARKERS)], 70) for i, label in enumerate(columns)] if len(columns) > 1 else []
     handles += [dot(f"{share * largest:,.0f} MiB", GREY, "o", 40 + 360 * share) for share in (0.25, 1.0)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)), frameon=False, fontsize=9)
 
 
 def _label(found: Comparison) -> str:
@@ -168,5 +168,10 @@ def _style(name: str) -> Any:
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
     settings: Any = {"svg.hashsalt": f"lossforge-{name}", "svg.fonttype": "none", "font.family": "sans-serif"}
-    settings |= dict.fromkeys(("axes.spines.top", "axes.spines.right"), False) | dict.fromkeys(ink, INK) | dict.fromkeys(paper, PAPER)
+    settings |= (
+        dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
+        | {"grid.color": GREY, "grid.alpha": 0.25}
+        | dict.fromkeys(ink, INK)
+        | dict.fromkeys(paper, PAPER)
+    )
     return matplotlib.rc_context(settings)

@@ -14,13 +14,13 @@ MARKS = {"better": "▲", "worse": "▼", "not shown": "○", "": ""}
 
 @dataclass
 class Sheet:
-    """A table of texts. left: how many columns are names, the others are figures. bold: (row, column) of the best."""
+    """A table of texts. words: the columns that are not figures. bold: (row, column) of the best."""
 
     title: str
     head: list[str]
     rows: list[list[str]]
     note: str = ""
-    left: int = 1
+    words: frozenset[int] = frozenset({0, 1})
     bold: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -30,15 +30,24 @@ def sheets(found: Comparison) -> list[Sheet]:
 
 
 def scores(found: Comparison) -> Sheet:
-    grid = found.grid
+    grid, same = found.grid, same_seeds(found)
     rows, bold = [], set()
     for i, row in enumerate(grid.rows):
         cells = [found.result(grid.cell(row, column)) for column in grid.columns]
-        rows.append([row.label, *(f"{mean(found, cell.score)} (n={cell.score.n})" if cell else "–" for cell in cells)])
+        rows.append([row.label, *(mean(found, cell.score) + ("" if same else f" (n={cell.score.n})") if cell else "–" for cell in cells)])
         bold |= {(i, j) for j, cell in enumerate(cells, start=1) if cell and cell.best}
-    title = f"{found.title}{' in %' if found.percent else ''}: mean ± {found.confidence:.0%} confidence interval over n seeds"
-    note = f"{'Higher' if found.higher else 'Lower'} is better. The interval is Student's, of the mean; the best mean of a column is bold."
-    return Sheet(title, [names(found)[0], *(column.label for column in grid.columns)], rows, note, 1, bold)
+    seeds = f"{same} seed{'s' if same > 1 else ''}" if same else "n seeds"
+    title = (
+        f"{found.title[0].upper()}{found.title[1:]}{', in %' if found.percent else ''}: mean ± {found.confidence:.0%} interval over {seeds}"
+    )
+    note = f"{'Higher' if found.higher else 'Lower'} is better; the best mean of a column is bold. The interval is Student's, of the mean."
+    return Sheet(title, [names(found)[0], *(column.label for column in grid.columns)], rows, note, frozenset({0}), bold)
+
+
+def same_seeds(found: Comparison) -> int:
+    """How many seeds each cell has; 0 where cells differ in it."""
+    counts = {each.score.n for each in found.results}
+    return counts.pop() if len(counts) == 1 else 0
 
 
 def differences(found: Comparison) -> Sheet:
@@ -53,7 +62,7 @@ def differences(found: Comparison) -> Sheet:
         f"n: pairs. p: two-sided paired t-test; Holm: corrected for the {tested} test{'s' if tested != 1 else ''} of this table. "
         f"▲ better, ▼ worse (Holm's p below {1 - found.confidence:.2g}), ○ no difference shown."
     )
-    return Sheet(title, [*names(found), "difference", "n", "p", "Holm", ""], rows, note, 2)
+    return Sheet(title, [*names(found), "difference", "n", "p", "Holm", ""], rows, note, frozenset({0, 1, 6}))
 
 
 def difference_cells(found: Comparison, each: Result) -> list[str]:
@@ -81,12 +90,12 @@ def costs(found: Comparison) -> Sheet:
         head += [f"÷ {found.baseline}: images/s", "MiB", "loss ms"]
     what = "allocated on the GPU" if found.memory == GPU_MEMORY else "of the process"
     note = f"Means over seeds ± {found.confidence:.0%} interval. Peak memory: {what}. Loss: forward and backward, the median over the run."
-    return Sheet("Costs of training", head, rows, note, 2)
+    return Sheet("Costs of training", head, rows, note)
 
 
 def left_out(found: Comparison) -> Sheet:
     rows = [[run.name, run.id[:8], why] for run, why in found.grid.left_out]
-    return Sheet("Not averaged", ["run", "id", "why"], rows, left=3)
+    return Sheet("Not averaged", ["run", "id", "why"], rows, words=frozenset({0, 1, 2}))
 
 
 def terminal(sheet: Sheet) -> Any:
@@ -95,7 +104,7 @@ def terminal(sheet: Sheet) -> Any:
 
     table = Table(title=sheet.title, title_justify="left", caption=sheet.note or None, caption_justify="left")
     for i, name in enumerate(sheet.head):
-        table.add_column(name, justify="left" if i < sheet.left else "right")
+        table.add_column(name, justify="left" if i in sheet.words else "right")
     for i, row in enumerate(sheet.rows):
         table.add_row(*(Text(text, style="bold" if (i, j) in sheet.bold else "") for j, text in enumerate(row)))
     return table
@@ -105,7 +114,7 @@ def markdown(found: Comparison) -> str:
     parts = []
     for sheet in sheets(found):
         body = [[f"**{text}**" if (i, j) in sheet.bold else text for j, text in enumerate(row)] for i, row in enumerate(sheet.rows)]
-        rule = ["---" if i < sheet.left else "---:" for i in range(len(sheet.head))]
+        rule = ["---" if i in sheet.words else "---:" for i in range(len(sheet.head))]
         lines = [_line([*sheet.head]), _line(rule), *(_line(row) for row in body)]
         parts.append("\n\n".join(part for part in (f"## {sheet.title}", "\n".join(lines), sheet.note) if part))
     parts.append("\n".join(f"- {note}" for note in found.notes))
@@ -168,7 +177,8 @@ def signed(found: Comparison, value: Mean) -> str:
 
 
 def number(found: Comparison, value: float, sign: str = "") -> str:
-    return f"{100 * value:{sign}.2f}" if found.percent else f"{value:{sign}.4g}"
+    text = f"{100 * value:{sign}.2f}" if found.percent else f"{value:{sign}.4g}"
+    return text.replace("-", "−")
 
 
 def plain(value: Mean | None, digits: int) -> str:
