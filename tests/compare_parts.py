@@ -10,13 +10,17 @@ from mlflow.tracking import MlflowClient
 class Journal:
     """An SQLite store; its runs are numbered by the second they start in."""
 
-    def __init__(self, folder: Path, experiment: str = "lossforge") -> None:
+    def __init__(self, folder: Path) -> None:
         self.uri = f"sqlite:///{folder / 'mlflow.db'}"
         self.client = MlflowClient(tracking_uri=self.uri)
         self.folder = folder
         self.count = 0
         self.experiments: dict[str, str] = {}
-        self.experiment = experiment
+
+    def experiment_id(self, name: str) -> str:
+        if name not in self.experiments:
+            self.experiments[name] = self.client.create_experiment(name, artifact_location=(self.folder / "artifacts" / name).as_uri())
+        return self.experiments[name]
 
     def run(
         self,
@@ -30,15 +34,14 @@ class Journal:
         tags: dict[str, str] | None = None,
         metrics: dict[str, float] | None = None,
         curve: dict[int, float] | None = None,
-        experiment: str | None = None,
+        experiment: str = "lossforge",
+        name: str = "",
     ) -> str:
         """Log a run and return its id. curve: val/top1 by update."""
         self.count += 1
         started = 1_700_000_000_000 + 1000 * self.count
-        name = experiment or self.experiment
-        if name not in self.experiments:
-            self.experiments[name] = self.client.create_experiment(name, artifact_location=(self.folder / "artifacts" / name).as_uri())
-        run = self.client.create_run(self.experiments[name], started, tags or {}, f"{loss}-{model}-{self.count}").info.run_id
+        number = self.experiment_id(experiment)
+        run = self.client.create_run(number, started, tags or {}, name or f"{loss}-{model}-{self.count}").info.run_id
         params = {"loss.name": loss, "model.name": model, "data.name": "digits", "task.name": "classification", "optim.lr": "0.001"}
         params |= {} if seed is None else {"trainer.seed": str(seed)}
         params |= {key: str(value) for key, value in (settings or {}).items()}

@@ -45,7 +45,7 @@ def as_hydra(word: str) -> str:
         return word
     if name in LISTS:
         return f"{name}=[{','.join(_quoted(each) for each in value.split(','))}]"
-    return f"{name}={_quoted(value)}" if name in TEXTS else word
+    return f"{name}={_quoted(value)}" if name in TEXTS or "=" in value else word
 
 
 def _quoted(text: str) -> str:
