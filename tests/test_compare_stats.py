@@ -11,7 +11,7 @@ from lab.compare_stats import holm, mean_of, paired_difference
 
 def test_mean_and_interval_by_hand():
     found = mean_of([1.0, 2.0, 3.0, 4.0], 0.95)
-    assert (found.n, found.mean) == (4, 2.5)
+    assert (found.n, found.mean, found.least, found.most) == (4, 2.5, 1.0, 4.0)
     assert found.sd == pytest.approx(math.sqrt(5 / 3))  # Σ(x - 2.5)² = 5, over n - 1 = 3
     assert found.half == pytest.approx(3.182446305 * math.sqrt(5 / 3) / 2)  # tables of Student's t: 3.1824 for 3 degrees of freedom
     assert found.low == pytest.approx(2.5 - found.half)

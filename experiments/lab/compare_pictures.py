@@ -91,8 +91,9 @@ def tradeoff_picture(found: Comparison) -> Picture | None:
         columns = [column.label for column in found.grid.columns]
         for each in shown:
             speed, memory = each.costs[SPEED], each.costs[found.memory]
-            halves = {"xerr": speed.half, "yerr": None if each.score.half is None else scale * each.score.half}
-            axes.errorbar(speed.mean, scale * each.score.mean, **halves, color=color[each.row], linewidth=0.8, alpha=0.5, fmt="none")
+            lines = {"color": color[each.row], "linewidth": 0.8, "alpha": 0.6, "zorder": 1}
+            axes.plot([speed.least, speed.most], [scale * each.score.mean] * 2, **lines)
+            axes.plot([speed.mean] * 2, [scale * each.score.least, scale * each.score.most], **lines)
             marker = MARKERS[columns.index(each.column) % len(MARKERS)]
             style = {"s": 40 + 360 * memory.mean / largest, "marker": marker, "alpha": 0.75, "edgecolors": color[each.row]}
             axes.scatter(speed.mean, scale * each.score.mean, c=color[each.row], linewidths=1, **style)

@@ -10,10 +10,12 @@ Seed = TypeVar("Seed", bound=Hashable)
 
 @dataclass(frozen=True)
 class Mean:
-    """Of n values: their mean, sample standard deviation, and the half width of the mean's confidence interval (None for n < 2)."""
+    """Of n values: mean, extremes, sample standard deviation, and the half width of the mean's confidence interval (None for n < 2)."""
 
     n: int
     mean: float
+    least: float
+    most: float
     sd: float | None
     half: float | None
 
@@ -47,11 +49,11 @@ def mean_of(values: Sequence[float], confidence: float) -> Mean:
         raise ValueError("no values to average")
     mean = math.fsum(values) / n
     if n < 2:
-        return Mean(n, mean, None, None)
+        return Mean(n, mean, mean, mean, None, None)
     from scipy.special import stdtrit
 
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return Mean(n, mean, sd, float(stdtrit(n - 1, (1 + confidence) / 2)) * sd / math.sqrt(n))
+    return Mean(n, mean, min(values), max(values), sd, float(stdtrit(n - 1, (1 + confidence) / 2)) * sd / math.sqrt(n))
 
 
 def paired_difference(ours: Mapping[Seed, float], baseline: Mapping[Seed, float], confidence: float) -> Difference | None:
