@@ -55,12 +55,12 @@ def mlflow_ui(store: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def browser(minutes: float = 3) -> Iterator[Any]:
-    """Playwright's Browser on the Chromium that is installed; waits in it end after `minutes`."""
+def browser() -> Iterator[Any]:
+    """Playwright's Browser, on the Chromium that is installed and with an empty profile."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS), timeout=60_000 * minutes)
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS), timeout=180_000)
         try:
             yield running
         finally:
