@@ -86,16 +86,11 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     name = config.name or f"compare-{found.metric.rpartition('/')[2]}"
     command = " ".join(["experiments/compare.py", *words])
     folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
-    tags = {
-        "compare": f"{len(found.runs)} runs",
-        "command": command,
-        "mlflow.source.name": "experiments/compare.py",
-        DESCRIPTION: description(found),
-    }
-    folder.record("start", name=name, params=settings.flat(), tags=tags | config.tracking.tags)
-    write(
-        found, folder, links, {"experiment": ", ".join(experiments.values()), "command": command, "made": time.strftime("%Y-%m-%d %H:%M")}
-    )
+    tags = {"compare": f"{len(found.runs)} runs", "command": command, DESCRIPTION: description(found)}
+    tags |= {"mlflow.source.name": "experiments/compare.py", "mlflow.source.type": "LOCAL"} | config.tracking.tags
+    folder.record("start", name=name, params=settings.flat(), tags=tags)
+    made = {"experiment": ", ".join(experiments.values()), "command": command, "made": time.strftime("%Y-%m-%d %H:%M")}
+    write(found, folder, links, made)
     folder.close("FINISHED")
     feeder = untracked = None
     if config.tracking.enabled:

@@ -33,6 +33,11 @@ class Seen:
     output: str
     browser: Any
 
+    def page(self, width: int = 1400, scheme: str = "light") -> Any:
+        page = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.set_default_timeout(120_000)  # of waits: machines that test are busy
+        return page
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
@@ -80,7 +85,7 @@ def test_the_comparison_is_of_the_trainings_over_http(seen):
 
 
 def test_the_runs_are_in_the_list_and_open(seen, tmp_path):
-    page = seen.browser.new_page(viewport={"width": 1400, "height": 900})
+    page = seen.page()
     page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs")
     for loss in seen.runs:
         for seed in SEEDS:
@@ -98,7 +103,7 @@ def test_the_runs_are_in_the_list_and_open(seen, tmp_path):
 
 def test_the_printed_address_shows_the_runs_side_by_side(seen, tmp_path):
     address = re.search(r"http\S+/#/compare-runs\?\S+", seen.output)[0]
-    page = seen.browser.new_page(viewport={"width": 1400, "height": 900})
+    page = seen.page()
     page.goto(address)
     page.get_by_text("Comparing 4 Runs from 1 Experiment").wait_for()
     page.get_by_text("best/top1", exact=True).first.wait_for()
@@ -115,7 +120,7 @@ def test_the_printed_address_shows_the_runs_side_by_side(seen, tmp_path):
 
 
 def test_the_comparisons_own_run_shows_its_tables(seen, tmp_path):
-    page = seen.browser.new_page(viewport={"width": 1400, "height": 900})
+    page = seen.page()
     page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs/{seen.comparison.info.run_id}")
     cell = page.locator("table td", has_text=re.compile(r"^\+|^−")).first
     cell.wait_for()
@@ -126,7 +131,7 @@ def test_the_comparisons_own_run_shows_its_tables(seen, tmp_path):
 
 @pytest.mark.parametrize(("name", "width", "scheme"), [("wide", 1200, "light"), ("phone", 390, "dark")])
 def test_the_page_is_read_without_a_network(seen, tmp_path, name, width, scheme):
-    page = seen.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = seen.page(width, scheme)
     asked, complaints = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: complaints.append(message.text))
