@@ -103,7 +103,7 @@ def test_the_runs_are_in_the_list_and_open(seen, tmp_path):
 
 def test_the_printed_address_shows_the_runs_side_by_side(seen, tmp_path):
     address = re.search(r"http\S+/#/compare-runs\?\S+", seen.output)[0]
-    page = seen.page()
+    page = seen.page(1900)
     page.goto(address)
     page.get_by_text("Comparing 4 Runs from 1 Experiment").wait_for()
     page.get_by_text("best/top1", exact=True).first.wait_for()

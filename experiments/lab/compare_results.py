@@ -203,6 +203,10 @@ def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str
     if not baseline:
         rows = some([row.label for row in grid.rows])
         notes.append(f"No differences: no row is loss=ce; baseline=SETTING=VALUE chooses another baseline among {rows}.")
+    fewest = min(each.score.n for each in results)
+    if fewest < 3:
+        few = {1: "A single seed has no interval and no test", 2: "Two seeds have very wide intervals"}[fewest]
+        notes.append(f"{few}: train three or more of what you compare.")
     for each in results:
         if each.baseline and each.difference is None:
             notes.append(f"{each.row} × {each.column}: no seed is shared with the baseline.")

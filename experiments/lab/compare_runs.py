@@ -41,16 +41,19 @@ class Store:
         self.client = _client(uri)
 
     def experiments(self, names: list[str]) -> dict[str, str]:
-        """The experiments whose names match, as id: name.
+        """The experiments whose names match, as id: name, in the order of `names`.
 
         Raises:
             UserError: a name matches none.
         """
         there = {each.experiment_id: each.name for each in self._pages(self.client.search_experiments)}
+        found: dict[str, str] = {}
         for name in names:
-            if not any(fnmatchcase(each, name) for each in there.values()):
+            matching = {number: each for number, each in there.items() if fnmatchcase(each, name)}
+            if not matching:
                 raise unknown(f"experiment={name} in {self.uri}", name, there.values())
-        return {number: each for number, each in there.items() if any(fnmatchcase(each, name) for name in names)}
+            found |= matching
+        return found
 
     def runs(self, experiment_ids: Iterable[str]) -> list[Run]:
         """Every run that has not been deleted, the oldest first."""
