@@ -28,7 +28,7 @@ which runs; names and values may be globs, several with commas:
   experiment=lossforge           MLflow's experiments (tracking.experiment)
   sweep=NAME                     the runs of a sweep, by its run's name or id
   tag=host:gpu*                  a tag of the runs
-  where=data=digits              a setting of the runs, as train.py takes it
+  where=data=digits,loss=ce,mae  settings of the runs, as train.py takes them: here the digits' data, and either loss
 
 what of them:
   metric=best/top1               a metric of the runs; the best of the task's own where none is given

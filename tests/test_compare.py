@@ -317,6 +317,11 @@ def test_tags_and_settings_choose_runs(table, look):
     assert (row["loss"], row["model"], float(row["low"])) == ("ce", "resnet50", pytest.approx(low))
 
 
+def test_a_setting_takes_several_values(table, look):
+    rows = look("where=loss=ce,focal,model=resnet18").csv()
+    assert [(row["loss"], row["model"]) for row in rows] == [("ce", "resnet18"), ("focal", "resnet18")]
+
+
 def test_nothing_finite_is_averaged(journal, look):
     journal.run("ce", "m", 0, math.nan, experiment="nan")
     journal.run("ce", "m", 1, None, experiment="nan")

@@ -114,8 +114,13 @@ def parse_condition(text: str, separator: str, option: str) -> tuple[str, str]:
 
 
 def _conditions(texts: list[str], separator: str, option: str) -> dict[str, list[str]]:
+    """Values by name; a text without a name is a further value of the name before it."""
     wanted: dict[str, list[str]] = {}
+    name = ""
     for text in texts:
+        if name and separator not in text:
+            wanted[name].append(text)
+            continue
         name, value = parse_condition(text, separator, option)
         wanted.setdefault(name, []).append(value)
     return wanted
