@@ -88,7 +88,7 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
     tags = {"compare": f"{len(found.runs)} runs", "command": command, DESCRIPTION: description(found)}
     tags |= {"mlflow.source.name": "experiments/compare.py", "mlflow.source.type": "LOCAL"} | config.tracking.tags
-    folder.record("start", name=name, params=settings.flat(), tags=tags)
+    folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
     made = {"experiment": ", ".join(experiments.values()), "command": command, "made": time.strftime("%Y-%m-%d %H:%M")}
     write(found, folder, links, made)
     folder.close("FINISHED")

@@ -291,15 +291,20 @@ def test_no_baseline_among_the_rows_is_said(table, look):
 
 
 def test_a_sweep_is_its_runs(journal, look):
-    sweeps = [journal.run("ce", "m", 0, experiment="sweeps", name="sweep-a") for _ in range(2)]
+    """Of three sweeps of one name, whose own runs have the words of the command line as params, the last has no runs."""
+    experiment = journal.experiment_id("sweeps")
+    sweeps = [journal.client.create_run(experiment, 1000 + number, run_name="sweep-a").info.run_id for number in range(3)]
     for number, sweep in enumerate(sweeps):
-        for seed in (0, 1):
-            journal.run("ce", "m", seed, 0.1 + number / 10 + seed, experiment="sweeps", tags={"mlflow.parentRunId": sweep})
+        for name, value in (("loss", "ce,focal"), ("model", "m"), ("seed", "0,1")):
+            journal.client.log_param(sweep, name, value)
+        for seed in (0, 1) if number < 2 else ():
+            tags = {"mlflow.parentRunId": sweep}
+            journal.run("ce", "m", seed, 0.1 + number / 10 + seed / 2, experiment="sweeps", tags=tags)
     journal.run("ce", "m", 0, 0.9, experiment="sweeps")
     old = look("experiment=sweeps", f"sweep={sweeps[0]}")
-    assert (float(old.csv()[0]["mean"]), old.csv()[0]["n"]) == (pytest.approx(0.6), "2")
-    new = look("experiment=sweeps", "sweep=sweep-a")
-    assert float(new.csv()[0]["mean"]) == pytest.approx(0.7)
+    assert (float(old.csv()[0]["mean"]), old.csv()[0]["n"]) == (pytest.approx(0.35), "2")
+    assert float(look("experiment=sweeps", "sweep=sweep-a").csv()[0]["mean"]) == pytest.approx(0.45)
+    assert len(look("experiment=sweeps").runs_csv()) == 2  # the newest of each seed, and no sweep
     with pytest.raises(UserError, match="Choices: sweep-a"):
         look("experiment=sweeps", "sweep=other")
 

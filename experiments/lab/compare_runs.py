@@ -98,7 +98,7 @@ def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, st
 
 
 def is_training(run: Run) -> bool:
-    return "loss" in run.settings and "model" in run.settings and not any(tag in run.tags for tag in NOT_TRAINING)
+    return "loss.name" in run.settings and "model.name" in run.settings and not any(tag in run.tags for tag in NOT_TRAINING)
 
 
 def parse_condition(text: str, separator: str, option: str) -> tuple[str, str]:
