@@ -240,7 +240,7 @@ def test_settings_that_differ_between_cells_are_named(journal, look):
     journal.run("focal", "m", 0, 0.6, settings={"trainer.epochs": 8, "loss.gamma": 2}, tags={"device": "cpu"}, experiment="unlike")
     found = look("experiment=unlike")
     assert "Not only what is compared differs: trainer.epochs is 3 (ce × m); 8 (focal × m)." in found.text
-    assert "different devices: H100 (1 runs), cpu (1 runs)" in found.text
+    assert "different devices: H100 (1 run), cpu (1 run)" in found.text
     assert "loss.gamma" not in found.text
     assert "cannot be tested: a single pair of seeds" in found.text
     assert "A single seed has no interval and no test" in found.text
@@ -376,7 +376,7 @@ def test_an_experiment_without_training_runs(journal, look):
 def test_runs_of_several_tasks_ask_for_a_choice(journal, look):
     journal.run("ce", "m", 0, 0.5, experiment="tasks")
     journal.run("focal", "m", 0, None, metrics={"best/map": 0.2}, experiment="tasks")
-    with pytest.raises(UserError, match=r"top1 \(1 runs\), map \(1 runs\)"):
+    with pytest.raises(UserError, match=r"top1 \(1 run\), map \(1 run\)"):
         look("experiment=tasks")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lab.compare_pictures import colors, curves_picture, inline, pictures
-from lab.compare_results import Comparison, some
+from lab.compare_results import Comparison, counted, some
 from lab.compare_runs import Run
 from lab.compare_tables import MARKS, costs, differences, left_out, mean, names, number, same_seeds, scores, signed
 
@@ -71,9 +71,9 @@ def headline(found: Comparison) -> str:
 def lead(found: Comparison) -> str:
     """What was compared, in one sentence."""
     (row, column), same = names(found), same_seeds(found)
-    size = f"{_count(len(found.grid.rows), row)} × {_count(len(found.grid.columns), column)}"
-    seeds = f"{_count(same, 'seed')} of each" if same else "seeds vary"
-    return f"{size}, {seeds}: {_count(len(found.runs), 'run')}, judged by {found.title}."
+    size = f"{counted(len(found.grid.rows), row)} × {counted(len(found.grid.columns), column)}"
+    seeds = f"{counted(same, 'seed')} of each" if same else "seeds vary"
+    return f"{size}, {seeds}: {counted(len(found.runs), 'run')}, judged by {found.title}."
 
 
 def _matrix(found: Comparison) -> list[dict[str, Any]]:
@@ -113,11 +113,6 @@ def _seeds(found: Comparison, links: Links) -> list[dict[str, str]]:
         for each in found.results
         for seed, run in each.cell.runs.items()
     ]
-
-
-def _count(n: int, what: str) -> str:
-    plural = {"loss": "losses"}.get(what, what if what.endswith("a") or "·" in what else f"{what}s")
-    return f"{n} {what if n == 1 else plural}"
 
 
 def _json(values: list[str]) -> str:

@@ -137,8 +137,9 @@ def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
         raise unknown(f"metric={wanted} of {len(runs)} runs", wanted, there, show=80)
     monitors = Counter(found for run in finished if (found := _monitor(run)))
     if len(monitors) > 1:
-        counted = ", ".join(f"{name} ({count} runs)" for name, count in monitors.most_common())
-        raise UserError(f"the runs are of tasks judged by {counted}. Choose runs, such as by where=task=..., or a metric= they share.")
+        raise UserError(
+            f"the runs are of tasks judged by {_shares(monitors)}. Choose runs, such as by where=task=..., or a metric= they share."
+        )
     if not monitors:
         choices = ", ".join(sorted(there)) or "none"
         raise UserError(f"{len(runs)} runs have no best/{', best/'.join(MONITORS)}. Choose one by metric=; there are: {choices}")
@@ -199,7 +200,7 @@ def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str
     for tag, what in (("device", "Speed, memory and times come from different devices"), ("git.commit", "Runs are of different commits")):
         counts = Counter(run.tags.get(tag, "unknown") for run in runs)
         if len(counts) > 1:
-            notes.append(f"{what}: {', '.join(f'{name[:40]} ({count} runs)' for name, count in counts.most_common())}.")
+            notes.append(f"{what}: {_shares(counts)}.")
     if not baseline:
         rows = some([row.label for row in grid.rows])
         notes.append(f"No differences: no row is loss=ce; baseline=SETTING=VALUE chooses another baseline among {rows}.")
@@ -214,6 +215,16 @@ def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str
             pairs = f"{each.difference.of.n} of its {each.score.n} seeds"
             notes.append(f"{each.row} × {each.column}: the baseline has {pairs}; these are paired.")
     return notes
+
+
+def _shares(counts: Counter[str]) -> str:
+    return ", ".join(f"{name[:40]} ({counted(count, 'run')})" for name, count in counts.most_common())
+
+
+def counted(n: int, what: str) -> str:
+    """The number of something in words."""
+    plural = {"loss": "losses"}.get(what, what if what.endswith("a") or "·" in what else f"{what}s")
+    return f"{n} {what if n == 1 else plural}"
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
