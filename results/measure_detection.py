@@ -33,7 +33,10 @@ MORE = (
 # the last epoch's detector counts: choosing the best by the held-out scenes would flatter it
 BASE = "task=detection data.workers=12 trainer.eval_every=1000 tracking=none"
 LARGE = "experiment=digit_scenes_large"
-SMOKE = "trainer.epochs=1 trainer.max_updates=2 trainer.log_every=1 data.train_scenes=8 data.val_scenes=4 data.batch_size=4 data.workers=1"
+SMOKE = "trainer.epochs=1 trainer.max_updates=2 trainer.log_every=1 data.train_scenes=8 data.val_scenes=4 data.batch_size=4 data.workers=0"
+SMALLER = (
+    "model.name=test_resnet model.channels=64 model.convolutions=1 model.fixed_size=[64,64] trainer.amp=off trainer.channels_last=false"
+)
 
 
 def run(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def trainings(part: str, smoke: bool) -> list[tuple[str, list[str], bool]]:
     """(what is compared, further words, whether as a command of its own) of each training of a part."""
     few = SMOKE.split() if smoke else []
     if part == "large":
-        return [(LARGE, ["tracking=none", *few, *(["model.name=test_resnet"] if smoke else [])], True)]
+        return [(LARGE, ["tracking=none", *few, *(SMALLER.split() if smoke else [])], True)]
     chosen = TABLES if part == "tables" else MORE
     return [(words, [*BASE.split(), *few], False) for words in (chosen[-1:] if smoke else chosen)]
 
