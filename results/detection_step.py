@@ -154,11 +154,11 @@ def agreement(trainer: Trainer, task: Detection, scenes: Scenes, device: torch.d
     batch = scenes.batches[0]
     with torch.no_grad(), trainer.autocast():
         output = trainer.forward(trainer.laid_out(batch))
-    judge = Stock(trainer.config, task.data, tuple(batch.images.shape[-2:]), device)  # type: ignore[arg-type]
+    height, width = batch.images.shape[-2:]
+    judge = Stock(trainer.config, task.data, (height, width), device)
     positives = int(judge.share(batch))
-    exact, gradients = value_and_gradients(
-        lambda given: judge.stock(given, batch), DetectorOutput(output.logits.double(), output.regression.double())
-    )
+    wide = DetectorOutput(output.logits.double(), output.regression.double())
+    exact, gradients = value_and_gradients(lambda given: judge.stock(given, batch), wide)
     if isinstance(task, Stock):
         value, found = value_and_gradients(lambda given: task.loss(given, batch, torch.ones(())), output)
     else:
@@ -192,9 +192,8 @@ def by_image(task: Detection, output: DetectorOutput, batch: DetectionBatch) -> 
     for image in range(len(batch)):
         one = slice(image, image + 1)
         positives = matched.positive[one].sum().float()
-        of_image = matched._replace(
-            labels=matched.labels[one], boxes=matched.boxes[one], positive=matched.positive[one], positives=positives
-        )
+        labels, boxes, positive = matched.labels[one], matched.boxes[one], matched.positive[one]
+        of_image = matched._replace(labels=labels, boxes=boxes, positive=positive, positives=positives)
         parts = task.detector.loss(DetectorOutput(output.logits[one], output.regression[one]), of_image, positives.clamp(min=1))
         losses.append(torch.stack(list(parts.values())).sum())
     return torch.stack(losses).mean()
