@@ -31,9 +31,10 @@ AGREE = 1e-3
 
 @dataclass
 class StockBatch(DetectionBatch):
-    """A batch with what torchvision's loss takes: a dictionary an image, and the box that each anchor shall predict."""
+    """A batch with what torchvision's loss takes of each image: boxes and labels, anchors, and the box that each anchor shall predict."""
 
     targets: tuple[dict[str, Tensor], ...] = ()
+    anchors: tuple[Tensor, ...] = ()
     indices: tuple[Tensor, ...] = ()
 
 
@@ -71,30 +72,34 @@ def random_batch(count: int, size: tuple[int, int], device: torch.device, seed: 
 
 
 class Stock(Detection):
-    """Detection by torchvision's own RetinaNet.compute_loss: its first half matches anchors, its second is the loss."""
+    """Detection by torchvision's own matching and loss."""
 
     def share(self, batch: Any) -> Tensor:
-        anchors = self.anchors(batch)
-        overlaps = [box_iou(target["boxes"], anchors) for target in batch.targets]
-        batch.indices = tuple(self.detector.proposal_matcher(each) for each in overlaps)
-        return torch.stack([(each >= 0).sum() for each in batch.indices]).sum()
+        return stock_match(self.detector, batch)
 
     def loss(self, output: DetectorOutput, batch: Any, normalizer: Tensor) -> Tensor:
         """Under autocast, as torchvision's training has it; each image's loss is divided by its own positives."""
         with torch.autocast(output.logits.device.type, torch.bfloat16, enabled=output.logits.dtype == torch.bfloat16):
-            return self.stock(output, batch)
-
-    def stock(self, output: DetectorOutput, batch: Any) -> Tensor:
-        heads = {"cls_logits": output.logits, "bbox_regression": output.regression}
-        anchors = [self.anchors(batch).to(torch.promote_types(output.logits.dtype, torch.float32))] * len(batch)
-        return torch.stack(list(self.detector.head.compute_loss(list(batch.targets), heads, anchors, list(batch.indices)).values())).sum()
+            return stock_loss(self.detector, output, batch)
 
     def scores(self, output: DetectorOutput, batch: Any) -> Tensor:
         return torch.stack([(each >= 0).sum() for each in batch.indices]).sum()[None]
 
-    def anchors(self, batch: DetectionBatch) -> Tensor:
-        height, width = batch.images.shape[-2:]
-        return torch.cat(self.detector.anchors(height, width, batch.images.device))
+
+def stock_match(detector: Any, batch: StockBatch) -> Tensor:
+    """The first half of torchvision's RetinaNet.compute_loss: the box of each anchor; returns how many anchors are positive."""
+    height, width = batch.images.shape[-2:]
+    batch.anchors = (torch.cat(detector.anchors(height, width, batch.images.device)),) * len(batch)
+    overlaps = (box_iou(target["boxes"], anchors) for target, anchors in zip(batch.targets, batch.anchors, strict=True))
+    batch.indices = tuple(detector.proposal_matcher(each) for each in overlaps)
+    return torch.stack([(each >= 0).sum() for each in batch.indices]).sum()
+
+
+def stock_loss(detector: Any, output: DetectorOutput, batch: StockBatch) -> Tensor:
+    """Its second half: the loss of torchvision's heads."""
+    heads = {"cls_logits": output.logits, "bbox_regression": output.regression}
+    losses = detector.head.compute_loss(list(batch.targets), heads, list(batch.anchors), list(batch.indices))
+    return losses["classification"] + losses["bbox_regression"]
 
 
 def contenders(smoke: bool) -> Iterator[dict[str, Any]]:
@@ -134,7 +139,7 @@ def measured(name: str, words: list[str], scenes: Scenes, device: torch.device, 
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
     middle = {figure: sorted(each[f"train/{figure}"] for each in windows)[len(windows) // 2] for figure in ("step_ms", "loss_ms")}
     ranges = {f"{figure}_range": [f(each[f"train/{figure}"] for each in windows) for f in (min, max)] for figure in middle}
-    return {**middle, **ranges, "peak_mib": peak, "nonfinite": int(trainer.guard.total), **agreement(trainer, task, scenes, device)}
+    return {**middle, **ranges, "peak_mib": peak, "nonfinite": int(trainer.guard.total), **agreement(trainer, task, scenes)}
 
 
 def window(trainer: Trainer, updates: int) -> dict[str, float]:
@@ -146,7 +151,7 @@ def window(trainer: Trainer, updates: int) -> dict[str, float]:
     return trainer.clock.read()
 
 
-def agreement(trainer: Trainer, task: Detection, scenes: Scenes, device: torch.device) -> dict[str, Any]:
+def agreement(trainer: Trainer, task: Detection, scenes: Scenes) -> dict[str, Any]:
     """The contender's value and gradient of one batch's outputs, against torchvision's loss in float64 of the same outputs.
 
     Ours divides by the positives of all images, torchvision's each image by its own: so ours is taken an image at a time, and the mean.
@@ -154,11 +159,9 @@ def agreement(trainer: Trainer, task: Detection, scenes: Scenes, device: torch.d
     batch = scenes.batches[0]
     with torch.no_grad(), trainer.autocast():
         output = trainer.forward(trainer.laid_out(batch))
-    height, width = batch.images.shape[-2:]
-    judge = Stock(trainer.config, task.data, (height, width), device)
-    positives = int(judge.share(batch))
+    positives = int(stock_match(task.detector, batch))
     wide = DetectorOutput(output.logits.double(), output.regression.double())
-    exact, gradients = value_and_gradients(lambda given: judge.stock(given, batch), wide)
+    exact, gradients = value_and_gradients(lambda given: stock_loss(task.detector, given, batch), wide)
     if isinstance(task, Stock):
         value, found = value_and_gradients(lambda given: task.loss(given, batch, torch.ones(())), output)
     else:
