@@ -73,9 +73,10 @@ class DetectionLoss:
     ) -> dict[str, Tensor]:
         scores = {} if score is None else {"score": score}
         deltas, weight = _of_positives(output.regression, matched), matched.positive.float()
-        first, second = coder.decode(deltas, matched.anchors), matched.boxes
         if self.encoded:
             first, second = deltas, coder.encode(matched.anchors, matched.boxes)
+        else:
+            first, second = coder.decode(deltas, matched.anchors), matched.boxes
         losses = {
             "classification": self.classes.function(output.logits, matched.labels, **self.hyper, **scores, **total),
             "boxes": self.boxes.function(first, second, weight=weight, **self.box_hyper, **total),
