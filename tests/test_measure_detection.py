@@ -6,6 +6,7 @@ import runpy
 
 import pytest
 import readme_detection
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -20,7 +21,12 @@ def measured(script, tmp_path_factory):
     """A few updates of a detector, and of RetinaNet under each loss, beside a part of an earlier run."""
     path = tmp_path_factory.mktemp("results") / "detection.json"
     path.write_text(json.dumps({"large": {"runs": []}}))
-    assert script["main"]([str(path), "abc1234", "parts=retinanet,tables", "--smoke"]) == 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of work this small, more cost more
+    try:
+        assert script["main"]([str(path), "abc1234", "parts=retinanet,tables", "--smoke"]) == 0
+    finally:
+        torch.set_num_threads(threads)
     return path
 
 
