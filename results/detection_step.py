@@ -110,7 +110,7 @@ def contenders(smoke: bool) -> Iterator[dict[str, Any]]:
     fixed: Any = first.model
     scenes = Scenes(first.data.batch_size, tuple(fixed.fixed_size), device)
     for name in CONTENDERS:
-        yield {"command": STEP, "loss": name, **measured(name, words, scenes, device, smoke)}
+        yield {"command": f"{STEP} {FAST}", "loss": name, **measured(name, words, scenes, device, smoke)}
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

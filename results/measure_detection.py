@@ -1,8 +1,9 @@
 """Train detectors on this machine's GPU: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
 
-`python results/measure_detection.py [FILE [COMMIT]] [parts=tables,more,large,retinanet] [--smoke]`; COMMIT where the sources are not a git
-checkout. The file is written after every run, and keeps the parts that are not measured now. `large` is timed as a command of its own,
-scenes drawn by it included; the others run one after another in this process. --smoke: a few updates, with or without a GPU.
+`python results/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,…] [--smoke]`; COMMIT where the sources
+are not a git checkout. The file is written after every run, and keeps the parts that are not measured now. `large` is timed as a command of its own,
+scenes drawn by it included, and takes the settings of `with=`, such as with=trainer.epochs=8,optim.lr=2e-3; the others run one after another
+in this process. --smoke: a few updates, with or without a GPU.
 """
 
 import gc
@@ -74,11 +75,11 @@ def last(values: list[dict[str, float]], name: str) -> float | None:
     return next((each[name] for each in reversed(values) if name in each), None)
 
 
-def trainings(part: str, smoke: bool) -> list[tuple[str, list[str], bool]]:
+def trainings(part: str, smoke: bool, changed: str = "") -> list[tuple[str, list[str], bool]]:
     """(what is compared, further words, whether as a command of its own) of each training of a part."""
     few = SMOKE.split() if smoke else []
     if part == "large":
-        return [(LARGE, ["tracking=none", *few, *(SMALLER.split() if smoke else [])], True)]
+        return [(f"{LARGE} {changed}".strip(), ["tracking=none", *few, *(SMALLER.split() if smoke else [])], True)]
     chosen = TABLES if part == "tables" else MORE
     return [(words, [*BASE.split(), *few], False) for words in (chosen[-1:] if smoke else chosen)]
 
@@ -87,7 +88,8 @@ def main(arguments: list[str]) -> int:
     smoke, parts = "--smoke" in arguments, list(PARTS)
     for word in [word for word in arguments if word.startswith("parts=")]:
         parts = word.removeprefix("parts=").split(",")
-    places = [word for word in arguments if not word.startswith(("parts=", "--"))]
+    changed = " ".join(word.removeprefix("with=").replace(",", " ") for word in arguments if word.startswith("with="))
+    places = [word for word in arguments if not word.startswith(("parts=", "with=", "--"))]
     path = Path(places[0]) if places else ROOT / "results" / "detection-h200.json"
     if unknown := sorted({*parts} - {*PARTS}) or sorted({word for word in arguments if word.startswith("--")} - {"--smoke"}):
         print(f"{unknown[0]}: unknown; parts are {', '.join(PARTS)}", file=sys.stderr)
@@ -100,7 +102,7 @@ def main(arguments: list[str]) -> int:
         began = time.monotonic()
         found[part] = {**about, "runs": []}
         try:
-            for done in measured(part, smoke):
+            for done in measured(part, smoke, changed):
                 found[part]["runs"].append(done)
                 print(json.dumps(done), flush=True)
                 _write(path, found)
@@ -113,7 +115,7 @@ def main(arguments: list[str]) -> int:
     return int(bool(failed))
 
 
-def measured(part: str, smoke: bool) -> Any:
+def measured(part: str, smoke: bool, changed: str) -> Any:
     """What each run of a part found, as it ends."""
     if part == "retinanet":
         from detection_step import contenders
@@ -121,7 +123,7 @@ def measured(part: str, smoke: bool) -> Any:
         yield from contenders(smoke)
         return
     with tempfile.TemporaryDirectory() as scenes:
-        for words, more, whole in trainings(part, smoke):
+        for words, more, whole in trainings(part, smoke, changed):
             yield run(words, *more, f"data.root={scenes}", whole=whole)
 
 
