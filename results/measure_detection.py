@@ -1,9 +1,10 @@
 """Train detectors on this machine's GPU: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
 
-`python results/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,…] [--smoke]`; COMMIT where the sources
-are not a git checkout. The file is written after every run, and keeps the parts that are not measured now. `large` is timed as a command of its own,
-scenes drawn by it included, and takes the settings of `with=`, such as with=trainer.epochs=8,optim.lr=2e-3; the others run one after another
-in this process. --smoke: a few updates, with or without a GPU.
+`python results/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,SETTING] [--smoke]`
+
+COMMIT where the sources are not a git checkout. The file is written after every run, and keeps the parts that are not measured now. `large`
+is timed as a command of its own, scenes drawn by it included, and takes the settings of `with`, such as with=trainer.epochs=8,optim.lr=2e-3;
+the others run one after another in this process. --smoke: a few updates, with or without a GPU.
 """
 
 import gc
