@@ -3,7 +3,7 @@
 `python results/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,SETTING] [--smoke]`
 
 COMMIT where the sources are not a git checkout. The file is written after every run, and keeps the parts that are not measured now. `large`
-is timed as a command of its own, scenes drawn by it included, and takes the settings of `with`, such as with=trainer.epochs=8,optim.lr=2e-3;
+is timed as a command of its own, scenes drawn by it included, with the settings of `with` beside it (with=trainer.epochs=8,optim.lr=2e-3);
 the others run one after another in this process. --smoke: a few updates, with or without a GPU.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,14 +102,15 @@ def main(arguments: list[str]) -> int:
     failed = []
     for part in parts:
         began = time.monotonic()
-        found[part] = {**about, "runs": []}
+        runs: list[dict[str, Any]] = []
         try:
             for done in measured(part, smoke, changed):
-                found[part]["runs"].append(done)
+                runs.append(done)
+                found[part] = {**about, "runs": runs}
                 print(json.dumps(done), flush=True)
                 _write(path, found)
-        except Exception as error:  # the other parts are still wanted
-            print(f"{part}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except Exception:  # the other parts are still wanted
+            traceback.print_exc()
             failed.append(part)
         print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
     if failed:
