@@ -14,7 +14,7 @@ from lab.detection_loss import DetectionLoss
 from lab.errors import UserError
 from lab.matching import by_overlap
 
-SMALL = ["test_resnet", "test_efficientnet", "test_convnext", "test_nfnet", "test_mambaout"]
+SMALL = ["test_vit", "test_resnet", "test_efficientnet", "test_convnext", "test_nfnet", "test_mambaout"]
 NAMED = ["resnet50", "convnext_tiny", "swin_tiny_patch4_window7_224"]
 
 
@@ -45,8 +45,8 @@ def test_levels_last_in_memory_are_turned():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("test_vit", "strides 16, 16, 16"),
-        ("vit_tiny_patch16_224", "strides 16, 16, 16"),
+        ("vit_small_patch32_224", "strides 32, 32, 32"),
+        ("vit_small_patch14_dinov2", "strides 14, 14, 14"),
         ("levit_128", "strides 16, 32, 64"),
         ("inception_v3", "shapes"),
     ],
