@@ -97,7 +97,8 @@ def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool,
     if rows_adjacent:
         tile = min(whole, 32 if dense else 64)
         if whole == tile and not dense:
-            return RowTiles(min(1024, 4096 // tile), tile, True, 1, 1)
+            tile_rows = min(1024, 4096 // tile)
+            return RowTiles(tile_rows, tile, True, 1, max(1, tile_rows // 256))
         return RowTiles(min(1024, max(32, (2048 if dense else 8192) // tile)), tile, whole == tile, 1, 4)
     if whole <= 8192:
         tile_rows = max(1, 2048 // whole)
