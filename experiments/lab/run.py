@@ -38,13 +38,7 @@ class Run:
 
     @classmethod
     def start(
-        cls,
-        settings: Settings[Any],
-        name: str,
-        runs: str | None,
-        tags: dict[str, str],
-        *,
-        setting: str = "trainer.runs",
+        cls, app: str, settings: Settings[Any], name: str, runs: str | None, tags: dict[str, str], *, setting: str = "trainer.runs"
     ) -> "Run":
         """A new run of an app in a new folder under `runs`, which `setting` names.
 
