@@ -81,6 +81,7 @@ def help_text(script: str) -> str:
         f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
     ]
     lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
+    lines += [f"  {script} resume=runs/RUN   # go on with a run that was interrupted"]
     return "\n".join(lines)
 
 
