@@ -75,11 +75,11 @@ def test_the_command_line_wins_over_an_experiment():
 
 
 def test_combinations_of_a_multirun():
-    assert combinations(["loss=ce,focal", "trainer.seed=0,1", "model=resnet18"]) == [
-        ["loss=ce", "trainer.seed=0", "model=resnet18"],
-        ["loss=ce", "trainer.seed=1", "model=resnet18"],
-        ["loss=focal", "trainer.seed=0", "model=resnet18"],
-        ["loss=focal", "trainer.seed=1", "model=resnet18"],
+    assert combinations(["loss=ce,focal", "seed=0,1", "model=resnet18"]) == [
+        ["loss=ce", "seed=0", "model=resnet18"],
+        ["loss=ce", "seed=1", "model=resnet18"],
+        ["loss=focal", "seed=0", "model=resnet18"],
+        ["loss=focal", "seed=1", "model=resnet18"],
     ]
 
 

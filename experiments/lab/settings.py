@@ -268,6 +268,8 @@ def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]
         for option, schema in app.by_option.get(head, {}).items()
         for match in nearest(last, {item.name for item in fields(schema)} - set(siblings), 1)
     ]
+    if last in tree:
+        elsewhere.append(f"plain {last}")
     raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error
 
 
