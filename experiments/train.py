@@ -5,13 +5,13 @@ Every word is a Hydra override of conf/: a group's option (loss=ce) or one setti
 
 import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
 
 from lab.errors import UserError
-from lab.settings import ROOT, Settings, absolute, combinations, help_text, load
+from lab.settings import ROOT, Settings, absolute, help_text, load
+from lab.sweep_stop import signals_unblocked
 
 
 def main(words: list[str]) -> int:
@@ -22,7 +22,9 @@ def main(words: list[str]) -> int:
         if {"-m", "--multirun"} & set(words):
             if "--cfg" in words:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
-            return run_all(combinations([word for word in words if word not in ("-m", "--multirun")]))
+            from lab.sweep import run_sweep
+
+            return run_sweep([word for word in words if word not in ("-m", "--multirun")])
         settings = load([word for word in words if word != "--cfg"])
         if "--cfg" in words:
             import yaml
@@ -35,20 +37,10 @@ def main(words: list[str]) -> int:
         return 1
 
 
-def run_all(runs: list[list[str]]) -> int:
-    """Check every combination first, then run them one after another; the status is that of the first that failed."""
-    for words in runs:
-        load(words)
-    status = 0
-    for number, words in enumerate(runs, start=1):
-        print(f"run {number}/{len(runs)}: {' '.join(words)}", flush=True)
-        status = subprocess.run([sys.executable, __file__, *words]).returncode or status
-    return status
-
-
 def train(settings: Settings) -> int:
     """One run, from checked settings to the final table."""
     began = time.monotonic()
+    signals_unblocked()
     config = settings.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
 
@@ -69,7 +61,7 @@ def train(settings: Settings) -> int:
 
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
     folder = RunFolder(absolute(config.trainer.runs, ROOT / "runs"), name, settings.tree())
-    folder.record("start", name=name, params=settings.flat(), tags=describe(trainer.device) | kernels.tags() | config.tracking.tags)
+    folder.record("start", name=name, params=settings.flat(), tags=describe(trainer.device) | kernels.tags() | {"monitor": trainer.task.monitor} | config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
     feeder = None
     if config.tracking.enabled:
@@ -100,6 +92,8 @@ def train(settings: Settings) -> int:
     except (Exception, KeyboardInterrupt) as error:
         status, failure = "FAILED", failure or error
     if failure:
+        (folder.path / "error.txt").write_text("".join(traceback.format_exception(failure)), encoding="utf-8")
+        folder.artifact(folder.path / "error.txt")
         folder.record("tags", values={"error": f"{type(failure).__name__}: {failure}"})
     folder.close(status)
     untracked = feeder.close() if feeder else None

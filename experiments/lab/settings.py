@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 from lab.choices import SCHEMAS, agree, schema_of
 from lab.errors import UserError, nearest, unknown
 from lab.schema import BenchConfig, TrainConfig, check, range_text
+from lab.sweep_schema import SEARCHES, SweepConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -22,13 +23,14 @@ class App(Generic[Config]):
 
     name: str
     schema: type[Config]
-    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of SCHEMAS
+    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     named_by_group: frozenset[str] = frozenset()
     agree: Callable[[Any], None] = lambda config: None  # raises UserError where settings do not go together
 
 
 TRAIN = App("train", TrainConfig, SCHEMAS, frozenset({"task.name", "loss.name", "box_loss.name", "data.name"}), agree)
 BENCH = App("bench", BenchConfig)
+SEARCH = App("search", SweepConfig, {"search": SEARCHES}, frozenset({"search.name"}))
 
 
 @dataclass
@@ -112,7 +114,7 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
 def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
     """(options of groups, overrides of single settings)"""
     chosen, values = [], []
-    for override in _parse(words):
+    for override in parsed(words):
         key = override.key_or_group
         if override.is_delete():
             raise UserError(f"{override.input_line}: settings cannot be deleted; give the value null instead.")
@@ -157,12 +159,29 @@ def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str
 
 
 def combinations(words: Sequence[str]) -> list[list[str]]:
-    """Every run that comma-separated values ask for, each as its own list of words."""
-    axes = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [o.input_line or ""]
-        for o in _parse(words)
-    ]
-    return [list(run) for run in product(*axes)]
+    """Every run that comma-separated values ask for, each as its own list of words.
+
+    Raises:
+        UserError: a word's values cannot be listed.
+    """
+    return [list(run) for run in product(*(each_value(override) for override in parsed(words)))]
+
+
+def each_value(override: Any) -> list[str]:
+    """The words of one value each that a parsed word stands for."""
+    if not override.is_sweep_override():
+        return [override.input_line]
+    from hydra.errors import HydraException
+
+    try:
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    except HydraException:
+        raise UserError(f"{override.input_line}: its values cannot be listed; give a,b,c or range(start,stop), or search=optuna.") from None
+
+
+def quoted(text: object) -> str:
+    """A value that the grammar of overrides takes as it is."""
+    return "'" + str(text).replace("'", "\\'") + "'"
 
 
 def absolute(path: str | None, default: Path) -> Path:
@@ -170,7 +189,8 @@ def absolute(path: str | None, default: Path) -> Path:
     return Path(os.path.expanduser(path)).absolute() if path else default
 
 
-def _parse(words: Sequence[str]) -> list[Any]:
+def parsed(words: Sequence[str]) -> list[Any]:
+    """The words as Hydra's overrides."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -197,8 +217,8 @@ def _typed(app: App[Any], composed: Any) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     schema = OmegaConf.structured(app.schema)
-    for group in app.by_option:
-        schema[group] = OmegaConf.structured(schema_of(group, composed[group]))
+    for group, schemas in app.by_option.items():
+        schema[group] = OmegaConf.structured(schema_of(group, schemas, composed[group]))
     try:
         return OmegaConf.merge(schema, composed)
     except OmegaConfBaseException as error:
