@@ -13,7 +13,9 @@ import yaml
 
 from lab.errors import UserError
 from lab.locks import try_lock
-from lab.run_folder import RunFolder
+from lab.plan import is_tracking
+from lab.run import record_start, write_error
+from lab.run_folder import RunFolder, running
 from lab.run_record import RunRecord, read_run, runs_of
 from lab.schema import TrainConfig
 from lab.settings import ROOT, Settings, load, quoted
@@ -52,6 +54,9 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, config: Any) -> None:
         if done := [run for run in runs if run.status == "FINISHED"]:
             print(f"{title}: was finished before, {done[-1].folder.name}", flush=True)
             return
+        if runs and running(runs[-1].folder):
+            print(f"{title}: is running in another process", flush=True)
+            return
         Attempt(folder, name, settings, runs, title).run(words, lock, gpus, shown, stop)
 
 
@@ -60,17 +65,19 @@ class Attempt:
 
     def __init__(self, sweep: Path, name: str, settings: Settings[TrainConfig], runs: list[RunRecord], title: str) -> None:
         self.sweep, self.name, self.settings, self.runs, self.title = sweep, name, settings, runs, title
-        self.resumed = runs[-1] if runs and runs[-1].resumable else None
+        self.resumed = runs[-1] if runs and runs[-1].interrupted else None
         self.size = _size(self.resumed.folder) if self.resumed else 0
         self.said = b""  # the end of what the process wrote to stderr
 
     def run(self, words: list[str], lock: TextIO, gpus: Sequence[str], shown: bool, stop: Stop) -> None:
-        words = [*words, f"name={quoted(self.name)}", f"trainer.runs={quoted(self.sweep)}"]
         if self.resumed:
-            words.append(f"resume={quoted(self.resumed.folder)}")
+            print(f"{self.title}: continues {self.resumed.folder.name}", flush=True)
+            words = [f"resume={quoted(self.resumed.folder)}", *(word for word in words if is_tracking(word))]
+        else:
+            print(f"{self.title}: {' '.join(words)}", flush=True)
+            words = [*words, f"name={quoted(self.name)}", f"trainer.runs={quoted(self.sweep)}"]
         slot, env = self._slot(gpus)
         with slot or nullcontext():
-            print(f"{self.title}: {' '.join(words[:-2]) if not self.resumed else f'continues {self.resumed.folder.name}'}", flush=True)
             status = self._process(words, env, [each.fileno() for each in (lock, slot) if each], shown, stop)
             run = self._settled(status)
         score = f", {run.monitor} {run.score:.4g}" if run.score is not None else ""
@@ -136,10 +143,8 @@ class Attempt:
             folder = RunFolder.reopen(run.folder)
         else:
             folder = RunFolder(self.sweep, self.name, self.settings.tree())
-            folder.record("start", app="train", name=self.name, params=self.settings.flat(), tags=dict(self.settings.config.tracking.tags))
-            folder.artifact(folder.path / "config.yaml")
-        (folder.path / "error.txt").write_bytes(self.said or f"exit status {status}\n".encode())
-        folder.artifact(folder.path / "error.txt")
+            record_start(folder, self.settings, self.name, {}, app="train")
+        write_error(folder, self.said.decode(errors="replace") or f"exit status {status}\n")
         folder.record("tags", values={"error": self._reason(status)})
         folder.close("KILLED" if status < 0 or status in STOPPED else "FAILED")
         self._send(folder.path)

@@ -110,7 +110,11 @@ def _key(word: str) -> str:
 
 def _is_beside(word: str) -> bool:
     """Is it a word that changes where a run is written, and not what it computes?"""
-    return _key(word) in ("tracking", "trainer.runs") or _key(word).startswith("tracking.")
+    return _key(word) == "trainer.runs" or is_tracking(word)
+
+
+def is_tracking(word: str) -> bool:
+    return _key(word) == "tracking" or _key(word).startswith("tracking.")
 
 
 def _label(key: str, value: str) -> str:

@@ -1,56 +1,38 @@
-"""What a run folder says of its run: how it ended, what it reached."""
+"""What the run folders of a sweep say of its runs: how each ended, what it reached."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lab.records import NAME, read_history
+
 BESIDE = ("name", "tracking", "resume")  # settings that change nothing of what a run computes; so does trainer.runs
 
 
 @dataclass
 class RunRecord:
-    """status: FINISHED, FAILED or KILLED; None while it runs, and where it was cut off. score: of the task's metric, `monitor`, at its best."""
+    """status: FINISHED, FAILED or KILLED; None while it runs, and where it was cut off. score: the best value of `monitor`, the task's metric."""
 
     folder: Path
-    status: str | None = None
-    monitor: str = ""
-    score: float | None = None
-    seconds: float | None = None
-    error: str = ""
+    status: str | None
+    monitor: str
+    score: float | None
+    seconds: float
+    error: str
 
     @property
-    def resumable(self) -> bool:
-        return self.status in (None, "KILLED") and (self.folder / "checkpoints" / "last.pt").is_file()
+    def interrupted(self) -> bool:
+        return self.status in (None, "KILLED")
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the records of a run's `metrics.jsonl`; a line that was cut off is passed over."""
-    run = RunRecord(folder)
-    values: dict[str, Any] = {}
-    times: list[float] = []
-    with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            times.append(record["time"])
-            if record["kind"] == "metrics":
-                values |= record["values"]
-            elif record["kind"] == "start":
-                run.monitor = record["tags"].get("monitor", "")
-            elif record["kind"] == "tags":
-                run.error = record["values"].get("error", run.error)
-            run.status = record["status"] if record["kind"] == "end" else None
-    if run.status == "FINISHED":
-        run.error = ""
-    best = values.get(f"best/{run.monitor}")
-    run.score = float(best) if best is not None else None
-    run.seconds = float(values["run/seconds"]) if "run/seconds" in values else times[-1] - times[0] if times else None
-    return run
+    history = read_history(folder)
+    monitor = history.start["tags"].get("monitor", "") if history.start else ""
+    best = history.last.get(f"best/{monitor}")
+    seconds = history.last.get("run/seconds", history.seconds)
+    return RunRecord(folder, history.status, monitor, None if best is None else float(best), float(seconds), history.error)
 
 
 def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:
@@ -59,7 +41,7 @@ def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:
     found = []
     for folder in sorted(sweep.glob(f"*-{name}*")):
         config = folder / "config.yaml"
-        if (folder / "metrics.jsonl").is_file() and config.is_file() and essence(yaml.safe_load(config.read_text(encoding="utf-8"))) == wanted:
+        if (folder / NAME).is_file() and config.is_file() and essence(yaml.safe_load(config.read_text(encoding="utf-8"))) == wanted:
             found.append(read_run(folder))
     return found
 
@@ -69,3 +51,8 @@ def essence(tree: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in tree.items() if key not in BESIDE}
     kept["trainer"] = {key: value for key, value in tree["trainer"].items() if key != "runs"}
     return kept
+
+
+def with_runs(folder: Path) -> list[Path]:
+    """A run's folder; a sweep's with those of its runs, which are to come after it."""
+    return [folder, *sorted(path.parent for path in folder.glob(f"*/{NAME}"))]

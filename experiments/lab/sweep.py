@@ -76,7 +76,11 @@ class Sweep:
 
     def start_feeding(self) -> None:
         tracking = self.plan.first.tracking
-        tags = {"command": " ".join(["experiments/train.py", "-m", *sys.argv[2:]]), "sweep": self.path.name, "sweep.words": " ".join(self.plan.words)}
+        tags = {
+            "command": " ".join(["experiments/train.py", "-m", *sys.argv[2:]]),
+            "sweep": self.path.name,
+            "sweep.words": " ".join(self.plan.words),
+        }
         if self.folder.history.start is None:
             params = {word.partition("=")[0]: word.partition("=")[2] for word in self.plan.words}
             self.folder.record("start", app="sweep", name=self.path.name, params=params, tags=tags | tracking.tags)
@@ -153,7 +157,11 @@ class Sweep:
         keys = [axis.key for axis in self.plan.axes]
         table.writerow(["job", *keys, "status", "metric", "best", "seconds", "folder", "error"])
         for job, run in outcomes:
-            reached = [run.status or "KILLED", run.monitor, run.score, run.seconds, run.folder.name, run.error] if run else ["", "", "", "", "", ""]
+            reached = (
+                [run.status or "KILLED", run.monitor, run.score, run.seconds, run.folder.name, run.error]
+                if run
+                else ["", "", "", "", "", ""]
+            )
             table.writerow([job.name, *(job.varied[key] for key in keys), *reached])
         _write_text(self.path / "results.csv", text.getvalue())
 

@@ -1,7 +1,5 @@
 """The settings of a sweep itself, beside those of its jobs."""
 
-# ruff: noqa: RUF009 (number returns a dataclass field)
-
 from dataclasses import dataclass, field
 
 from lab.fields import number

@@ -4,12 +4,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 FILE = ".stop"
+PAUSE = 1.0  # seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already
 
 
 class Stop:
@@ -47,16 +49,13 @@ class Stop:
     def _wait(self, ended: threading.Event) -> None:
         said = {"stop": "stopping: running jobs save a checkpoint (once more: they are killed)", "kill": "killing the running jobs"}
         wishes = iter(said)
+        seen = float("-inf")
         while not ended.is_set():
-            if signal.sigtimedwait(SIGNALS, 0.2) is None:
+            if signal.sigtimedwait(SIGNALS, 0.2) is None or time.monotonic() - seen < PAUSE:
                 continue
+            seen = time.monotonic()
             wish = next(wishes, None)
             if wish is None:
                 os._exit(130)
             self.file.write_text(wish, encoding="utf-8")
             print(said[wish], file=sys.stderr, flush=True)
-
-
-def signals_unblocked() -> None:
-    """For a run that a sweep started: SIGTERM reaches it again, also one that came before this."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
