@@ -13,7 +13,7 @@ BESIDE = ("name", "tracking", "resume")  # settings that change nothing of what 
 
 @dataclass
 class RunRecord:
-    """status: FINISHED, FAILED or KILLED; None while it runs, and where it was cut off. score: the best value of `monitor`, the task's metric."""
+    """status: FINISHED, FAILED, KILLED; None while it runs and where it was cut off. score: the best of `monitor`, the task's metric."""
 
     folder: Path
     status: str | None

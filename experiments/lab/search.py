@@ -97,9 +97,9 @@ class Optuna:
         if axis.interval is None:
             return self.optuna.distributions.CategoricalDistribution(axis.values)
         low, high = axis.interval
-        kind = int if isinstance(low, int) and isinstance(high, int) else float
-        name = self.optuna.distributions.IntDistribution if kind is int else self.optuna.distributions.FloatDistribution
-        return name(low, high, log=axis.log)
+        if isinstance(low, int) and isinstance(high, int):
+            return self.optuna.distributions.IntDistribution(low, high, log=axis.log)
+        return self.optuna.distributions.FloatDistribution(low, high, log=axis.log)
 
     def _job(self, number: int, params: dict[str, Any]) -> Job:
         return self.plan.job([str(params[axis.key]) for axis in self.plan.axes], f"trial-{number:03}")

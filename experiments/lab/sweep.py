@@ -76,11 +76,8 @@ class Sweep:
 
     def start_feeding(self) -> None:
         tracking = self.plan.first.tracking
-        tags = {
-            "command": " ".join(["experiments/train.py", "-m", *sys.argv[2:]]),
-            "sweep": self.path.name,
-            "sweep.words": " ".join(self.plan.words),
-        }
+        said = " ".join(["experiments/train.py", *sys.argv[1:]])
+        tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.words), "command": said, "mlflow.source.name": said}
         if self.folder.history.start is None:
             params = {word.partition("=")[0]: word.partition("=")[2] for word in self.plan.words}
             self.folder.record("start", app="sweep", name=self.path.name, params=params, tags=tags | tracking.tags)
@@ -132,9 +129,17 @@ class Sweep:
         for name in (PLAN, "results.csv"):
             self.folder.artifact(self.path / name)
         self.folder.close(status)
-        untracked = self.feeder.close() if self.feeder else None
-        place = f"{self.feeder.uri}, run {self.feeder.run_id}" if self.feeder else ""
-        show(self.path, status, outcomes, best, f"incomplete: {untracked}" if untracked else place)
+        show(self.path, status, outcomes, best, self._fed())
+
+    def _fed(self) -> str:
+        """Wait until MLflow has the sweep's run, and say where it is."""
+        if self.feeder is None:
+            return ""
+        try:
+            untracked = self.feeder.close()
+        except KeyboardInterrupt:
+            untracked = "interrupted; experiments/replay.py sends the rest"
+        return f"incomplete: {untracked}" if untracked else f"{self.feeder.uri}, run {self.feeder.run_id}"
 
     def _step(self) -> int:
         """A sweep's figures are recorded once each time it ends."""
@@ -157,11 +162,7 @@ class Sweep:
         keys = [axis.key for axis in self.plan.axes]
         table.writerow(["job", *keys, "status", "metric", "best", "seconds", "folder", "error"])
         for job, run in outcomes:
-            reached = (
-                [run.status or "KILLED", run.monitor, run.score, run.seconds, run.folder.name, run.error]
-                if run
-                else ["", "", "", "", "", ""]
-            )
+            reached = [run.status or "KILLED", run.monitor, run.score, run.seconds, run.folder.name, run.error] if run else [""] * 6
             table.writerow([job.name, *(job.varied[key] for key in keys), *reached])
         _write_text(self.path / "results.csv", text.getvalue())
 

@@ -33,6 +33,8 @@ def show(sweep: Path, status: str, outcomes: list[Outcome], best: tuple[Job, Run
     for job, run in outcomes:
         if run and run.error:
             rich.print(f"{job.name}: {run.error}\n  {os.path.relpath(run.folder)}", markup=False)
+    if best:
+        rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].folder)}", markup=False)
     rich.print(f"sweep folder: {os.path.relpath(sweep)}", markup=False)
     if mlflow:
         rich.print(f"MLflow: {mlflow}", markup=False)
