@@ -6,6 +6,9 @@ the sweep's folder. The training settings never pass through it: train.py reads 
 
 import contextlib
 import os
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +18,7 @@ from typing import Any
 from lab.errors import UserError
 from lab.job import run_job
 from lab.settings import CONF, ROOT, quoted
+from lab.sweep_stop import Stop
 
 BASIC = "basic"
 
@@ -32,14 +36,27 @@ def check_launcher(words: Sequence[str], sweep: Path) -> None:
     _launcher(words, sweep)
 
 
-def launch(numbers: Sequence[int], words: Sequence[str], sweep: Path) -> None:
-    """Run jobs of a sweep, and return when all have ended.
+def launch(numbers: Sequence[int], words: Sequence[str], sweep: Path, stop: Stop) -> None:
+    """Run jobs of a sweep, and return when all have ended, or `stop` is not to wait for them.
 
+    The launcher has a process and a session of its own: Ctrl-C in a terminal would reach its workers too, and end them before the jobs.
+    """
+    command = [sys.executable, "-P", "-m", "lab.launch", str(sweep), ",".join(map(str, numbers)), *words]
+    # by it processes find `lab`, also those that a launcher starts
+    path = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
+    while process.poll() is None:
+        if stop.asked == "leave":
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+
+
+def run_jobs(numbers: Sequence[int], words: Sequence[str], sweep: Path) -> None:
+    """
     Raises:
         UserError: the launcher itself failed.
     """
-    # a fresh process of submitit finds `lab` by it
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
     launcher = _launcher(words, sweep)
     try:
         returned = launcher.launch([[f"job={number}"] for number in numbers], initial_job_idx=0)
@@ -84,3 +101,10 @@ def visible_gpus() -> list[str]:
         pynvml.nvmlInit()
         return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
     return []
+
+
+if __name__ == "__main__":
+    try:
+        run_jobs([int(number) for number in sys.argv[2].split(",")], sys.argv[3:], Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(f"error: {error}")

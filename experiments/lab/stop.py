@@ -26,7 +26,6 @@ class Stop:
         self.seen = 0.0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._take)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # a sweep starts its runs with both blocked
 
     @property
     def wanted(self) -> bool:

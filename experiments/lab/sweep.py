@@ -36,7 +36,7 @@ def run_sweep(words: Sequence[str]) -> int:
         The exit status: 0 if every job is finished, 130 if the sweep was stopped, else 1.
 
     Raises:
-        UserError: nothing was started, or the launcher failed.
+        UserError: nothing was started.
     """
     plan = plan_of(words)
     check_launcher(plan.launcher, plan.folder)
@@ -97,7 +97,7 @@ class Sweep:
             if todo and not stop.asked:
                 if (name := launcher_name(self.plan.launcher)) != "basic":
                     print(f"{len(todo)} jobs by {name}; what they say is in {self.path / 'logs'}", flush=True)
-                launch(todo, self.plan.launcher, self.path)
+                launch(todo, self.plan.launcher, self.path, stop)
             if stop.asked:
                 return
 

@@ -1,17 +1,20 @@
 """Ctrl-C and SIGTERM while a sweep runs: they are for the sweep alone, which asks its jobs to stop, wherever these run."""
 
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
-SIGNALS = {signal.SIGINT, signal.SIGTERM}
 FILE = ".stop"
 PAUSE = 1.0  # seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already
+SAID = {
+    "stop": "stopping: running jobs save a checkpoint; once more kills them",
+    "kill": "killing the running jobs; once more leaves those of other machines alone",
+    "leave": "leaving",
+}
 
 
 class Stop:
@@ -19,10 +22,12 @@ class Stop:
 
     def __init__(self, sweep: Path) -> None:
         self.file = sweep / FILE
+        self.wishes = iter(SAID)
+        self.seen = float("-inf")
 
     @property
     def asked(self) -> str:
-        """'' go on; 'stop' save a checkpoint and end; 'kill' end at once."""
+        """'' go on; 'stop' save a checkpoint and end; 'kill' end at once; 'leave' and nobody waits for it."""
         try:
             return self.file.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -30,32 +35,19 @@ class Stop:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """While inside, signals are written to the file.
-
-        They are blocked, here and so in every process that a launcher starts: Ctrl-C reaches those too, and would end idle workers.
-        """
+        """While inside, a signal is the next wish."""
         self.file.unlink(missing_ok=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        ended = threading.Event()
-        waiting = threading.Thread(target=self._wait, args=(ended,), name="signals", daemon=True)
-        waiting.start()
+        before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            ended.set()
-            waiting.join()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def _wait(self, ended: threading.Event) -> None:
-        said = {"stop": "stopping: running jobs save a checkpoint (once more: they are killed)", "kill": "killing the running jobs"}
-        wishes = iter(said)
-        seen = float("-inf")
-        while not ended.is_set():
-            if signal.sigtimedwait(SIGNALS, 0.2) is None or time.monotonic() - seen < PAUSE:
-                continue
-            seen = time.monotonic()
-            wish = next(wishes, None)
-            if wish is None:
-                os._exit(130)
-            self.file.write_text(wish, encoding="utf-8")
-            print(said[wish], file=sys.stderr, flush=True)
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self.seen < PAUSE or (wish := next(self.wishes, None)) is None:
+            return
+        self.seen = now
+        self.file.write_text(wish, encoding="utf-8")
+        print(SAID[wish], file=sys.stderr, flush=True)
