@@ -3,8 +3,10 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,8 @@ class Plan:
         """The sweep's own folder, the same whenever the same sweep is asked for under the same trainer.runs and tracking.experiment."""
         kept = [[word for word in words if not _is_beside(word)] for words in ([job.words for job in self.jobs] or [self.words])]
         identity = json.dumps([sorted(sorted(words) for words in kept), self.search.name, self.first.tracking.experiment])
-        digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-        keys = [axis.key.rpartition(".")[2] for axis in self.axes][:4]
-        return absolute(self.first.trainer.runs, ROOT / "runs") / "-".join(["sweep", *keys, digest])
+        keys = [key.rpartition(".")[2] for key in sorted((axis.key for axis in self.axes), key=_rank)]
+        return absolute(self.first.trainer.runs, ROOT / "runs") / "-".join(["sweep", *keys[:4], _digest(identity)])
 
     def job(self, values: Sequence[str], name: str = "") -> Job:
         """The job that gives each axis its value.
@@ -57,7 +58,8 @@ class Plan:
         varied = {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
         words = [*self.fixed, *(f"{key}={value}" for key, value in varied.items())]
         settings = load(words)
-        name = name or "-".join(_label(key, value) for key, value in varied.items()) or "job"
+        # the same name in whatever order the words come, so that the job's runs are found again
+        name = name or "-".join(_label(key, varied[key]) for key in sorted(varied, key=_rank)) or "job"
         base = f"{settings.config.name}-" if settings.config.name else ""
         return Job(_as_file_name(base + name), words, varied, settings.tree())
 
@@ -98,9 +100,11 @@ def _every_job(plan: Plan) -> list[Job]:
         twin = by_essence.setdefault(json.dumps(essence(job.tree), sort_keys=True), job)
         if twin is not job:
             raise UserError(f"{' '.join(twin.words)} and {' '.join(job.words)} are the same run: they differ in nothing that it computes.")
-        while any(job.name == other.name for other in jobs):
-            job.name += "-too"
         jobs.append(job)
+    names = Counter(job.name for job in jobs)
+    for job in jobs:
+        if names[job.name] > 1:
+            job.name += f"-{_digest(' '.join(sorted(job.words)))}"
     return jobs
 
 
@@ -117,9 +121,23 @@ def is_tracking(word: str) -> bool:
     return _key(word) == "tracking" or _key(word).startswith("tracking.")
 
 
+def _rank(key: str) -> tuple[bool, bool, str]:
+    """Options of groups come first, the seed last."""
+    return key == "seed", key not in _groups(), key
+
+
+@cache
+def _groups() -> frozenset[str]:
+    return frozenset(groups())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def _label(key: str, value: str) -> str:
     """What a value adds to a job's name: an option alone, a setting with its name."""
-    return value if key in groups() else f"{key.rpartition('.')[2]}{value}"
+    return value if key in _groups() else f"{key.rpartition('.')[2]}{value}"
 
 
 def _as_file_name(text: str) -> str:

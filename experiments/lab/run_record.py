@@ -38,12 +38,13 @@ def read_run(folder: Path) -> RunRecord:
 def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:
     """The runs in a sweep's folder that have the settings `tree`, the oldest first; `name` is part of their folders' names."""
     wanted = essence(tree)
-    found = []
-    for folder in sorted(sweep.glob(f"*-{name}*")):
-        config = folder / "config.yaml"
-        if (folder / NAME).is_file() and config.is_file() and essence(yaml.safe_load(config.read_text(encoding="utf-8"))) == wanted:
-            found.append(read_run(folder))
-    return found
+    folders = sorted(folder for folder in sweep.glob(f"*-{name}*") if (folder / NAME).is_file())
+    return [read_run(folder) for folder in folders if (given := _config(folder)) and essence(given) == wanted]
+
+
+def _config(folder: Path) -> Any:
+    config = folder / "config.yaml"
+    return yaml.load(config.read_text(encoding="utf-8"), yaml.CSafeLoader) if config.is_file() else None
 
 
 def essence(tree: dict[str, Any]) -> dict[str, Any]:

@@ -69,13 +69,15 @@ def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
 def help_text(script: str) -> str:
     lines = [
         f"usage: {script} [group=option ...] [group.setting=value ...]",
-        "       -m, --multirun   run every combination of comma-separated values, one after another",
+        "       -m, --multirun   a sweep: run every combination of comma-separated values; the same words again go on where it ended",
         "       --cfg            print the resolved settings and stop",
         "       --help           this text",
         "",
         "groups and their options (conf/):",
     ]
     lines += [f"  {name:<11} {', '.join(options)}" for name, options in groups().items()]
+    lines += ["", "of a sweep:", f"  {'search':<11} {', '.join(groups(SEARCH)['search'])}"]
+    lines += ["  hydra/launcher  basic; with uv sync --extra sweeps: joblib, submitit_local, submitit_slurm"]
     lines += [
         "",
         "examples:",
@@ -83,6 +85,8 @@ def help_text(script: str) -> str:
         f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
     ]
     lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
+    lines += [f"  {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2"]
+    lines += [f"  {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal"]
     return "\n".join(lines)
 
 
