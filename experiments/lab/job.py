@@ -143,7 +143,7 @@ class Attempt:
             folder = RunFolder.reopen(run.folder)
         else:
             folder = RunFolder(self.sweep, self.name, self.settings.tree())
-            record_start(folder, self.settings, self.name, {}, app="train")
+            record_start(folder, "train", self.settings, self.name, {})
         write_error(folder, self.said.decode(errors="replace") or f"exit status {status}\n")
         folder.record("tags", values={"error": self._reason(status)})
         folder.close("KILLED" if status < 0 or status in STOPPED else "FAILED")
