@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lab.errors import UserError
@@ -75,10 +75,11 @@ class Run:
             tags["resumable"] = "true"
         unwritten: UserError | None = None
         try:
-            if self.failure:
-                write_error(self.folder, "".join(traceback.format_exception(self.failure)))
             if tags:
                 self.folder.record("tags", values=tags)
+            if self.failure:
+                with suppress(UserError):  # the disk may be full; the error is known by its tag
+                    write_error(self.folder, "".join(traceback.format_exception(self.failure)))
         except UserError as error:
             unwritten = error
         try:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -173,15 +172,6 @@ def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str
     check(config)
     app.agree(config)
     return Settings(config)
-
-
-def combinations(words: Sequence[str]) -> list[list[str]]:
-    """Every run that comma-separated values ask for, each as its own list of words.
-
-    Raises:
-        UserError: a word's values cannot be listed.
-    """
-    return [list(run) for run in product(*(each_value(override) for override in parsed(words)))]
 
 
 def each_value(override: Any) -> list[str]:
