@@ -1,11 +1,13 @@
 """What a sweep's words mean, checked before anything starts."""
 
+import importlib.util
+
 import pytest
 import yaml
 
 from lab.errors import UserError
 from lab.job import Attempt
-from lab.launch import check_launcher, launcher_name, visible_gpus
+from lab.launch import launcher_name, make_launcher, visible_gpus
 from lab.plan import plan_of
 from lab.run_folder import RunFolder
 from lab.run_record import runs_of
@@ -105,9 +107,16 @@ def test_an_integer_interval_is_one():
 )
 def test_launchers_that_are_not_there(words, said, tmp_path):
     with pytest.raises(UserError) as caught:
-        check_launcher(words, tmp_path)
+        make_launcher(words, tmp_path)
     assert said in str(caught.value)
     assert launcher_name(words) in ("jobli", "basic")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs uv sync --extra sweeps")
+@pytest.mark.parametrize(("gpus", "words", "jobs"), [("2,5", [], 2), ("2,5", ["hydra.launcher.n_jobs=4"], 4), ("", [], -1)])
+def test_joblib_runs_a_job_a_gpu_unless_told_otherwise(monkeypatch, tmp_path, gpus, words, jobs):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    assert make_launcher(["hydra/launcher=joblib", *words], tmp_path).joblib["n_jobs"] == jobs
 
 
 def test_gpus_are_those_that_the_environment_shows(monkeypatch):

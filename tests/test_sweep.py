@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mlflow.tracking import MlflowClient
 
 from lab.records import read_history
 
@@ -69,6 +70,15 @@ def runs(sweep: Path) -> dict[str, list[Path]]:
     return found
 
 
+def stored(uri: str, sweep: Path):
+    """The sweep's run in MLflow, and its children by name."""
+    client = MlflowClient(tracking_uri=uri)
+    every = {run.info.run_name: run for run in client.search_runs([client.get_experiment_by_name("lossforge").experiment_id])}
+    parent = every.pop(sweep.name)
+    assert {run.data.tags["mlflow.parentRunId"] for run in every.values()} == {parent.info.run_id}
+    return parent, every
+
+
 def until(condition, process) -> None:
     deadline = time.monotonic() + 240
     while not condition():
@@ -78,8 +88,6 @@ def until(condition, process) -> None:
 
 
 def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
-    from mlflow.tracking import MlflowClient
-
     (trouble / "raise-1").touch()
     (trouble / "kill").touch()  # the run that comes first, before it has a folder
     done = clone.run("-m", *clone.job, "seed=2,0,1", timeout=500)
@@ -93,16 +101,8 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert 0 <= float(first["seed0"]["best"]) <= 1
     assert first["seed0"]["metric"] == "top1"
 
-    client = MlflowClient(tracking_uri=f"sqlite:///{clone.path / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("lossforge").experiment_id
-
-    def stored():
-        every = {run.info.run_name: run for run in client.search_runs([experiment])}
-        parent = every.pop(sweep.name)
-        assert {run.data.tags["mlflow.parentRunId"] for run in every.values()} == {parent.info.run_id}
-        return parent, every
-
-    parent, children = stored()
+    uri = f"sqlite:///{clone.path / 'mlflow.db'}"
+    parent, children = stored(uri, sweep)
     assert parent.info.status == "FAILED"
     assert {name: run.info.status for name, run in children.items()} == {"seed2": "KILLED", "seed0": "FINISHED", "seed1": "FAILED"}
     assert parent.data.params["seed"] == "2,0,1"
@@ -110,7 +110,7 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert parent.data.tags["sweep.best_run"] == children["seed0"].info.run_id
     assert [parent.data.metrics[f"sweep/{name}"] for name in ("finished", "failed", "killed", "jobs")] == [1, 1, 1, 3]
     assert children["seed1"].data.tags["error"] == "ValueError: the disk is on fire"
-    trace = client.download_artifacts(children["seed1"].info.run_id, "error.txt", str(trouble))
+    trace = MlflowClient(tracking_uri=uri).download_artifacts(children["seed1"].info.run_id, "error.txt", str(trouble))
     assert "in troubled" in Path(trace).read_text()
 
     (trouble / "raise-1").unlink()
@@ -123,7 +123,7 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert {row["status"] for row in last.values()} == {"FINISHED"}
     assert last["seed0"] == first["seed0"]
     assert {name: len(each) for name, each in runs(sweep).items()} == {"seed2": 1, "seed0": 1, "seed1": 2}
-    parent, children = stored()
+    parent, children = stored(uri, sweep)
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["sweep/finished"] == 3
     assert "3 finished" in parent.data.tags["sweep.counts"]
@@ -164,6 +164,17 @@ def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trou
         kinds = [json.loads(line)["kind"] for line in (stopped[name][0] / "metrics.jsonl").read_text().splitlines()]
         assert kinds.count("resume") == 1
     assert list((sweep / ".submitit").iterdir())
+
+    # what a store did not see it is told later: the sweep's run first, then its children under it
+    uri = f"sqlite:///{clone.path / 'later.db'}"
+    sent = subprocess.run(
+        [sys.executable, "experiments/replay.py", str(sweep), f"tracking.uri={uri}"],
+        cwd=clone.path, env=clone.env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    parent, children = stored(uri, sweep)
+    assert parent.info.status == "FINISHED"
+    assert {name: run.info.status for name, run in children.items()} == {"seed0": "FINISHED", "seed1": "FINISHED"}
 
 
 def test_optuna_goes_on_where_it_ended(clone):

@@ -28,14 +28,6 @@ def launcher_name(words: Sequence[str]) -> str:
     return next((word.partition("=")[2] for word in words if word.startswith("hydra/launcher=")), BASIC)
 
 
-def check_launcher(words: Sequence[str], sweep: Path) -> None:
-    """
-    Raises:
-        UserError: no such launcher is installed, or it has no such setting.
-    """
-    _launcher(words, sweep)
-
-
 def launch(numbers: Sequence[int], words: Sequence[str], sweep: Path, stop: Stop) -> None:
     """Run jobs of a sweep, and return when all have ended, or `stop` is not to wait for them.
 
@@ -57,7 +49,7 @@ def run_jobs(numbers: Sequence[int], words: Sequence[str], sweep: Path) -> None:
     Raises:
         UserError: the launcher itself failed.
     """
-    launcher = _launcher(words, sweep)
+    launcher = make_launcher(words, sweep)
     try:
         returned = launcher.launch([[f"job={number}"] for number in numbers], initial_job_idx=0)
     except Exception as error:
@@ -66,7 +58,12 @@ def run_jobs(numbers: Sequence[int], words: Sequence[str], sweep: Path) -> None:
         _ = each.return_value  # raises what the job's own code raised
 
 
-def _launcher(words: Sequence[str], sweep: Path) -> Any:
+def make_launcher(words: Sequence[str], sweep: Path) -> Any:
+    """Hydra's launcher for the jobs of a sweep.
+
+    Raises:
+        UserError: no such launcher is installed, or it has no such setting.
+    """
     from hydra import initialize_config_dir
     from hydra._internal.callbacks import Callbacks
     from hydra.core.global_hydra import GlobalHydra
@@ -78,6 +75,8 @@ def _launcher(words: Sequence[str], sweep: Path) -> Any:
     gpus = [] if name in (BASIC, "submitit_slurm") else visible_gpus()
     task = partial(run_job, str(sweep), gpus, name == BASIC)
     overrides = [f"hydra.sweep.dir={quoted(sweep)}", *words]
+    if name == "joblib" and gpus and not any(word.startswith("hydra.launcher.n_jobs=") for word in words):
+        overrides.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its own default is a job a processor core
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="lossforge"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None

@@ -18,7 +18,7 @@ import yaml
 from lab.errors import UserError
 from lab.files import write_whole
 from lab.job import PLAN
-from lab.launch import check_launcher, launch, launcher_name
+from lab.launch import launch, launcher_name, make_launcher
 from lab.plan import Job, Plan, plan_of
 from lab.run_folder import RunFolder
 from lab.run_record import RunRecord, runs_of
@@ -42,7 +42,7 @@ def run_sweep(words: Sequence[str]) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("-m: start a sweep without torchrun, which would start it once a process.")
     plan = plan_of(words)
-    check_launcher(plan.launcher, plan.folder)
+    make_launcher(plan.launcher, plan.folder)
     sweep = Sweep(plan)
     stop = Stop(sweep.path)
     status = "FAILED"
