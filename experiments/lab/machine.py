@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lab.errors import unknown
+from lab.errors import UserError, unknown
 from lab.run_folder import RunFolder
 from lab.schema import TrainConfig
 from lab.settings import ROOT
@@ -112,7 +112,10 @@ class SystemSampler(threading.Thread):
                 "system/process_memory_megabytes": process.memory_info().rss / 1e6,
                 **self._gpu_values(),
             }
-            self.folder.metrics(self.step, values)
+            try:
+                self.folder.metrics(self.step, values)
+            except UserError:
+                return  # the run's own next record says it
             self.step += 1
 
     def _open_gpu(self) -> None:

@@ -86,6 +86,7 @@ def help_text(script: str) -> str:
     lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
     lines += [f"  {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2"]
     lines += [f"  {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal"]
+    lines += [f"  {script} resume=runs/RUN   # go on with a run that was interrupted"]
     return "\n".join(lines)
 
 

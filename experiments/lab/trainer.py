@@ -285,7 +285,7 @@ class Trainer:
         """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
         path: Path = self.folder.path
         best = path / "checkpoints" / "best.pt"
-        if self.pictured is None and self.best.values is not None:
+        if self.pictured is None and self.best.values is not None and best.is_file():
             # another process evaluated it
             state = checkpoint.load(best)
             self.model.load_state_dict(state["ema"] or state["model"])
