@@ -104,7 +104,7 @@ class Attempt:
             told = ""
             try:
                 while process.poll() is None:
-                    if (wish := stop.asked) != told:
+                    if (wish := stop.asked) and wish != told:
                         told = wish
                         process.terminate() if wish == "stop" else os.killpg(process.pid, 9)
                     try:
