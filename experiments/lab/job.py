@@ -1,6 +1,7 @@
 """One job of a sweep: a run of train.py in a process of its own, begun, continued or passed over, as its run folders say."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -106,7 +107,7 @@ class Attempt:
                 while process.poll() is None:
                     if (wish := stop.asked) and wish != told:
                         told = wish
-                        process.terminate() if wish == "stop" else os.killpg(process.pid, 9)
+                        process.terminate() if wish == "stop" else os.killpg(process.pid, signal.SIGKILL)
                     try:
                         process.wait(SECONDS_BETWEEN_LOOKS)
                     except subprocess.TimeoutExpired:
@@ -151,6 +152,8 @@ class Attempt:
         return read_run(folder.path)
 
     def _reason(self, status: int) -> str:
+        if status == -signal.SIGTERM and Stop(self.sweep).asked:
+            return "stopped before it began"
         if status < 0:
             return f"killed by signal {-status}"
         lines = [line.strip() for line in self.said.decode(errors="replace").splitlines() if line.strip()]
