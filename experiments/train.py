@@ -4,14 +4,13 @@ Every word is a Hydra override of conf/: a group's option (loss=ce) or one setti
 """
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from lab.errors import UserError
 from lab.resume import Earlier, load_state, named, newest
 from lab.schema import TrainConfig
-from lab.settings import Settings, combinations, help_text, load, value_of
+from lab.settings import Settings, help_text, load, value_of
 
 if TYPE_CHECKING:
     from lab.run import Run
@@ -26,7 +25,9 @@ def main(words: list[str]) -> int:
         if {"-m", "--multirun"} & set(words):
             if "--cfg" in words:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
-            return run_all(combinations([word for word in words if word not in ("-m", "--multirun")]))
+            from lab.sweep import run_sweep
+
+            return run_sweep([word for word in words if word not in ("-m", "--multirun")])
         settings, earlier = chosen([word for word in words if word != "--cfg"])
         if "--cfg" in words:
             import yaml
@@ -49,17 +50,6 @@ def chosen(words: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
         return earlier.settings, earlier
     settings = load(words)
     return settings, newest(settings) if resume else None
-
-
-def run_all(runs: list[list[str]]) -> int:
-    """Check every combination first, then run them one after another; the status is that of the first that failed."""
-    for words in runs:
-        load(words)
-    status = 0
-    for number, words in enumerate(runs, start=1):
-        print(f"run {number}/{len(runs)}: {' '.join(words)}", flush=True)
-        status = subprocess.run([sys.executable, __file__, *words]).returncode or status
-    return status
 
 
 def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> int:
@@ -113,7 +103,7 @@ def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier
 
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
-    tags = describe(trainer.device) | trainer.kernels.tags()
+    tags = describe(trainer.device) | trainer.kernels.tags() | {"monitor": trainer.task.monitor}
     if earlier is None:
         return Run.start("train", settings, name, config.trainer.runs, tags), name
     folder = RunFolder.reopen(earlier.path)

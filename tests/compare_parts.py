@@ -43,7 +43,7 @@ class Journal:
         number = self.experiment_id(experiment)
         run = self.client.create_run(number, started, tags or {}, name or f"{loss}-{model}-{self.count}").info.run_id
         params = {"loss.name": loss, "model.name": model, "data.name": "digits", "task.name": "classification", "optim.lr": "0.001"}
-        params |= {} if seed is None else {"trainer.seed": str(seed)}
+        params |= {} if seed is None else {"seed": str(seed)}
         params |= {key: str(value) for key, value in (settings or {}).items()}
         values = metrics or {}
         if top1 is not None:

@@ -10,7 +10,7 @@ from lab.detection_schema import DETECTION_DATA
 from lab.detector_schema import BOX_LOSSES
 from lab.errors import UserError
 from lab.loss_schema import LOSSES
-from lab.settings import CONF, combinations, groups, load
+from lab.settings import CONF, groups, load
 
 
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
@@ -72,15 +72,6 @@ def test_the_command_line_wins_over_an_experiment():
     assert tree["loss"]["name"] == "preference_bce"
     assert tree["loss"]["group_weight"] == [3.0, 1.0]
     assert tree["trainer"]["epochs"] == 2
-
-
-def test_combinations_of_a_multirun():
-    assert combinations(["loss=ce,focal", "trainer.seed=0,1", "model=resnet18"]) == [
-        ["loss=ce", "trainer.seed=0", "model=resnet18"],
-        ["loss=ce", "trainer.seed=1", "model=resnet18"],
-        ["loss=focal", "trainer.seed=0", "model=resnet18"],
-        ["loss=focal", "trainer.seed=1", "model=resnet18"],
-    ]
 
 
 def test_no_config_holds_a_machines_path():

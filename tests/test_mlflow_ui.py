@@ -47,7 +47,7 @@ def seen(tmp_path_factory):
     store = f"sqlite:///{folder / 'mlflow.db'}"
     for loss in ("ce", "focal"):
         for seed in SEEDS:
-            words = [*TINY, f"loss={loss}", f"trainer.seed={seed}", f"name={loss}-seed{seed}"]
+            words = [*TINY, f"loss={loss}", f"seed={seed}", f"name={loss}-seed{seed}"]
             assert train.main([*words, f"trainer.runs={folder / 'runs'}", f"tracking.uri={store}"]) == 0
     with mlflow_ui(store, folder) as address:
         with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -111,7 +111,7 @@ def test_the_printed_address_shows_the_runs_side_by_side(seen, tmp_path):
     for loss, runs in seen.runs.items():
         for run in runs:
             assert run.info.run_id in text
-            assert f"{loss}-seed{run.data.params['trainer.seed']}" in text
+            assert f"{loss}-seed{run.data.params['seed']}" in text
             for name in ("best/top1", "best/loss"):
                 assert shown(run.data.metrics[name]) in text.split(), name
     page.get_by_text("best/top1", exact=True).first.scroll_into_view_if_needed()

@@ -12,7 +12,8 @@ import pytest
 
 from lab.compare_schema import COMPARE, as_hydra
 from lab.errors import UserError
-from lab.settings import BENCH, combinations, load, load_for
+from lab.plan import plan_of
+from lab.settings import BENCH, load, load_for
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
@@ -46,8 +47,7 @@ def check_app(script: str, words: list[str]) -> None:
     settings = [word for word in words if "=" in word and not word.startswith(("checkpoint=", "out="))]
     if Path(script).name in ("evaluate.py", "predict.py"):
         assert sum(word.startswith("checkpoint=") for word in words) == 1
-    for run in combinations(settings) if {"-m", "--multirun"} & set(words) else [settings]:
-        load(run)
+    plan_of(settings) if {"-m", "--multirun"} & set(words) else load(settings)
     options = {word for word in words if word.startswith("-")}
     known = {"train.py": {"-m", "--multirun", "--cfg", "--help"}}
     assert options <= known.get(Path(script).name, set())

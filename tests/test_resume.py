@@ -240,7 +240,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
     ("words", "said"),
     [
         (["optim.lr=0.1"], ["optim.lr=0.1, while the run has 0.005"]),
-        (["loss=ce", "trainer.seed=1"], ["loss.name=ce, while the run has focal", "loss.gamma=nothing", "trainer.seed=1"]),
+        (["loss=ce", "seed=1"], ["loss.name=ce, while the run has focal", "loss.gamma=nothing", "seed=1"]),
         (["trainer.epochs=1"], ["trainer.epochs=1, while the run has 2", "may grow"]),
         (["trainer.device=cpu"], ["the run is finished", "trainer.epochs="]),
         (["optim.lrr=0.1"], ["Did you mean 'lr'"]),

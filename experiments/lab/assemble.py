@@ -27,10 +27,10 @@ def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None) ->
     check_model_name(config.model.name)
     check_optimizer_name(config.optim.name)
     device = pick_device(config.trainer.device)
-    seed_all(config.trainer)
+    seed_all(config)
     if isinstance(config.task, DetectionConfig):
         return _detection(settings, model, device)
-    data = load_data(cast(ImagesConfig, config.data), model_norm(config.model), device, config.trainer.seed)
+    data = load_data(cast(ImagesConfig, config.data), model_norm(config.model), device, config.seed)
     task = Classification(config, data, device)
     return Trainer(config, task, data, model or task.model(), device, settings.tree())
 
@@ -41,6 +41,6 @@ def _detection(settings: Settings[TrainConfig], model: nn.Module | None, device:
 
     config = settings.config
     scenes, fixed = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
-    data = load_detection_data(scenes, fixed, model_norm(config.model), device, config.trainer.seed)
+    data = load_detection_data(scenes, fixed, model_norm(config.model), device, config.seed)
     task = Detection(config, data, size_of(scenes, fixed), device)
     return Trainer(config, task, data, model or task.model(), device, settings.tree())

@@ -34,9 +34,9 @@ DETECTION_LOSSES = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", 
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASKS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
 
-def schema_of(group: str, given: Any) -> Any:
+def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
     """The schema of what conf/ gives a group: by its name, a model's by whether it is a detector, and which."""
-    return SCHEMAS[group][given.get("detector", "classifier") if group == "model" else given.name]
+    return schemas[given.get("detector", "classifier") if group == "model" else given.name]
 
 
 def agree(config: TrainConfig) -> None:

@@ -154,8 +154,6 @@ def _of_sweep(runs: list[Run], everything: list[Run], parents: set[str], sweep: 
 
 def _run(stored: Any) -> Run:
     params = dict(stored.data.params)
-    if "trainer.seed" in params:
-        params.setdefault("seed", params.pop("trainer.seed"))
     if "loss.name" in params:
         params["loss"] = params["loss.target"].rpartition(":")[2] if params["loss.name"] == "custom" else params["loss.name"]
     if "model.name" in params:

@@ -13,7 +13,7 @@ import torch
 
 from lab.errors import UserError, unknown
 from lab.run_folder import RunFolder
-from lab.schema import TrainerConfig
+from lab.schema import TrainConfig
 from lab.settings import ROOT
 
 
@@ -28,10 +28,10 @@ def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device(wanted)
 
 
-def seed_all(config: TrainerConfig) -> None:
+def seed_all(config: TrainConfig) -> None:
     """Seed every generator and choose how exact and how repeatable torch's own operations are.
 
-    `deterministic` takes the repeatable variant of each operation that has one; torch warns of those that have none.
+    `trainer.deterministic` takes the repeatable variant of each operation that has one; torch warns of those that have none.
     """
     import random
 
@@ -40,10 +40,10 @@ def seed_all(config: TrainerConfig) -> None:
     random.seed(config.seed)
     numpy.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
-    torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
-    torch.backends.cudnn.benchmark = not config.deterministic
-    torch.backends.cudnn.allow_tf32 = config.tf32
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.use_deterministic_algorithms(config.trainer.deterministic, warn_only=True)
+    torch.backends.cudnn.benchmark = not config.trainer.deterministic
+    torch.backends.cudnn.allow_tf32 = config.trainer.tf32
+    torch.set_float32_matmul_precision("high" if config.trainer.tf32 else "highest")
 
 
 def describe(device: torch.device) -> dict[str, str]:

@@ -20,6 +20,8 @@ class History:
     size: int = 0  # bytes of its whole lines; what comes after them is half of one
     seconds: float = 0.0  # how long processes worked at it, as far as records tell
     values: set[tuple[str, int]] = field(default_factory=set)  # name and step of what is on record
+    last: dict[str, Any] = field(default_factory=dict)  # each metric's last value
+    error: str = ""  # of its last process
 
     def next_step(self, prefix: str) -> int:
         """After the last one of the values whose names begin so."""
@@ -37,7 +39,7 @@ def read_history(folder: Path) -> History:
         history.size += size
         kind, now = record["kind"], record["time"]
         if kind in ("start", "resume"):
-            history.status = None
+            history.status, history.error = None, ""
             before = now
         history.seconds += max(now - before, 0.0)
         before = now
@@ -45,8 +47,11 @@ def read_history(folder: Path) -> History:
             history.start = record
         elif kind == "metrics":
             history.values.update((name, record["step"]) for name in record["values"])
+            history.last |= record["values"]
         elif kind == "evaluation":
             history.values.add((kind, record["step"]))
+        elif kind == "tags":
+            history.error = record["values"].get("error", history.error)
         elif kind == "end":
             history.status = record["status"]
     return history

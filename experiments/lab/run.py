@@ -5,10 +5,11 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lab.errors import UserError
+from lab.files import write_whole
 from lab.run_folder import RunFolder
 from lab.schema import TrackingConfig
 from lab.settings import ROOT, Settings, absolute
@@ -76,6 +77,9 @@ class Run:
         try:
             if tags:
                 self.folder.record("tags", values=tags)
+            if self.failure:
+                with suppress(UserError):  # the disk may be full; the error is known by its tag
+                    write_error(self.folder, "".join(traceback.format_exception(self.failure)))
         except UserError as error:
             unwritten = error
         try:
@@ -116,6 +120,12 @@ def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str
     """The first record: which app it is, what it is told, on what it runs."""
     folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
+
+
+def write_error(folder: RunFolder, text: str) -> None:
+    """Keep what a run said when it failed, as an artifact."""
+    write_whole(folder.path / "error.txt", lambda file: file.write(text.encode()))
+    folder.artifact(folder.path / "error.txt")
 
 
 def _words(failure: Exception) -> str:

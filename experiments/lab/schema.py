@@ -123,7 +123,6 @@ class TrainerConfig:
     epochs: int = number(8, least=1)
     max_updates: int | None = number(None, least=1)
     device: str = "auto"
-    seed: int = number(0, least=0)
     deterministic: bool = False
     tf32: bool = True
     amp: str = choice("off", "off", "bf16", "fp16")
@@ -155,6 +154,7 @@ class TrackingConfig:
 @dataclass
 class TrainConfig:
     name: str | None = None
+    seed: int = number(0, least=0)
     resume: str | None = None
     task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

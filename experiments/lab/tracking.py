@@ -146,13 +146,23 @@ class Feeder(threading.Thread):
 
         if self.run_id is None:
             experiment = self._experiment_id(client)
-            run = client.create_run(experiment, int(record["time"] * 1000), dict(record["tags"]), record["name"])
+            run = client.create_run(experiment, int(record["time"] * 1000), record["tags"] | self._nesting(), record["name"])
             self.run_id = run.info.run_id
             self._advance(0)
         params = [Param(name, value[:6000]) for name, value in record["params"].items()]
         for start in range(0, len(params), 100):
             client.log_batch(self.run_id, params=params[start : start + 100])
         self._tag(client, record["tags"])
+
+    def _nesting(self) -> dict[str, str]:
+        """Tags that put the run of a folder in a sweep's folder under the sweep's own run, which must be there first."""
+        sweep = self.folder.absolute().parent
+        if not (sweep / "sweep.yaml").is_file():
+            return {}
+        parent = read_state(sweep)
+        if parent.get("uri") != self.uri or not parent.get("run_id"):
+            raise LookupError(f"the run of {sweep.name}, to be nested under, is not there yet")
+        return {"mlflow.parentRunId": parent["run_id"], "sweep": sweep.name}
 
     def _tag(self, client: Any, tags: dict[str, str]) -> None:
         from mlflow.entities import RunTag
