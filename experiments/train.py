@@ -71,14 +71,14 @@ def train(settings: Settings) -> int:
     folder = RunFolder(absolute(config.trainer.runs, ROOT / "runs"), name, settings.tree())
     folder.record("start", name=name, params=settings.flat(), tags=describe(trainer.device) | kernels.tags() | config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
+    console = Console(trainer.updates)
     feeder = None
     if config.tracking.enabled:
         uri = tracking_uri(config.tracking)
-        feeder = Feeder(folder.path, uri, config.tracking.experiment, config.tracking.patience_seconds)
+        feeder = Feeder(folder.path, uri, config.tracking.experiment, config.tracking.patience_seconds, console.say)
         feeder.start()
     sampler = SystemSampler(folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
-    console = Console(trainer.updates)
     samples = f"{trainer.data.train.samples} training and {trainer.data.val.samples} held-out samples"
     console.say(f"{name}: {samples} on {trainer.device}, loss by {kernels.backend}")
 
