@@ -58,13 +58,15 @@ def train(settings: Settings) -> int:
 
     from lab.assemble import assemble
     from lab.console import Console
+    from lab.failures import explained
     from lab.kernels_used import KernelsUsed
     from lab.machine import SystemSampler, describe
     from lab.run_folder import RunFolder
     from lab.summary import rows
     from lab.tracking import Feeder, tracking_uri
 
-    trainer = assemble(settings)
+    with explained(config):
+        trainer = assemble(settings)
     kernels = KernelsUsed(config.loss, trainer.device)
 
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
@@ -75,7 +77,7 @@ def train(settings: Settings) -> int:
     feeder = None
     if config.tracking.enabled:
         uri = tracking_uri(config.tracking)
-        feeder = Feeder(folder.path, uri, config.tracking.experiment, config.tracking.patience_seconds, console.say)
+        feeder = Feeder(folder.path, uri, config.tracking.experiment, config.tracking.patience_seconds, say=console.say)
         feeder.start()
     sampler = SystemSampler(folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
@@ -86,7 +88,8 @@ def train(settings: Settings) -> int:
     failure: BaseException | None = None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        trainer.fit(folder, console)
+        with explained(config, trainer, folder):
+            trainer.fit(folder, console)
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -117,7 +120,7 @@ def report(failure: BaseException) -> None:
     """A stop that the trainer chose needs its message alone; a fault needs its place as well."""
     from lab.guard import NonFiniteError
 
-    if isinstance(failure, NonFiniteError):
+    if isinstance(failure, (NonFiniteError, UserError)):
         print(f"error: {failure}", file=sys.stderr)
     else:
         traceback.print_exception(failure)

@@ -39,9 +39,12 @@ class Store:
         self._params({_name(name): _public(value)[:PARAM_LENGTH] for name, value in record["params"].items()})
         self.tags(tags)
 
-    def reopen_run(self) -> None:
+    def reopen_run(self, tags: dict[str, str]) -> None:
         """Let the run of a folder that trains on be running again."""
         self.client.update_run(self.run_id, status="RUNNING")
+        for name in {"error", "resumable"} & set(self.client.get_run(self.run_id).data.tags):
+            self.client.delete_tag(self.run_id, name)
+        self.tags(tags)
 
     def metrics(self, points: list[tuple[str, float, int, int]]) -> None:
         """Send (name, value, time in ms, step) of many metrics."""
@@ -111,14 +114,11 @@ class Store:
         return [run.info.run_id for run in runs]
 
     def _params(self, values: dict[str, str]) -> None:
-        """MLflow never changes a param: what a continued run set anew is kept as a tag."""
         from mlflow.entities import Param
 
-        there = self.client.get_run(self.run_id).data.params
-        new = [Param(name, value) for name, value in values.items() if name not in there]
-        for start in range(0, len(new), 100):
-            self.client.log_batch(self.run_id, params=new[start : start + 100])
-        self.tags({f"changed.{name}": value for name, value in values.items() if there.get(name, value) != value})
+        params = [Param(name, value) for name, value in values.items()]
+        for start in range(0, len(params), 100):
+            self.client.log_batch(self.run_id, params=params[start : start + 100])
 
 
 def shown(uri: str) -> str:

@@ -41,20 +41,29 @@ class Feeder(threading.Thread):
         uri: of the store.
         experiment: its name in the store.
         patience: seconds to go on trying after the run's end while the store fails, counted from when it began to fail.
+        known: uri and run_id that a checkpoint holds, in case tracking.json is lost.
         say: takes what a person should know, once each.
     """
 
-    def __init__(self, folder: Path, uri: str, experiment: str, patience: float, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        uri: str,
+        experiment: str,
+        patience: float,
+        known: dict[str, str] | None = None,
+        *,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         super().__init__(name="mlflow", daemon=True)
         self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, experiment, patience, say
+        self.known = known or {}
         self.ended = threading.Event()
         self.error: str | None = None
         self.told: set[str] = set()
         self.store = Store(uri, experiment)
         self.offset = 0
         self.key = ""
-        self.current: dict[str, int] = {}  # the last step of each metric, since training began or was continued
-        self.earlier: dict[str, int] = {}  # and before
         self.failures = 0  # in a row
         self.failing_since = 0.0
         self.progress = 0.0
@@ -75,6 +84,13 @@ class Feeder(threading.Thread):
             return None
         self.error = self.error or "not finished"
         return f"{self.error}\nsend what is missing: uv run experiments/sync.py {os.path.relpath(self.folder)}"
+
+    def end(self, status: str, error: str) -> None:
+        """Tell the store how the run ended where its folder cannot be written any more; call after `close`."""
+        with contextlib.suppress(Exception):
+            if self.run_id is not None and not self.is_alive():
+                self.store.tags({"error": error})
+                self.store.end(status, int(time.time() * 1000), self._run_key())
 
     def run(self) -> None:
         while True:
@@ -114,12 +130,10 @@ class Feeder(threading.Thread):
             raise BusyError(f"{self.folder} is being sent by another process") from None
         except OSError:
             pass  # a file system without locks; what is sent twice adds nothing
-        self.lock = file
-        state = read_state(self.folder, self.uri)
+        state: dict[str, Any] = next((each for each in (read_state(self.folder), self.known) if each.get("uri") == self.uri), {})
         self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id")
-        for record, _ in _records(self.folder, 0, self.offset):
-            self._new(record)
         self._advance(0)  # a later sync.py learns from it where the run was meant to go
+        self.lock = file
 
     def _works(self) -> None:
         if self.error and self.told:
@@ -149,30 +163,17 @@ class Feeder(threading.Thread):
         for record, size in _records(self.folder, self.offset, now):
             found = True
             if record.get("kind") == "metrics":
-                pending += self._new(record)
+                pending += _points(record)
                 passed, records = passed + size, records + 1
                 if records < BATCH:
                     continue
             self._flush(pending, passed)
             pending, passed, records = [], 0, 0
             if record.get("kind") != "metrics":
-                self._new(record)
                 self._send(record)
                 self._advance(size)
         self._flush(pending, passed)
         return found
-
-    def _new(self, record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
-        """The metrics of a record, but those of steps that had been reached before the run was continued from an earlier one."""
-        if record.get("kind") in ("start", "resume"):
-            self.earlier |= {name: max(step, self.earlier.get(name, step)) for name, step in self.current.items()}
-            self.current = {}
-        if record.get("kind") != "metrics":
-            return []
-        step, when = record["step"], int(record["time"] * 1000)
-        names = [name for name in record["values"] if name.startswith("system/") or step > self.earlier.get(name, -1)]
-        self.current |= dict.fromkeys(names, step)
-        return [(name, float(record["values"][name]), when, step) for name in names]
 
     def _flush(self, points: list[tuple[str, float, int, int]], size: int) -> None:
         if points:
@@ -182,11 +183,11 @@ class Feeder(threading.Thread):
 
     def _send(self, record: dict[str, Any]) -> None:
         kind = record.get("kind")
-        if kind == "start" and self.run_id is None:
+        if kind == "start":
             self.store.open_run(record, self._run_key())
             self._advance(0)
-        elif kind in ("start", "resume"):
-            self.store.reopen_run()
+        elif kind == "resume":
+            self.store.reopen_run(record["tags"])
         elif kind == "tags":
             self.store.tags(record["values"])
         elif kind == "artifact":
@@ -212,19 +213,24 @@ class Feeder(threading.Thread):
         temporary.replace(self.folder / STATE)
 
 
-def read_state(folder: Path, uri: str | None = None) -> dict[str, Any]:
-    """How far the folder was sent, and whereto (only where that is `uri`, if given)."""
+def read_state(folder: Path) -> dict[str, Any]:
+    """What has been sent of a run folder, and where: uri, experiment, run_id, offset; empty if nothing has."""
     with contextlib.suppress(OSError, ValueError):
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        if isinstance(state, dict) and uri in (None, state.get("uri")):
-            return state
+        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
     return {}
 
 
 def is_sent(folder: Path, uri: str) -> bool:
     """Whether the store has all that the folder holds."""
-    offset = read_state(folder, uri).get("offset", -1)
-    return offset >= 0 and not any(True for _ in _records(folder, offset, (folder / "metrics.jsonl").stat().st_size))
+    state = read_state(folder)
+    if state.get("uri") != uri or "offset" not in state:
+        return False
+    return not any(True for _ in _records(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
+
+
+def _points(record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
+    """(name, value, time in ms, step) of a record's metrics."""
+    return [(name, float(value), int(record["time"] * 1000), record["step"]) for name, value in record["values"].items()]
 
 
 def _records(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
