@@ -33,7 +33,7 @@ class Postgres:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.uri = f"postgresql://mlflow:secret@127.0.0.1:{self.port}/mlflow"
+        self.uri = f"postgresql+psycopg2://mlflow:secret@127.0.0.1:{self.port}/mlflow"
 
     def start(self) -> "Postgres":
         (self.folder / "password").write_text("secret", encoding="utf-8")
