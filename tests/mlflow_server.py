@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -57,8 +58,8 @@ class Server:
         except OSError:
             return False
 
-    def get(self, path: str, **query: Any) -> dict[str, Any]:
-        address = f"{self.uri}/api/2.0/mlflow/{path}?{urllib.parse.urlencode(query)}"
+    def get(self, method: str, /, **query: Any) -> dict[str, Any]:
+        address = f"{self.uri}/api/2.0/mlflow/{method}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(address, timeout=60) as answer:
             return json.load(answer)
 

@@ -81,9 +81,9 @@ def test_a_server_that_is_killed_comes_back_and_is_killed_for_good(clone, server
     server.kill()
     until = len(losses(folder)) + 5
     wait(process, lambda: len(losses(folder)) > until)
-    process.send_signal(signal.SIGINT)
+    process.terminate()
     output, _ = process.communicate(timeout=240)
-    assert process.returncode == 130, output
+    assert process.returncode in (130, 143), output
     assert "Traceback" not in output
     assert output.count("MLflow fails") == output.count("MLflow works again") == 1, output
     assert output.count("does not answer") == 2, output  # when it was noticed, and in the table
@@ -187,8 +187,11 @@ def test_answers_that_are_lost(written_folder, server):
     proxy = Losing(server, lambda path, number: number == 1)
     fed(written_folder, proxy.uri, "lost")
     proxy.shutdown()
-    asked = {path.rpartition("/")[2]: number for path, number in proxy.count.items()}
-    assert all(asked[name] > 1 for name in ("create", "log-batch", "update", "config.yaml", "metrics.jsonl")), asked
+    asked = {path.partition("/mlflow")[2]: number for path, number in proxy.count.items()}
+    assert asked["/runs/create"] == asked["/experiments/create"] == 1  # found again, where the answer was lost
+    again = [number for name, number in asked.items() if name.endswith(("/log-batch", "/runs/update", ".yaml", ".jsonl"))]
+    assert len(again) == 4
+    assert min(again) > 1
     (run,) = server.runs("lost", "ALL")
     stored = server.history(run)
     assert sum(stored.values()) == 360
