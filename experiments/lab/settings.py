@@ -222,8 +222,11 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
     owner, item = _locate(tree, key)
     if item is None and not _is_map_entry(owner):
         _refuse_name(app, tree, key, known)
+    value = override.value()
+    if isinstance(value, (int, float)) and item is not None and item.type in (str, str | None):
+        value = (override.input_line or "").partition("=")[2]  # commit=3319e81 is no number
     try:
-        OmegaConf.update(tree, key, override.value(), force_add=True)
+        OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         wanted = _wanted(item) if item is not None else "another type"
         raise UserError(f"{override.input_line}: {wanted} is expected.\n{str(error).splitlines()[0]}") from None
