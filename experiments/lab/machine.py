@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lab.errors import unknown
+from lab.errors import UserError, unknown
 from lab.run_folder import RunFolder
 from lab.schema import TrainerConfig
 from lab.settings import ROOT
@@ -86,7 +86,7 @@ class SystemSampler(threading.Thread):
         super().__init__(name="system", daemon=True)
         self.folder, self.seconds, self.device = folder, seconds, device
         self.stopped = threading.Event()
-        self.step = 0
+        self.step = self.first = folder.history.next_step("system/")
         self.gpu: Any = None
 
     def stop(self) -> None:
@@ -102,7 +102,7 @@ class SystemSampler(threading.Thread):
         process.cpu_percent()
         psutil.cpu_percent()
         self._open_gpu()
-        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == 0 else self.seconds):
+        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == self.first else self.seconds):
             used = psutil.virtual_memory()
             values = {
                 "system/cpu_utilization_percentage": psutil.cpu_percent(),
@@ -112,7 +112,10 @@ class SystemSampler(threading.Thread):
                 "system/process_memory_megabytes": process.memory_info().rss / 1e6,
                 **self._gpu_values(),
             }
-            self.folder.metrics(self.step, values)
+            try:
+                self.folder.metrics(self.step, values)
+            except UserError:
+                return  # the run's own next record says it
             self.step += 1
 
     def _open_gpu(self) -> None:

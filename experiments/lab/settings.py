@@ -41,7 +41,18 @@ class Settings(Generic[Config]):
 
     def flat(self) -> dict[str, str]:
         """The resolved settings as one level of dotted names."""
-        return {key: str(value) for key, value in _flatten(self.tree()).items()}
+        return flat(self.tree())
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as one level of dotted names."""
+    return {key: str(value) for key, value in _flatten(tree).items()}
+
+
+def value_of(words: Sequence[str], key: str) -> str | None:
+    """What the last of the words that sets `key` sets it to; None where none does."""
+    given = [override.value() for override in _parse(words) if override.key_or_group == key and not override.is_sweep_override()]
+    return None if not given or given[-1] is None else str(given[-1])
 
 
 def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
@@ -70,6 +81,7 @@ def help_text(script: str) -> str:
         f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
     ]
     lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
+    lines += [f"  {script} resume=runs/RUN   # go on with a run that was interrupted"]
     return "\n".join(lines)
 
 
@@ -101,6 +113,8 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
     known = groups(TRAIN)
     chosen, values = _sorted(words, known)
     composed = OmegaConf.create(dict(tree))
+    if preset := [word for word in chosen if word.startswith("experiment=")]:
+        raise UserError(f"{preset[0]}: the run's own settings hold; give those that shall be others by name.")
     if chosen:
         fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
         for word in chosen:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.files import write_whole
 from lab.schema import TrackingConfig
 from lab.settings import ROOT
 from lab.store import Store, reason
@@ -208,9 +209,7 @@ class Feeder(threading.Thread):
         self.offset += size
         self.progress, self.failures = time.monotonic(), 0
         state = {"uri": self.uri, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
-        temporary = self.folder / f"{STATE}.new"
-        temporary.write_text(json.dumps(state), encoding="utf-8")
-        temporary.replace(self.folder / STATE)
+        write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
