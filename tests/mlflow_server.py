@@ -38,7 +38,7 @@ class Server:
         command += ["--backend-store-uri", self.store, "--artifacts-destination", str(artifacts)]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.env, cwd=ROOT, start_new_session=True)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not self.healthy():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((self.folder / "server.log").read_text(encoding="utf-8")[-4000:])
