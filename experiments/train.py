@@ -63,10 +63,12 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
 
     from lab.assemble import assemble
     from lab.console import Console
+    from lab.failures import explained
     from lab.machine import SystemSampler
     from lab.summary import rows
 
-    trainer = assemble(settings)
+    with explained(config):
+        trainer = assemble(settings)
     run, name = opened(settings, trainer, earlier)
     sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
@@ -78,7 +80,9 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
     elif config.resume:
         console.say("resume=auto: no unfinished run has these settings; this is a new one")
 
-    with run.noted():
+    if run.feeder:
+        run.feeder.say = console.say
+    with run.noted(), explained(config, trainer, run.folder):
         trainer.fit(run.folder, console, run.stop)
     console.stop_bar()
     sampler.stop()

@@ -168,7 +168,7 @@ def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trou
     # what a store did not see it is told later: the sweep's run first, then its children under it
     uri = f"sqlite:///{clone.path / 'later.db'}"
     sent = subprocess.run(
-        [sys.executable, "experiments/replay.py", str(sweep), f"tracking.uri={uri}"],
+        [sys.executable, "experiments/sync.py", str(sweep), f"tracking.uri={uri}"],
         cwd=clone.path, env=clone.env, capture_output=True, text=True,
     )  # fmt: skip
     assert sent.returncode == 0, sent.stdout + sent.stderr

@@ -45,9 +45,9 @@ def test_what_was_missed_is_sent_later(clone):
     for _ in range(2):  # the second one finds everything sent
         words = [str(folder), f"tracking.uri={uri}", "tracking.experiment=later"]
         sent = subprocess.run(
-            [sys.executable, "experiments/replay.py", *words], cwd=clone.path, env=clone.env, capture_output=True, text=True
+            [sys.executable, "experiments/sync.py", *words], cwd=clone.path, env=clone.env, capture_output=True, text=True
         )
-        assert (sent.returncode, "is complete" in sent.stdout) == (0, True), sent.stdout + sent.stderr
+        assert (sent.returncode, "complete, run " in sent.stdout) == (0, True), sent.stdout + sent.stderr
     assert time.monotonic() - began < 2 * 60  # tracking.patience_seconds: nothing is waited for that will not come
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("later")

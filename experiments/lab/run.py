@@ -90,12 +90,9 @@ class Run:
             self.status, self.failure = "FAILED", self.failure or unwritten
         rows = {"run folder": os.path.relpath(self.folder.path)}
         if self.feeder:
-            try:
-                untracked = self.feeder.close()
-                if unwritten:
-                    self.feeder.end(self.status, _words(self.failure or unwritten))
-            except KeyboardInterrupt:
-                untracked = "interrupted; experiments/replay.py sends the rest"
+            untracked = self.feeder.close()
+            if unwritten:
+                self.feeder.end(self.status, _words(self.failure or unwritten))
             rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{self.feeder.uri}, run {self.feeder.run_id}"
         return rows
 

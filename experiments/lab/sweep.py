@@ -141,7 +141,7 @@ class Sweep:
         try:
             untracked = self.feeder.close()
         except KeyboardInterrupt:
-            untracked = "interrupted; experiments/replay.py sends the rest"
+            untracked = "interrupted; experiments/sync.py sends the rest"
         return f"incomplete: {untracked}" if untracked else f"{self.feeder.uri}, run {self.feeder.run_id}"
 
     def _step(self) -> int:

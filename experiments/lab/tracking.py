@@ -2,21 +2,28 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
-import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from lab.files import write_whole
 from lab.schema import TrackingConfig
 from lab.settings import ROOT
+from lab.store import Store, reason
 
-STATE = "tracking.json"
+STATE, LOCK = "tracking.json", "tracking.lock"
+BATCH = 50  # records whose metrics go in one request
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
+SLOWEST_ANSWER = 120.0  # seconds until a request, or making a new SQLite store on a busy machine, counts as hanging
+
+
+class BusyError(Exception):
+    """Another process sends this run folder."""
 
 
 def tracking_uri(config: TrackingConfig) -> str:
@@ -24,135 +31,173 @@ def tracking_uri(config: TrackingConfig) -> str:
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{ROOT / 'mlflow.db'}"
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """What has been sent of a run folder, and where: uri, experiment, run_id, offset; empty if nothing has."""
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
-    return {}
-
-
 class Feeder(threading.Thread):
     """Sends the records of a run folder to an MLflow store, in order, each until it has arrived.
 
-    What it has sent is kept in tracking.json, so that another Feeder can go on where this one ended.
+    What it has sent is kept in tracking.json, so that another Feeder can go on where this one ended; a lock on tracking.lock keeps
+    two from sending at once.
+
+    Args:
+        folder: the run folder.
+        uri: of the store.
+        experiment: its name in the store.
+        patience: seconds to go on trying after the run's end while the store fails, counted from when it began to fail.
+        known: uri and run_id that a checkpoint holds, in case tracking.json is lost.
+        say: takes what a person should know, once each.
     """
 
-    def __init__(self, folder: Path, uri: str, experiment: str, patience: float, known: dict[str, str] | None = None) -> None:
-        """known: uri and run_id that a checkpoint holds, in case that tracking.json is lost; what the run has is not added twice."""
+    def __init__(
+        self,
+        folder: Path,
+        uri: str,
+        experiment: str,
+        patience: float,
+        known: dict[str, str] | None = None,
+        *,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         super().__init__(name="mlflow", daemon=True)
-        self.folder, self.uri, self.experiment, self.patience = folder, uri, experiment, patience
+        self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, experiment, patience, say
+        self.known = known or {}
         self.ended = threading.Event()
         self.error: str | None = None
-        state: dict[str, Any] = read_state(folder)
-        if state.get("uri") != uri:
-            state = known if known and known.get("uri") == uri else {}
-        self.offset: int = state.get("offset", 0)
-        self.run_id: str | None = state.get("run_id")
-        self.client: Any = None
+        self.told: set[str] = set()
+        self.store = Store(uri, experiment)
+        self.offset = 0
+        self.key = ""
+        self.failures = 0  # in a row
+        self.failing_since = 0.0
+        self.progress = 0.0
+        self.lock: Any = None
+
+    @property
+    def run_id(self) -> str | None:
+        return self.store.run_id
 
     def close(self) -> str | None:
-        """Wait until all has been sent, at most `patience` seconds; return what went wrong, if it did."""
+        """Wait until all has been sent, or nothing more for `patience` seconds; return what went wrong and what mends it, if it did."""
+        closed = time.monotonic()
         self.ended.set()
-        self.join(self.patience + 5)
-        if self.is_alive() and self.error is None:
-            self.error = f"not finished within tracking.patience_seconds={self.patience:g}"
-        return None if not self.is_alive() and self._all_sent() else self.error
+        with contextlib.suppress(KeyboardInterrupt):
+            while self.is_alive() and time.monotonic() < max(closed, self.progress) + self.patience + SLOWEST_ANSWER:
+                self.join(0.2)
+        if not self.is_alive() and self.error is None:
+            return None
+        self.error = self.error or "not finished"
+        return f"{self.error}\nsend what is missing: uv run experiments/sync.py {os.path.relpath(self.folder)}"
 
     def end(self, status: str, error: str) -> None:
         """Tell the store how the run ended where its folder cannot be written any more; call after `close`."""
         with contextlib.suppress(Exception):
             if self.run_id is not None and not self.is_alive():
-                self._tag(self._connected(), {"error": error})
-                self._connected().set_terminated(self.run_id, status)
+                self.store.tags({"error": error})
+                self.store.end(status, int(time.time() * 1000), self._run_key())
 
     def run(self) -> None:
-        pause = 0.5
-        deadline: float | None = None
         while True:
             ending = self.ended.is_set()
-            if ending and deadline is None:
-                deadline = time.monotonic() + self.patience
             try:
+                self.take()
                 sent = self._send_new()
-                self.error, pause = None, 0.5
+                self._works()
                 if ending and not sent:
                     return
             except Exception as error:
-                self.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-                pause = min(pause * 2, 10.0)
-            if deadline is not None and time.monotonic() + pause > deadline:
-                return
-            if not (ending and self.error is None):
-                self.ended.wait(pause) if not ending else time.sleep(pause)
+                self._fails(error)
+                pause = min(FIRST_PAUSE * 1.5**self.failures, LONGEST_PAUSE)
+                if ending and time.monotonic() + pause > self.failing_since + self.patience:
+                    return
+                if ending:
+                    time.sleep(pause)
+                else:
+                    self.ended.wait(pause)
+            else:
+                if not ending:
+                    self.ended.wait(FIRST_PAUSE)
 
-    def _all_sent(self) -> bool:
-        return self.offset == (self.folder / "metrics.jsonl").stat().st_size
+    def take(self) -> None:
+        """Take the folder's lock, and read how far it has been sent; nothing is done where that has been done.
+
+        Raises:
+            BusyError: another process has it.
+        """
+        if self.lock is not None:
+            return
+        file = (self.folder / LOCK).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise BusyError(f"{self.folder} is being sent by another process") from None
+        except OSError:
+            pass  # a file system without locks; what is sent twice adds nothing
+        state: dict[str, Any] = next((each for each in (read_state(self.folder), self.known) if each.get("uri") == self.uri), {})
+        self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id")
+        self._advance(0)  # a later sync.py learns from it where the run was meant to go
+        self.lock = file
+
+    def _works(self) -> None:
+        if self.error and self.told:
+            self._tell("works again", "all that it missed has been sent")
+        self.error = None
+
+    def _fails(self, error: Exception) -> None:
+        self.error = reason(error, self.uri)
+        if self.failures == 0:
+            self.failing_since = time.monotonic()
+        self.failures += 1
+        if not isinstance(error, BusyError):
+            self._tell("fails", f"{self.error}; the run goes on, and what is missing is sent as soon as that works")
+
+    def _tell(self, what: str, more: str) -> None:
+        """Say it the first time."""
+        if what not in self.told:
+            self.told.add(what)
+            self.say(f"MLflow {what}: {more}")
 
     def _send_new(self) -> bool:
-        """Send what the file has gained; return whether there was anything."""
-        with (self.folder / "metrics.jsonl").open("rb") as file:
-            file.seek(self.offset)
-            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
-        pending: list[dict[str, Any]] = []
-        passed = 0
-        for line in lines:
-            record = json.loads(line)
-            if record["kind"] != "metrics":
-                self._flush(pending, passed)
-                pending, passed = [], 0
+        """Send what the file has gained until now; return whether there was anything."""
+        now = (self.folder / "metrics.jsonl").stat().st_size
+        pending: list[tuple[str, float, int, int]] = []
+        records = passed = 0
+        found = False
+        for record, size in _records(self.folder, self.offset, now):
+            found = True
+            if record.get("kind") == "metrics":
+                pending += _points(record)
+                passed, records = passed + size, records + 1
+                if records < BATCH:
+                    continue
+            self._flush(pending, passed)
+            pending, passed, records = [], 0, 0
+            if record.get("kind") != "metrics":
                 self._send(record)
-                self._advance(len(line))
-            else:
-                pending.append(record)
-                passed += len(line)
-                if len(pending) >= 50:
-                    self._flush(pending, passed)
-                    pending, passed = [], 0
+                self._advance(size)
         self._flush(pending, passed)
-        return bool(lines)
+        return found
 
-    def _flush(self, records: list[dict[str, Any]], size: int) -> None:
-        if not records:
-            return
-        from mlflow.entities import Metric
-
-        metrics = [Metric(name, float(value), int(r["time"] * 1000), r["step"]) for r in records for name, value in r["values"].items()]
-        client = self._connected()
-        for start in range(0, len(metrics), 1000):
-            client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
-        self._advance(size)
+    def _flush(self, points: list[tuple[str, float, int, int]], size: int) -> None:
+        if points:
+            self.store.metrics(points)
+        if size:
+            self._advance(size)
 
     def _send(self, record: dict[str, Any]) -> None:
-        client = self._connected()
-        if record["kind"] == "start":
-            self._start(client, record)
-        elif record["kind"] == "resume":
-            client.update_run(self.run_id, status="RUNNING")
-            for name in {"error", "resumable"} & set(client.get_run(self.run_id).data.tags):
-                client.delete_tag(self.run_id, name)
-            self._tag(client, record["tags"])
-        elif record["kind"] == "tags":
-            self._tag(client, record["values"])
-        elif record["kind"] == "artifact":
-            path = self.folder / record["path"]
-            if path.exists():
-                client.log_artifact(self.run_id, str(path), record["folder"] or None)
-        elif record["kind"] == "end":
-            client.log_artifact(self.run_id, str(self.folder / "metrics.jsonl"))
-            client.set_terminated(self.run_id, record["status"], int(record["time"] * 1000))
-
-    def _start(self, client: Any, record: dict[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        if self.run_id is None:
-            experiment = self._experiment_id(client)
-            run = client.create_run(experiment, int(record["time"] * 1000), record["tags"] | self._nesting(), record["name"])
-            self.run_id = run.info.run_id
+        kind = record.get("kind")
+        if kind == "start":
+            nesting = {} if self.run_id else self._nesting()
+            self.store.open_run(record | {"tags": record["tags"] | nesting}, self._run_key())
             self._advance(0)
-        params = [Param(name, value[:6000]) for name, value in record["params"].items()]
-        for start in range(0, len(params), 100):
-            client.log_batch(self.run_id, params=params[start : start + 100])
-        self._tag(client, record["tags"])
+        elif kind == "resume":
+            self.store.reopen_run(record["tags"])
+        elif kind == "tags":
+            self.store.tags(record["values"])
+        elif kind == "artifact":
+            if (path := self.folder / record["path"]).exists():
+                self.store.artifact(path, record["folder"])
+        elif kind == "end":
+            self.store.artifact(self.folder / "metrics.jsonl")
+            self.store.end(record["status"], int(record["time"] * 1000), self._run_key())
 
     def _nesting(self) -> dict[str, str]:
         """Tags that put the run of a folder in a sweep's folder under the sweep's own run, which must be there first."""
@@ -164,66 +209,50 @@ class Feeder(threading.Thread):
             raise LookupError(f"the run of {sweep.name}, to be nested under, is not there yet")
         return {"mlflow.parentRunId": parent["run_id"], "sweep": sweep.name}
 
-    def _tag(self, client: Any, tags: dict[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
-
-    def _experiment_id(self, client: Any) -> str:
-        with _lock_of(self.uri):
-            found = client.get_experiment_by_name(self.experiment)
-            if found is not None:
-                return found.experiment_id
-            database = _sqlite_file(self.uri)
-            place = (database.parent / "mlartifacts" / self.experiment).as_uri() if database else None
-            kind = {
-                "mlflow.experimentKind": "custom_model_development"
-            }  # MLflow's UI opens an experiment without it as one of language models
-            try:
-                return client.create_experiment(self.experiment, artifact_location=place, tags=kind)
-            except Exception:
-                if (found := client.get_experiment_by_name(self.experiment)) is not None:
-                    return found.experiment_id
-                raise
-
-    def _connected(self) -> Any:
-        if self.client is None:
-            os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-            if database := _sqlite_file(self.uri):
-                database.parent.mkdir(parents=True, exist_ok=True)
-                os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
-            from mlflow.tracking import MlflowClient
-
-            for name in ("alembic", "mlflow"):
-                logging.getLogger(name).setLevel(logging.WARNING)
-            with _lock_of(self.uri):
-                client = MlflowClient(tracking_uri=self.uri)
-                client.search_experiments(max_results=1)
-            self.client = client
-        return self.client
+    def _run_key(self) -> str:
+        """The run folder's name for itself, wherever it is: its first record holds the time, host, command and settings."""
+        if not self.key:
+            with (self.folder / "metrics.jsonl").open("rb") as file:
+                self.key = hashlib.sha256(file.readline()).hexdigest()[:32]
+        return self.key
 
     def _advance(self, size: int) -> None:
         self.offset += size
+        self.progress, self.failures = time.monotonic(), 0
         state = {"uri": self.uri, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
         write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
 
 
-def _sqlite_file(uri: str) -> Path | None:
-    return Path(unquote(uri.removeprefix("sqlite:///"))).absolute() if uri.startswith("sqlite:///") else None
+def read_state(folder: Path) -> dict[str, Any]:
+    """What has been sent of a run folder, and where: uri, experiment, run_id, offset; empty if nothing has."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+    return {}
 
 
-@contextlib.contextmanager
-def _lock_of(uri: str) -> Iterator[None]:
-    """Only one process at a time makes or migrates an SQLite store: MLflow's migration fails when two start it at once."""
-    database = _sqlite_file(uri)
-    if database is None:
-        yield
-        return
-    with database.with_name(f"{database.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+def is_sent(folder: Path, uri: str) -> bool:
+    """Whether the store has all that the folder holds."""
+    state = read_state(folder)
+    if state.get("uri") != uri or "offset" not in state:
+        return False
+    return not any(True for _ in _records(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
+
+
+def _points(record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
+    """(name, value, time in ms, step) of a record's metrics."""
+    return [(name, float(value), int(record["time"] * 1000), record["step"]) for name, value in record["values"].items()]
+
+
+def _records(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """(record, bytes) of each whole line that begins between two places of the file; of a line that was cut off an empty record."""
+    with (folder / "metrics.jsonl").open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if start >= end or not line.endswith(b"\n"):
+                return
+            start += len(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = {}
+            yield (record if isinstance(record, dict) else {}), len(line)

@@ -1,0 +1,131 @@
+"""The image's and the services' files are what they should be, and the services' MLflow server works on a real Postgres."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import postgres
+import pytest
+import yaml
+from mlflow_server import Server, written
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPOSE = ROOT / "docker" / "compose.yaml"
+WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "loss.implementation=torch", "trainer.max_updates=6"]
+
+
+def tool(name: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([str(Path(sys.executable).with_name(name)), *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def filled(text: str, values: dict[str, str] | None = None) -> str:
+    """Compose's variables with what is set, else with their defaults."""
+    given = values or {}
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: given.get(match[1]) or match[2], text)
+
+
+def services() -> dict[str, dict]:
+    return yaml.safe_load(filled(COMPOSE.read_text(encoding="utf-8")))["services"]
+
+
+def test_hadolint_finds_nothing():
+    done = tool("hadolint", "docker/Dockerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_hadolint_would_find_something(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM debian\nRUN cd /tmp && apt-get install gcc\n", encoding="utf-8")
+    assert "DL3006" in tool("hadolint", str(tmp_path / "Dockerfile")).stdout
+
+
+def test_the_services_are_as_the_compose_specification_says(tmp_path):
+    filled_in = tmp_path / "compose.yaml"
+    filled_in.write_text(filled(COMPOSE.read_text(encoding="utf-8")), encoding="utf-8")
+    assert "$" not in filled_in.read_text(encoding="utf-8")
+    for file in (COMPOSE, filled_in):
+        done = tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(file))
+        assert done.returncode == 0, done.stdout
+    filled_in.write_text(filled_in.read_text(encoding="utf-8").replace("shm_size", "shm_sise"), encoding="utf-8")
+    assert tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(filled_in)).returncode == 1
+
+
+def test_services_go_together():
+    found = services()
+    for name, service in found.items():
+        image = service["image"]
+        assert "build" in service or re.search(r":[\d.]+", image), f"{name}: {image} is not pinned"
+        for other, how in service.get("depends_on", {}).items():
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in found[other], f"{name} waits for {other}, which never says that it is healthy"
+    for name in ("train", "bench"):
+        (device,) = found[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+    assert "deploy" not in found["train-cpu"]
+    volumes = set(yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["volumes"])
+    used = {volume.partition(":")[0] for service in found.values() for volume in service.get("volumes", [])}
+    assert used == volumes
+    assert all(port.startswith("127.0.0.1:") for service in found.values() for port in service.get("ports", []))
+
+
+def test_every_variable_is_explained_with_its_default():
+    asked = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE.read_text(encoding="utf-8")))
+    explained = dict(re.findall(r"^#(\w+)=(.*)$", (ROOT / "docker" / "env.example").read_text(encoding="utf-8"), re.MULTILINE))
+    assert explained == asked
+
+
+def test_the_image_has_what_it_copies():
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    members = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("packages/*/pyproject.toml")}
+    assert set(re.findall(r"^COPY (packages/\w+)/pyproject.toml", dockerfile, re.MULTILINE)) == members
+    wanted = [line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")]
+    assert all((ROOT / path).exists() for path in wanted)
+
+
+@pytest.fixture(scope="module")
+def database():
+    if postgres.binaries() is None:
+        pytest.skip("Postgres is not installed (Debian's package postgresql)")
+    if os.geteuid() == 0 and not Path("/etc/passwd").read_text(encoding="utf-8").count("\npostgres:"):
+        pytest.skip("Postgres does not run as root, and there is no user postgres")
+    cluster = postgres.Postgres()
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+def answer(uri: str, host: str) -> int:
+    """The status of an API request that calls the server by this name."""
+    request = urllib.request.Request(f"{uri}/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_run_on_the_services_server_with_postgres(clone, database, tmp_path):
+    """The hosts that compose.yaml allows are these; a name of the network outside is refused."""
+    allowed = services()["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
+    server = Server(tmp_path, database.uri, MLFLOW_SERVER_ALLOWED_HOSTS=f"{allowed},127.0.0.1:*").start()
+    try:
+        assert [answer(server.uri, host) for host in ("mlflow:5000", "localhost:5000", "evil.example:5000")] == [200, 200, 403]
+        done = clone.run(*WORDS, MLFLOW_TRACKING_URI=server.uri, OMP_NUM_THREADS="1")
+        assert done.status == 0, done.output
+        (folder,) = clone.run_folders()
+        (run,) = server.runs()
+        assert run["info"]["status"] == "FINISHED"
+        assert server.history(run) == written(folder)
+        assert {"config.yaml", "metrics.jsonl", "checkpoints", "pictures"} <= server.artifacts(run)
+        stored = database.psql("select count(*), count(distinct (key, step, value)) from metrics")
+        count = sum(written(folder).values())
+        assert stored == f"{count}|{count}"
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        assert database.psql("select count(*) from params") == str(len(records[0]["params"]))
+    finally:
+        server.kill()

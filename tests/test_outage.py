@@ -1,0 +1,232 @@
+"""A tracking server that goes down costs no training and no data: every metric is in the store exactly once, in the end."""
+
+import http.client
+import http.server
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from mlflow_server import Server, written
+
+WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "loss.implementation=torch", "trainer.log_every=1"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server")).start()
+    yield server
+    server.kill()
+
+
+def losses(folder: Path) -> list[float]:
+    """When each update's loss was written, in seconds."""
+    records = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"
+    ]
+    return [record["time"] for record in records if "train/loss" in record.get("values", {})]
+
+
+def wait(process, true):
+    deadline = time.monotonic() + 300
+    while not true():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def sync(clone, *words):
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "experiments/sync.py", *words], cwd=clone.path, env=clone.env, **streams)
+
+
+def complete(server, folder, experiment):
+    """The store has one run, and it holds all that the folder does, once."""
+    (run,) = server.runs(experiment, "ALL")
+    assert server.history(run) == written(folder)
+    last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert last["kind"] == "end"
+    assert run["info"]["status"] == last["status"]
+    assert {"metrics.jsonl", "config.yaml"} <= server.artifacts(run)
+
+
+def test_a_server_that_is_killed_comes_back_and_is_killed_for_good(clone, server):
+    words = [*WORDS, "data.batch_size=8", "trainer.epochs=500", "tracking.system_seconds=0.5", "tracking.patience_seconds=1"]
+    process = clone.start(*words, f"tracking.uri={server.uri}", "tracking.experiment=killed", OMP_NUM_THREADS="1")
+    wait(process, lambda: list(clone.path.glob("runs/*/tracking.json")))
+    (folder,) = clone.run_folders()
+
+    def sent():
+        return json.loads((folder / "tracking.json").read_text(encoding="utf-8"))["offset"]
+
+    wait(process, lambda: sent() > 4000 and len(losses(folder)) > 10)
+    busy = sync(clone)
+    os.killpg(server.process.pid, signal.SIGSTOP)  # hangs, and answers nothing
+    stopped, until = time.time(), len(losses(folder)) + 20
+    assert "left to the process that is sending it" in busy.communicate(timeout=240)[0]
+    wait(process, lambda: len(losses(folder)) > until)
+    server.kill()
+    server.start()
+    back = time.time()
+    for _ in range(2):  # all that was missed, and then what has been written meanwhile
+        size = (folder / "metrics.jsonl").stat().st_size
+        wait(process, lambda size=size: sent() > size)
+    server.kill()
+    until = len(losses(folder)) + 5
+    wait(process, lambda: len(losses(folder)) > until)
+    process.terminate()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode in (130, 143), output
+    assert "Traceback" not in output
+    assert output.count("MLflow fails") == output.count("MLflow works again") == 1, output
+    assert output.count("does not answer") == 2, output  # when it was noticed, and in the table
+    assert f"experiments/sync.py runs/{folder.name}" in " ".join(output.replace("│", "").split())
+
+    times = losses(folder)
+    gaps = [(end, end - start) for start, end in itertools.pairwise(times)]
+    before = [gap for end, gap in gaps if end < stopped]
+    outage = [gap for end, gap in gaps if stopped < end < back]
+    assert len(outage) > 20
+    assert statistics.median(outage) < 2 * statistics.median(before) + 0.1
+    assert max(outage) < 10  # a request that hangs is given up after 20 s
+
+    server.start()
+    both = [sync(clone, str(folder)) for _ in range(2)]
+    outputs = [each.communicate(timeout=240)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], outputs
+    assert any("complete, run " in output for output in outputs), outputs
+    complete(server, folder, "killed")
+    assert sent() == (folder / "metrics.jsonl").stat().st_size
+
+
+class Losing(http.server.ThreadingHTTPServer):
+    """Hands requests on to a server, and loses the answers that `lost` chooses: the connection is cut after the request has arrived."""
+
+    daemon_threads = True
+
+    def __init__(self, server: Server, lost) -> None:
+        super().__init__(("127.0.0.1", 0), Forward)
+        self.behind, self.lost = server, lost
+        self.uri = f"http://127.0.0.1:{self.server_port}"
+        self.count: dict[str, int] = {}
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Forward(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def forward(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = self.path.partition("?")[0]
+        self.server.count[path] = number = self.server.count.get(path, 0) + 1
+        cut = self.server.lost(path, number)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind.port, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection", "transfer-encoding")}
+
+        def ask():
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            return answer, answer.read()
+
+        if isinstance(cut, threading.Event):  # arrives too late, when nobody waits for it any more
+            self.connection.close()
+            cut.wait(60)
+            ask()
+            self.close_connection = True
+            return
+        answer, content = ask()
+        if cut:
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.getheader("Content-Type") or "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_PATCH = forward  # noqa: N815 (names that http.server looks for)
+
+    def log_message(self, *words):
+        pass
+
+
+def fed(run_folder, uri, experiment):
+    """Its feeder, when all of the finished folder has been sent."""
+    from lab.tracking import Feeder
+
+    feeder = Feeder(run_folder.path, uri, experiment, 60)
+    feeder.start()
+    assert feeder.close() is None, feeder.error
+    return feeder
+
+
+@pytest.fixture
+def written_folder(run_folder):
+    """A start, metrics with nan and names that MLflow refuses, tags, an artifact, an end."""
+    params = {"trainer.seed": "0", "tracking.uri": "http://me:secret@host"}
+    run_folder.record("start", name="lost", params=params, tags={"command": "x" * 9000})
+    for step in range(120):
+        values = {"train/loss": 1 / (step + 1), "train/lr": float("nan") if step == 3 else 0.1, "a,b": float(step)}
+        run_folder.metrics(step, values)
+    run_folder.record("tags", values={"error": "none"})
+    run_folder.artifact(run_folder.path / "config.yaml", "settings")
+    run_folder.close("FINISHED")
+    return run_folder
+
+
+def test_answers_that_are_lost(written_folder, server):
+    if not server.healthy():
+        server.start()
+    proxy = Losing(server, lambda path, number: number == 1)
+    fed(written_folder, proxy.uri, "lost")
+    proxy.shutdown()
+    asked = {path.partition("/mlflow")[2]: number for path, number in proxy.count.items()}
+    assert asked["/runs/create"] == asked["/experiments/create"] == 1  # found again, where the answer was lost
+    again = [number for name, number in asked.items() if name.endswith(("/log-batch", "/runs/update", ".yaml", ".jsonl"))]
+    assert len(again) == 4
+    assert min(again) > 1
+    (run,) = server.runs("lost", "ALL")
+    stored = server.history(run)
+    assert sum(stored.values()) == 360
+    assert set(stored.values()) == {1}
+    assert stored["train/loss", 119, 1 / 120] == stored["a_b", 7, 7.0] == 1
+    assert run["info"]["status"] == "FINISHED"
+    assert {param["key"]: param["value"] for param in run["data"]["params"]} == {"trainer.seed": "0", "tracking.uri": "http://me:***@host"}
+    assert server.artifacts(run, "settings") == {"settings/config.yaml"}
+
+
+def test_a_run_that_the_server_creates_too_late_leaves_no_second_one(written_folder, server):
+    if not server.healthy():
+        server.start()
+    late = threading.Event()
+
+    def lost(path, number):
+        if path.endswith("runs/log-batch"):
+            late.set()
+        return late if path.endswith("runs/create") and number == 1 else None
+
+    proxy = Losing(server, lost)
+    feeder = fed(written_folder, proxy.uri, "late")
+    proxy.shutdown()
+    assert len(server.runs("late", "ALL")) == 2
+    (run,) = server.runs("late")
+    assert run["info"]["run_id"] == feeder.run_id
+    assert sum(server.history(run).values()) == 360
+
+
+def test_what_was_sent_is_not_doubled_when_nobody_remembers_it(written_folder, server):
+    """tracking.json is lost, as after a power cut, or another store was chosen in between."""
+    if not server.healthy():
+        server.start()
+    for _ in range(2):
+        fed(written_folder, server.uri, "forgotten")
+        (run,) = server.runs("forgotten", "ALL")
+        assert sum(server.history(run).values()) == 360
+        (written_folder.path / "tracking.json").unlink()
