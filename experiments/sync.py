@@ -1,8 +1,9 @@
 """Send to MLflow what it missed: `uv run experiments/sync.py` for all runs, or `uv run experiments/sync.py runs/<run> ...` for these.
 
 Each run goes to the store and experiment that it was meant for, unless `tracking.uri=` or `tracking.experiment=` say otherwise. What has
-arrived already is not sent again; a sweep's folder stands for its own run and those in it; a run that is still training is left to its own process. A run with `tracking=none` is sent only if it
-is named. `trainer.runs=` is where all runs are looked for; with `tracking.patience_seconds=` a store that fails is tried for so long.
+arrived already is not sent again; a run that is still training is left to its own process. A sweep's folder stands for its own run and
+those in it. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is where all runs are looked for; with
+`tracking.patience_seconds=` a store that fails is tried for so long.
 """
 
 import sys

@@ -42,7 +42,7 @@ def check_app(script: str, words: list[str]) -> None:
         app["chosen"](load_for(BENCH, [app["as_list"](word) for word in words if not word.startswith("-")]).config)
         return
     if Path(script).name == "compare.py":
-        load_for(COMPARE, [as_hydra(word) for word in words])
+        load_for(COMPARE, [as_hydra(word) for word in words if word != "--help"])
         return
     settings = [word for word in words if "=" in word and not word.startswith(("checkpoint=", "out="))]
     if Path(script).name in ("evaluate.py", "predict.py"):
@@ -72,6 +72,10 @@ def check(line: str) -> None:
             return
         if words[:2] == ["python", "-m"]:
             assert importlib.util.find_spec(words[2])
+            return
+        if words[0] == "torchrun":
+            script = next(n for n, word in enumerate(words) if word.endswith(".py"))
+            check_app(words[script], words[script + 1 :])
             return
         assert words[0] in tools()
     else:
