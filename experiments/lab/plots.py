@@ -43,3 +43,16 @@ def calibration_picture(result: ClassificationResult, path: Path) -> None:
     lower.bar(left, [count for count, _, _ in result.calibration], width, align="edge", edgecolor="white")
     lower.set(xlabel="confidence", ylabel="samples")
     figure.savefig(path, dpi=110)
+
+
+def average_precision_picture(precision: dict[str, float], path: Path) -> None:
+    """A bar for each class."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, min(2 + 0.25 * len(precision), 16)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(list(precision), list(precision.values()))
+    axes.invert_yaxis()
+    known = [value for value in precision.values() if value == value]
+    axes.set(xlim=(0, 1), xlabel="average precision", title=f"mAP {sum(known) / max(len(known), 1):.4f}")
+    figure.savefig(path, dpi=110)
