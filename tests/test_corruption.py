@@ -40,6 +40,14 @@ def test_the_tails_images_are_training_images_with_their_labels(plain):
     assert data.norm.mean[0] == pytest.approx(data.train.images.mean().item())
 
 
+def test_a_share_of_each_class_stays(plain):
+    data = data_of("data.train_share=0.1")
+    assert data.counts.tolist() == [round(int(n) * 0.1) for n in plain.counts]
+    both = data_of("data.train_share=0.5", "data.imbalance=10")
+    assert both.counts[0] == min(round(int(n) * 0.5) for n in plain.counts)
+    assert both.counts[9] == round(int(both.counts[0]) / 10)
+
+
 def test_no_class_is_lost():
     assert tail_counts(torch.tensor([5, 9, 7]), 1000).tolist() == [5, 1, 1]
     assert tail_counts(torch.tensor([5, 9, 7]), 1.0).tolist() == [5, 9, 7]

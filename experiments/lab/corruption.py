@@ -1,4 +1,4 @@
-"""Training data made harder on purpose: a long tail of classes, and wrong labels."""
+"""Training data made harder on purpose: few images, a long tail of classes, wrong labels."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ def corrupted(config: MemoryConfig, targets: Tensor, classes: int) -> tuple[Tens
     if config.label_noise and config.csv:
         raise UserError(f"data.label_noise={config.label_noise}: cannot go with data.csv, which speaks of the right labels.")
     generator = torch.Generator().manual_seed(config.corruption_seed)
-    kept = long_tail(targets, classes, config.imbalance, generator)
+    available = torch.bincount(targets, minlength=classes)
+    fewer = (available * config.train_share).round().long().clamp(min=1).minimum(available)
+    kept = chosen(targets, tail_counts(fewer, config.imbalance), generator)
     return kept, noisy(targets[kept], classes, config.label_noise, generator)
 
 
@@ -31,12 +33,11 @@ def tail_counts(available: Tensor, imbalance: float) -> Tensor:
     return (available.min() * imbalance**-falls).round().long().clamp(min=1)
 
 
-def long_tail(targets: Tensor, classes: int, imbalance: float, generator: torch.Generator) -> Tensor:
-    """Positions of as many random samples of each class as `tail_counts` says."""
-    counts = tail_counts(torch.bincount(targets, minlength=classes), imbalance).tolist()
+def chosen(targets: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Positions of as many random samples of each class as `counts` (C,) says."""
     order = torch.randperm(len(targets), generator=generator)
-    chosen = [order[targets[order] == label][:count] for label, count in enumerate(counts)]
-    return torch.cat(chosen).sort().values
+    places = [order[targets[order] == label][:count] for label, count in enumerate(counts.tolist())]
+    return torch.cat(places).sort().values
 
 
 def noisy(targets: Tensor, classes: int, share: float, generator: torch.Generator) -> Tensor:

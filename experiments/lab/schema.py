@@ -63,10 +63,12 @@ class ImagesConfig(DataConfig):
 class MemoryConfig(ImagesConfig):
     """Images held in memory, whose training part can be made harder, as corruption_seed has it.
 
+    train_share: share of each class's images that stay.
     imbalance: how many times as many images the first class has as the last; counts fall exponentially in between.
     label_noise: share of the training labels that are replaced by another class.
     """
 
+    train_share: float = number(1.0, above=0, most=1)
     imbalance: float = number(1.0, least=1)
     label_noise: float = number(0.0, least=0, below=1)
     corruption_seed: int = number(0, least=0)
