@@ -181,8 +181,8 @@ def effects() -> str:
     return "\n\n".join(
         [
             f"{first['device']}, torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}; made by "
-            "`python results/measure_effects.py`. The last epoch's figures. Runs of one seed share the split, the data that is drawn and the "
-            "order. The effect is there where a paired t-test over the seeds gives p < 0.05 (not corrected for the number of lines).",
+            "`python results/measure_effects.py`. The last epoch's figures. Runs of one seed share the split, the data that is drawn and "
+            "the order. The effect is there where a paired t-test over the seeds gives p < 0.05 (not corrected for the number of lines).",
             tables.markdown(header, rows),
         ]
     )

@@ -123,9 +123,20 @@ def test_what_does_not_go_together_is_refused(words, said):
         load(["task=multilabel", *words])
 
 
+ROWWISE = """
+import triton
+import triton.language as tl
+from lossforge.losses import rowwise
+
+
+@rowwise
+@triton.jit
+def plain(z):
+    return tl.exp(z) - 1.0
+"""
+
+
 def test_a_rowwise_loss_of_ones_own_is_refused(make, tmp_path):
-    (tmp_path / "own.py").write_text(
-        "import triton\nimport triton.language as tl\nfrom lossforge.losses import rowwise\n\n\n@rowwise\n@triton.jit\ndef plain(z):\n    return tl.exp(z) - 1.0\n"
-    )
+    (tmp_path / "own.py").write_text(ROWWISE)
     with pytest.raises(UserError, match="element-wise losses"):
         make("loss=custom", f"loss.target={tmp_path / 'own.py'}:plain")

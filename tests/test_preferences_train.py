@@ -135,10 +135,9 @@ def test_metrics_by_hand():
     assert values["samples"] == 4
 
 
-@pytest.mark.parametrize("loss", ["bradley_terry", "preference_bce"])
-def test_a_reward_model_learns_which_digit_is_larger(make_trainer, run_folder, quiet, loss):
-    words = ["data.train_pairs=400", "data.val_pairs=200", "data.rationality=[3.0]", "trainer.epochs=6", "optim.lr=3e-3"]
-    trainer = make_trainer(*SMALL, f"loss={loss}", "data.votes=3", "optim.schedule.warmup_epochs=0", *words)
+def test_a_reward_model_learns_which_digit_is_larger(make_trainer, run_folder, quiet):
+    words = ["data.train_pairs=300", "data.val_pairs=200", "data.rationality=[3.0]", "trainer.epochs=5", "optim.lr=3e-3"]
+    trainer = make_trainer(*SMALL, "optim.schedule.warmup_epochs=0", *words)
     trainer.fit(run_folder, quiet)
     assert trainer.values["val/accuracy"] > 0.65, trainer.values
     assert trainer.guard.total.item() == 0

@@ -1,9 +1,8 @@
 """The presets of conf/experiment: they train, their data is what they say, and their runs can be scored and asked."""
 
+import importlib
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,26 +16,33 @@ SCENES = ["data.train_scenes=24", "data.val_scenes=8", "data.workers=0", "data.b
 WORDS = {"multilabel": SCENES, "preference": ["data.train_pairs=48", "data.val_pairs=16"]}
 
 
+class Trained:
+    """Runs of the presets, a few updates each, the student's from the teacher."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.runs, self.folders = path, path / "runs", {}
+
+    def ask(self, app: str, *words: object) -> int:
+        return importlib.import_module(app).main([str(word) for word in words])
+
+    def folder(self, name: str) -> Path:
+        return next(path for path in self.runs.iterdir() if path.name.endswith(f"-{name}"))
+
+    def best(self, preset: str) -> Path:
+        return self.folder(preset) / "checkpoints" / "best.pt"
+
+
 @pytest.fixture(scope="module")
-def trained(new_clone):
-    """A clone in which every preset has trained a little, the student from the teacher, with each run's folder."""
-    clone = new_clone()
-    clone.folders = {}
+def trained(tmp_path_factory):
+    trained = Trained(tmp_path_factory.mktemp("presets"))
     for preset in ("teacher", "distillation", "multilabel", "preference"):
-        teacher = [f"task.teacher={clone.folders['teacher'] / 'checkpoints' / 'last.pt'}"] if preset == "distillation" else []
-        done = clone.run(f"experiment={preset}", f"name={preset}", *FEW, *WORDS.get(preset, []), *teacher)
-        assert done.status == 0, done.output
-        clone.folders[preset] = next(path for path in clone.run_folders() if path.name.endswith(f"-{preset}"))
-    return clone
-
-
-def ask(clone, app, *words):
-    command = [sys.executable, f"experiments/{app}.py", *map(str, words)]
-    return subprocess.run(command, cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240)
-
-
-def best(clone, preset):
-    return clone.folders[preset] / "checkpoints" / "best.pt"
+        more = WORDS.get(preset, [])
+        if preset == "distillation":
+            more = [f"task.teacher={trained.folder('teacher') / 'checkpoints' / 'last.pt'}"]
+        if preset == "multilabel":
+            more = [*SCENES, f"data.root={trained.path / 'data'}"]
+        assert trained.ask("train", f"experiment={preset}", f"name={preset}", *FEW, *more, f"trainer.runs={trained.runs}") == 0
+    return trained
 
 
 @pytest.mark.parametrize("words", [[], ["loss=focal"], ["loss=logit_adjusted_ce"], ["data.class_balance=0.99"]], ids=" ".join)
@@ -72,7 +78,7 @@ def test_four_in_ten_labels_of_the_noisy_ones_are_wrong(make_trainer):
 
 
 def test_the_students_images_are_a_tenth(trained):
-    records = [json.loads(line) for line in (trained.folders["distillation"] / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (trained.folder("distillation") / "metrics.jsonl").read_text().splitlines()]
     (start,) = [record for record in records if record["kind"] == "start"]
     assert start["params"]["data.train_share"] == "0.1"
     assert start["params"]["task.name"] == "distillation"
@@ -81,53 +87,50 @@ def test_the_students_images_are_a_tenth(trained):
 @pytest.mark.parametrize("preset", ["teacher", "distillation", "multilabel", "preference"])
 def test_a_presets_run_is_scored_again(trained, preset):
     """Also a student's, when its teacher is gone."""
-    saved = trained.folders["teacher"] / "checkpoints"
+    saved = trained.folder("teacher") / "checkpoints"
     moved = saved.rename(saved.with_name("elsewhere")) if preset == "distillation" else None
     try:
-        done = ask(trained, "evaluate", f"checkpoint={best(trained, preset)}", f"name=again-{preset}", "tracking=none")
+        words = f"checkpoint={trained.best(preset)}", f"name={preset}", f"trainer.runs={trained.path / 'again'}"
+        assert trained.ask("evaluate", *words) == 0
     finally:
         if moved:
             moved.rename(saved)
-    assert done.returncode == 0, done.stderr
-    folder = next(path for path in trained.run_folders() if f"again-{preset}" in path.name)
+    (folder,) = (path for path in (trained.path / "again").iterdir() if f"evaluate-{preset}" in path.name)
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     (values,) = [line["values"] for line in lines if line["kind"] == "metrics"]
-    for name, value in torch.load(best(trained, preset), weights_only=True)["best"]["values"].items():
+    for name, value in torch.load(trained.best(preset), weights_only=True)["best"]["values"].items():
         assert values[f"val/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 def test_label_sets_of_files(trained, tmp_path):
     """What the model says of a file is what it said of the scene: the probabilities of its evaluation."""
     (truth,) = trained.path.glob("data/digit_scenes/*/instances_val.json")
-    image = json.loads(truth.read_text())["images"][0]["file_name"]
-    done = ask(trained, "predict", f"checkpoint={best(trained, 'multilabel')}", f"out={tmp_path}", "score=0", truth.parent / "images" / image)
-    assert done.returncode == 0, done.stderr
+    image = truth.parent / "images" / json.loads(truth.read_text())["images"][0]["file_name"]
+    assert trained.ask("predict", f"checkpoint={trained.best('multilabel')}", f"out={tmp_path}", "score=0", image) == 0
     (line,) = [json.loads(text) for text in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert {entry["label"] for entry in line["found"]} == set("0123456789")
+    found = {entry["label"]: entry["score"] for entry in line["found"]}
     from lab.assemble import assemble
 
-    settings = load(["experiment=multilabel", *SCENES, *FEW, f"data.root={trained.path / 'data'}"])
-    trainer = assemble(settings)
-    trainer.model.load_state_dict(torch.load(best(trained, "multilabel"), weights_only=True)["model"])
+    trainer = assemble(load(["experiment=multilabel", *SCENES, *FEW, f"data.root={trained.path / 'data'}"]))
+    trainer.model.load_state_dict(torch.load(trained.best("multilabel"), weights_only=True)["model"])
     with torch.no_grad():
         wanted = trainer.model.eval()(next(iter(trainer.data.val)).images)[0].sigmoid()
-    assert {e["label"]: e["score"] for e in line["found"]} == pytest.approx({str(i): p for i, p in enumerate(wanted.tolist())}, abs=1e-4)
-    assert [e["score"] for e in line["found"]] == sorted((e["score"] for e in line["found"]), reverse=True)
+    assert found == pytest.approx({str(i): p for i, p in enumerate(wanted.tolist())}, abs=1e-4)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
-def test_rewards_of_files(trained, tmp_path):
+def test_rewards_of_files(trained, tmp_path, capsys):
     from sklearn.datasets import load_digits
 
     files = [tmp_path / f"{place}.png" for place in (3, 8)]
     for place, path in zip((3, 8), files, strict=True):
         Image.fromarray((load_digits().images[place] * 255 / 16).round().astype("uint8")).save(path)
-    done = ask(trained, "predict", f"checkpoint={best(trained, 'preference')}", f"out={tmp_path / 'said'}", *files)
-    assert done.returncode == 0, done.stderr
+    assert trained.ask("predict", f"checkpoint={trained.best('preference')}", f"out={tmp_path / 'said'}", *files) == 0
     lines = [json.loads(text) for text in (tmp_path / "said" / "predictions.jsonl").read_text().splitlines()]
     rewards = [line["found"][0]["reward"] for line in lines]
     assert len(rewards) == 2
     assert rewards[0] != rewards[1]
-    assert f"reward {rewards[0]:.3f}" in done.stdout
+    assert f"reward {rewards[0]:.3f}" in capsys.readouterr().out
 
 
 def test_the_measured_comparisons_compose():

@@ -177,9 +177,7 @@ def digits(config: DigitsConfig | DigitPairsConfig) -> tuple[list[str], Split, S
     images = torch.tensor(known.images, dtype=torch.float32)[:, None] / 16
     targets = torch.tensor(known.target, dtype=torch.int64)
     try:
-        train, val = train_test_split(
-            range(len(targets)), test_size=config.held_out, stratify=known.target, random_state=config.split_seed
-        )
+        train, val = train_test_split(range(len(targets)), test_size=config.held_out, stratify=known.target, random_state=config.split_seed)
     except ValueError as error:
         raise UserError(f"data.held_out={config.held_out}: {error}") from None
     splits = [Split(images[part], targets[part], [str(i) for i in part]) for part in (train, val)]

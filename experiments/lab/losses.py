@@ -60,7 +60,8 @@ class Criterion:
 
         Args:
             logits: (N, C).
-            batch: with targets (N,), a mixup pair of them, or element-wise (N, C), and weights (N,) and groups (N,) where the data has them.
+            batch: with targets (N,), a mixup pair of them, or for element-wise losses (N, C), and weights (N,) and groups (N,) where the
+                data has them.
             normalizer: divisor of the sum, a 0-d tensor.
         """
         given = probabilities(logits.float(), self.config.given) if self.config.given != "logits" else logits

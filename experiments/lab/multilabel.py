@@ -87,7 +87,9 @@ class Multilabel:
         self.settings, self.mix = cast(MultilabelConfig, config.task), cast(Mixing, Unmixed())
         self.criterion = Criterion(config.loss, config.data, len(data.classes), 0, device)
         if self.criterion.rowwise:
-            raise UserError(f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes.")
+            raise UserError(
+                f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes."
+            )
 
     def model(self) -> nn.Module:
         architecture = cast(ClassifierConfig, self.config.model)

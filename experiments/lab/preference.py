@@ -124,7 +124,7 @@ class Preference:
 
     def pictures(self, result: PreferenceResult, folder: Path) -> list[Path]:
         path = folder / "calibration.png"
-        calibration_picture(result, path)
+        calibration_picture(result, path, "share of votes for the first", "probability that the first is preferred")
         return [path]
 
     def headline(self, result: PreferenceResult) -> str:

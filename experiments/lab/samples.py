@@ -36,7 +36,9 @@ def annotate(config: ImagesConfig, targets: Tensor, classes: Sequence[str], keys
     if config.csv and (config.class_weight or config.class_group):
         raise UserError("data.csv and data.class_weight / data.class_group both give weights; use one of them.")
     if config.class_balance is not None and (config.csv or config.class_weight):
-        raise UserError("data.class_balance gives every training image the weight of its class; data.csv and data.class_weight give others.")
+        raise UserError(
+            "data.class_balance gives every training image the weight of its class; data.csv and data.class_weight give others."
+        )
     if config.csv:
         return _from_csv(Path(config.csv), targets, classes, keys, needed=needed)
     weight = _from_map("data.class_weight", config.class_weight, classes, 1.0)
