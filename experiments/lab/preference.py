@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lab.batch import Batch
 from lab.detection import Unmixed
 from lab.loss_schema import BradleyTerryConfig
 from lab.losses import Criterion
@@ -79,8 +78,9 @@ class Preference:
     def __init__(self, config: TrainConfig, data: PairData, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
         self.settings, self.mix = cast(PreferenceTaskConfig, config.task), cast(Mixing, Unmixed())
-        self.bradley_terry = config.loss if isinstance(config.loss, BradleyTerryConfig) else None
-        self.criterion = None if self.bradley_terry else Criterion(config.loss, config.data, 1, data.groups, device)
+        self.criterion: Criterion | BradleyTerryConfig = (
+            config.loss if isinstance(config.loss, BradleyTerryConfig) else Criterion(config.loss, config.data, 1, data.groups, device)
+        )
 
     def model(self) -> nn.Module:
         size = cast(DigitPairsConfig, self.config.data).image_size
@@ -91,19 +91,15 @@ class Preference:
 
     def loss(self, output: Tensor, batch: PairBatch, normalizer: Tensor) -> Tensor:
         """Bradley and Terry's weighs all pairs alike; the others take the pairs' weights and groups."""
-        rewards = output.view(-1, 2)
-        if self.criterion:
-            pairs: Batch = replace(batch, target=batch.target[:, None])
-            return self.criterion(rewards[:, :1] - rewards[:, 1:], pairs, normalizer)
+        rewards, terms = output.view(-1, 2), self.criterion
+        if isinstance(terms, Criterion):
+            return terms(rewards[:, :1] - rewards[:, 1:], replace(batch, target=batch.target[:, None]), normalizer)
         from lossforge.losses import bradley_terry_loss
 
         chosen = (batch.target < 0.5).long()[:, None]
         preferred, other = (rewards.gather(1, place)[:, 0] for place in (chosen, 1 - chosen))
-        return bradley_terry_loss(preferred, other, **self.hyper(), reduction="sum", normalizer=normalizer)
-
-    def hyper(self) -> dict[str, float]:
-        assert self.bradley_terry
-        return {name: getattr(self.bradley_terry, name) for name in ("margin", "label_smoothing", "center_rewards_coefficient")}
+        hyper = terms.margin, terms.label_smoothing, terms.center_rewards_coefficient
+        return bradley_terry_loss(preferred, other, *hyper, "sum", normalizer=normalizer)
 
     def lead(self, output: Tensor) -> Tensor:
         """(N,) the first's reward less the second's."""
