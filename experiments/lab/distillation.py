@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.augment import Mix
 from lab.batch import Batch
 from lab.data import Data, Norm
 from lab.errors import UserError
@@ -21,7 +20,7 @@ from lab.saved import load_checkpoint
 from lab.schema import ClassifierConfig, ImagesConfig, TrainConfig
 from lab.settings import ROOT, absolute, reload
 from lab.task_schema import DistillationConfig
-from lab.tasks import Classification
+from lab.tasks import Classification, Mixing
 
 SAME_DATA = ("name", "image_size", "split_seed", "held_out", "root", "train", "val")  # of the settings of data
 
@@ -32,7 +31,7 @@ class Distillation(Classification):
         self.distillation = cast(DistillationConfig, config.task)
         if self.criterion.class_weight is not None:
             raise UserError("loss.class_weight: task=distillation has no such weights, as the teacher's part is a mean of all samples.")
-        self.mix = Taught(config, load_teacher(config, data, device), device)
+        self.mix = cast(Mixing, Taught(self.mix, load_teacher(config, data, device), device, config.trainer.amp))
 
     def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         labels = super().loss(output, batch, normalizer)
@@ -52,16 +51,17 @@ class Distillation(Classification):
         return kl_div_with_logits(output, teacher, temperature, "sum", normalizer=normalizer)
 
 
-class Taught(Mix):
-    """Training batches, mixed as the settings say, with what the teacher makes of them."""
+class Taught:
+    """Mixed batches with what the teacher makes of them; all but the call is the mix's."""
 
-    def __init__(self, config: TrainConfig, teacher: Callable[[Tensor], Tensor], device: torch.device) -> None:
-        images = cast(ImagesConfig, config.data)
-        super().__init__(images.mixup, images.cutmix, images.mix_probability, device, config.trainer.seed)
-        self.teacher, self.amp, self.kind = teacher, config.trainer.amp, device.type
+    def __init__(self, mix: Mixing, teacher: Callable[[Tensor], Tensor], device: torch.device, amp: str) -> None:
+        self.mix, self.teacher, self.kind, self.amp = mix, teacher, device.type, amp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mix, name)
 
     def __call__(self, batch: Batch) -> Batch:
-        mixed = super().__call__(batch)
+        mixed = cast(Batch, self.mix(batch))
         with torch.no_grad(), self.autocast():
             mixed.teacher = self.teacher(mixed.images)
         return mixed
