@@ -1,12 +1,14 @@
 """Send to MLflow what it missed of earlier runs: `uv run experiments/replay.py runs/<run> ...`.
 
-What has arrived already is not sent again. `tracking.uri=` and `tracking.experiment=` choose the store, as for train.py.
+A sweep's folder stands for its own run and those in it. What has arrived already is not sent again. `tracking.uri=` and
+`tracking.experiment=` choose the store, as for train.py.
 """
 
 import sys
 from pathlib import Path
 
 from lab.errors import UserError
+from lab.run_record import with_runs
 from lab.settings import load
 
 
@@ -23,7 +25,7 @@ def main(words: list[str]) -> int:
     from lab.tracking import Feeder, tracking_uri
 
     status = 0
-    for folder in folders:
+    for folder in (run for given in folders for run in with_runs(given)):
         feeder = Feeder(folder, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
         feeder.start()
         problem = feeder.close()

@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2)
 QUIET = "tracking=none trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
-DIGITS = "trainer.seed={seed} data.split_seed={seed}"
+DIGITS = "seed={seed} data.split_seed={seed}"
 
 # of each preset: its metric, the words that a seed stands for, and what is compared, the baseline first
 COMPARISONS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,8 @@ import statistics
 import sys
 from pathlib import Path
 
+import readme_detection
+
 from lossforge.bench import pictures, tables
 from lossforge.bench.report import load
 from lossforge.losses.registry import LOSSES, Loss
@@ -13,6 +15,7 @@ from lossforge.losses.registry import LOSSES, Loss
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
+DETECTION = ROOT / "results" / "detection-h200.json"
 EFFECTS = ROOT / "results" / "effects.json"
 PICTURES = {
     "time": (BENCH, pictures.time_picture, pictures.main_rows),
@@ -64,6 +67,10 @@ def row(loss: Loss) -> list[str]:
         f"`{judge.replace(':', '.')}`" if theirs else "",
         loss.paper,
     ]
+
+
+def detection() -> str:
+    return readme_detection.section(DETECTION)
 
 
 def losses() -> str:
@@ -195,15 +202,18 @@ SECTIONS = {
     "scaling": scaling,
     "end to end": end_to_end,
     "training": training,
+    "detection": detection,
     "effects": effects,
 }
-FILES = {"bench": BENCH, "targets": BENCH, "scaling": SCALING, "end to end": END_TO_END, "effects": EFFECTS}
+FILES = {"bench": BENCH, "targets": BENCH, "scaling": SCALING, "end to end": END_TO_END, "detection": DETECTION, "effects": EFFECTS}
 
 
 def renewed(text: str) -> str:
     """A README's text with the tables of today's registry and results."""
     for name, content in SECTIONS.items():
         begin, end = f"<!-- {name}: uv run tests/readme_tables.py --write -->", f"<!-- end of {name} -->"
+        if not FILES.get(name, README).exists() and begin not in text:
+            continue
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not (found and closed):

@@ -10,7 +10,7 @@ from lab.detection_schema import DETECTION_DATA
 from lab.detector_schema import BOX_LOSSES
 from lab.errors import UserError
 from lab.loss_schema import LOSSES
-from lab.settings import CONF, combinations, groups, load
+from lab.settings import CONF, groups, load
 
 
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
@@ -48,7 +48,7 @@ def test_loss_defaults_are_the_registrys():
 
 @pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in groups().items() for option in options])
 def test_every_option_composes(group, option):
-    required = {("loss", "custom"): ["loss.target=my_loss:loss"]} | {
+    required = {(name, "custom"): [f"{name}.target=my_loss:loss"] for name in ("loss", "box_loss")} | {
         ("model", m): ["model.name=resnet18"] for m in ("timm", "fcos", "retinanet")
     }
     required |= {(group, "distillation"): ["task.teacher=last.pt"] for group in ("task", "experiment")}
@@ -77,22 +77,13 @@ def test_the_command_line_wins_over_an_experiment():
     assert tree["trainer"]["epochs"] == 2
 
 
-def test_combinations_of_a_multirun():
-    assert combinations(["loss=ce,focal", "trainer.seed=0,1", "model=resnet18"]) == [
-        ["loss=ce", "trainer.seed=0", "model=resnet18"],
-        ["loss=ce", "trainer.seed=1", "model=resnet18"],
-        ["loss=focal", "trainer.seed=0", "model=resnet18"],
-        ["loss=focal", "trainer.seed=1", "model=resnet18"],
-    ]
-
-
 def test_no_config_holds_a_machines_path():
     assert not [path for path in CONF.rglob("*.yaml") if "/work" in path.read_text() or "/home" in path.read_text()]
 
 
 def test_detections_losses_are_those_of_the_detectors():
     assert set(DETECTION_LOSSES) <= set(LOSSES)
-    assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", *ENCODED, *DECODED}
+    assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", "custom", *ENCODED, *DECODED}
     assert set(groups()["task"]) == set(TASKS) == set(FITTING)
     assert all(set(fitting.losses) <= set(LOSSES) for fitting in FITTING.values())
 

@@ -109,7 +109,7 @@ def test_faults_of_a_folder_are_named(make_trainer, pictures):
 
 
 def test_digits_are_split_by_class_and_without_overlap(make_trainer):
-    one, two = (make_trainer("data.image_size=16", "data.augment=false", f"trainer.seed={seed}") for seed in (0, 1))
+    one, two = (make_trainer("data.image_size=16", "data.augment=false", f"seed={seed}") for seed in (0, 1))
     assert (one.data.train.samples, one.data.val.samples) == (1437, 360)
     per_class = torch.bincount(one.data.val.targets, minlength=10)
     assert per_class.min() >= 34

@@ -19,6 +19,7 @@ KNOWN_TO_CONFIGS = [
     (["lss=focal"], ["lss", "'loss'"]),
     (["optimizer.lr=1"], ["optimizer", "'optim'"]),
     (["trainer.epoch=3"], ["epoch", "'epochs'"]),
+    (["trainer.seed=3"], ["trainer.seed", "There is also plain seed."]),
     (["loss.name=focal"], ["loss=focal"]),
     (["model=timm"], ["model.name"]),
     (["~loss"], ["deleted"]),

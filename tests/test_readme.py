@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.compare_schema import COMPARE, as_hydra
 from lab.errors import UserError
-from lab.settings import BENCH, combinations, load, load_for
+from lab.plan import plan_of
+from lab.settings import BENCH, load, load_for
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
@@ -39,11 +41,13 @@ def check_app(script: str, words: list[str]) -> None:
         app = runpy.run_path(str(ROOT / script))
         app["chosen"](load_for(BENCH, [app["as_list"](word) for word in words if not word.startswith("-")]).config)
         return
+    if Path(script).name == "compare.py":
+        load_for(COMPARE, [as_hydra(word) for word in words])
+        return
     settings = [word for word in words if "=" in word and not word.startswith(("checkpoint=", "out="))]
     if Path(script).name in ("evaluate.py", "predict.py"):
         assert sum(word.startswith("checkpoint=") for word in words) == 1
-    for run in combinations(settings) if {"-m", "--multirun"} & set(words) else [settings]:
-        load(run)
+    plan_of(settings) if {"-m", "--multirun"} & set(words) else load(settings)
     options = {word for word in words if word.startswith("-")}
     known = {"train.py": {"-m", "--multirun", "--cfg", "--help"}}
     assert options <= known.get(Path(script).name, set())

@@ -12,7 +12,7 @@ SHORT = ["model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=6", "lo
 
 
 def test_two_runs_started_at_once_on_a_store_that_does_not_exist(clone):
-    runs = [clone.start(*SHORT, f"trainer.seed={seed}") for seed in (0, 1)]
+    runs = [clone.start(*SHORT, f"seed={seed}") for seed in (0, 1)]
     outputs = [run.communicate(timeout=240)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], outputs
     assert all("incomplete" not in output for output in outputs), outputs
@@ -20,7 +20,7 @@ def test_two_runs_started_at_once_on_a_store_that_does_not_exist(clone):
     client = MlflowClient(tracking_uri=f"sqlite:///{clone.path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("lossforge")
     stored = client.search_runs([experiment.experiment_id])
-    assert sorted(run.data.params["trainer.seed"] for run in stored) == ["0", "1"]
+    assert sorted(run.data.params["seed"] for run in stored) == ["0", "1"]
     assert all(run.info.status == "FINISHED" and "val/top1" in run.data.metrics for run in stored)
 
 

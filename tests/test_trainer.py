@@ -137,7 +137,7 @@ def test_the_same_seed_gives_bitwise_the_same_metrics(make_trainer, tmp_path, qu
     for name, seed in (("one", 5), ("two", 5), ("other", 6)):
         folder = RunFolder(tmp_path, name, {})
         words = [
-            f"trainer.seed={seed}",
+            f"seed={seed}",
             "trainer.max_updates=12",
             "trainer.log_every=1",
             "data.mixup=0.2",

@@ -28,14 +28,14 @@ def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None) ->
     check_model_name(config.model.name)
     check_optimizer_name(config.optim.name)
     device = pick_device(config.trainer.device)
-    seed_all(config.trainer)
+    seed_all(config)
     task = _task(config, device)
     return Trainer(config, task, task.data, model or task.model(), device, settings.tree())
 
 
 def _task(config: TrainConfig, device: torch.device) -> Task:
     """The task with its data."""
-    norm, seed = model_norm(config.model), config.trainer.seed
+    norm, seed = model_norm(config.model), config.seed
     if isinstance(config.task, (DetectionConfig, MultilabelConfig)):
         from lab.detection import Detection
         from lab.detection_data import DetectionLoader, load_detection_data, size_of

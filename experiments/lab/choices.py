@@ -39,6 +39,7 @@ DATA: dict[str, type[DataConfig]] = {
     "digit_pairs": DigitPairsConfig,
     **DETECTION_DATA,
 }
+# beside loss=custom and box_loss=custom
 DETECTION_LOSSES = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
 MULTILABEL_LOSSES = ("bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "custom")
 PREFERENCE_LOSSES = ("bradley_terry", "preference_bce", "preference_bce_probability")
@@ -47,9 +48,9 @@ CLASSIFIER_LOSSES = tuple(name for name in LOSSES if name != "bradley_terry")
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASKS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
 
-def schema_of(group: str, given: Any) -> Any:
+def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
     """The schema of what conf/ gives a group: by its name, a model's by whether it is a detector, and which."""
-    return SCHEMAS[group][given.get("detector", "classifier") if group == "model" else given.name]
+    return schemas[given.get("detector", "classifier") if group == "model" else given.name]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Fitting:
 
 FITTING = {
     "classification": Fitting(ImagesConfig, CLASSIFIER_LOSSES),
-    "detection": Fitting(DetectionDataConfig, DETECTION_LOSSES, DetectorConfig),
+    "detection": Fitting(DetectionDataConfig, (*DETECTION_LOSSES, "custom"), DetectorConfig),
     "multilabel": Fitting(DetectionDataConfig, MULTILABEL_LOSSES),
     "distillation": Fitting(ImagesConfig, SOFTMAX_LOSSES),
     "preference": Fitting(DigitPairsConfig, PREFERENCE_LOSSES),

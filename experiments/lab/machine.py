@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lab.errors import unknown
+from lab.errors import UserError, unknown
 from lab.run_folder import RunFolder
-from lab.schema import TrainerConfig
+from lab.schema import TrainConfig
 from lab.settings import ROOT
 
 
@@ -28,10 +28,10 @@ def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device(wanted)
 
 
-def seed_all(config: TrainerConfig) -> None:
+def seed_all(config: TrainConfig) -> None:
     """Seed every generator and choose how exact and how repeatable torch's own operations are.
 
-    `deterministic` takes the repeatable variant of each operation that has one; torch warns of those that have none.
+    `trainer.deterministic` takes the repeatable variant of each operation that has one; torch warns of those that have none.
     """
     import random
 
@@ -40,10 +40,10 @@ def seed_all(config: TrainerConfig) -> None:
     random.seed(config.seed)
     numpy.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
-    torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
-    torch.backends.cudnn.benchmark = not config.deterministic
-    torch.backends.cudnn.allow_tf32 = config.tf32
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.use_deterministic_algorithms(config.trainer.deterministic, warn_only=True)
+    torch.backends.cudnn.benchmark = not config.trainer.deterministic
+    torch.backends.cudnn.allow_tf32 = config.trainer.tf32
+    torch.set_float32_matmul_precision("high" if config.trainer.tf32 else "highest")
 
 
 def describe(device: torch.device) -> dict[str, str]:
@@ -86,7 +86,7 @@ class SystemSampler(threading.Thread):
         super().__init__(name="system", daemon=True)
         self.folder, self.seconds, self.device = folder, seconds, device
         self.stopped = threading.Event()
-        self.step = 0
+        self.step = self.first = folder.history.next_step("system/")
         self.gpu: Any = None
 
     def stop(self) -> None:
@@ -102,7 +102,7 @@ class SystemSampler(threading.Thread):
         process.cpu_percent()
         psutil.cpu_percent()
         self._open_gpu()
-        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == 0 else self.seconds):
+        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == self.first else self.seconds):
             used = psutil.virtual_memory()
             values = {
                 "system/cpu_utilization_percentage": psutil.cpu_percent(),
@@ -112,7 +112,10 @@ class SystemSampler(threading.Thread):
                 "system/process_memory_megabytes": process.memory_info().rss / 1e6,
                 **self._gpu_values(),
             }
-            self.folder.metrics(self.step, values)
+            try:
+                self.folder.metrics(self.step, values)
+            except UserError:
+                return  # the run's own next record says it
             self.step += 1
 
     def _open_gpu(self) -> None:

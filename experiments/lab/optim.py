@@ -111,6 +111,14 @@ class Updater:
             "count": self.count,
         }
 
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the schedule is a function of the count, and stays that of this run's length."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.count = state["count"]
+        if self.schedule is not None and self.count:
+            self.schedule.step_update(self.count)
+
 
 def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per_epoch: int) -> Any:
     """timm's schedule with all its lengths in updates."""

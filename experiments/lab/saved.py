@@ -24,7 +24,7 @@ def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
-    """What train.py saved. setting: what named it.
+    """What train.py saved; `setting` has named it.
 
     Raises:
         UserError: there is no such file, or it is something else.

@@ -139,7 +139,6 @@ class TrainerConfig:
     epochs: int = number(8, least=1)
     max_updates: int | None = number(None, least=1)
     device: str = "auto"
-    seed: int = number(0, least=0)
     deterministic: bool = False
     tf32: bool = True
     amp: str = choice("off", "off", "bf16", "fp16")
@@ -151,6 +150,8 @@ class TrainerConfig:
     log_every: int = number(10, least=1)
     eval_every: int = number(1, least=1)
     save_every: int = number(1, least=1)
+    save_updates: int | None = number(None, least=1)
+    save_minutes: float | None = number(10.0, above=0)
     timing_warmup: int = number(10, least=0)
     max_nonfinite: int = number(10, least=1)
     runs: str | None = None
@@ -169,6 +170,8 @@ class TrackingConfig:
 @dataclass
 class TrainConfig:
     name: str | None = None
+    seed: int = number(0, least=0)
+    resume: str | None = None
     task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=CrossEntropyConfig)

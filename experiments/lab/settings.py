@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from lab.choices import SCHEMAS, agree, schema_of
 from lab.errors import UserError, nearest, unknown
 from lab.schema import BenchConfig, TrainConfig, check, range_text
+from lab.sweep_schema import SEARCHES, SweepConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -22,13 +22,14 @@ class App(Generic[Config]):
 
     name: str
     schema: type[Config]
-    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of SCHEMAS
+    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     named_by_group: frozenset[str] = frozenset()
     agree: Callable[[Any], None] = lambda config: None  # raises UserError where settings do not go together
 
 
 TRAIN = App("train", TrainConfig, SCHEMAS, frozenset({"task.name", "loss.name", "box_loss.name", "data.name"}), agree)
 BENCH = App("bench", BenchConfig)
+SEARCH = App("search", SweepConfig, {"search": SEARCHES}, frozenset({"search.name"}))
 
 
 @dataclass
@@ -41,7 +42,18 @@ class Settings(Generic[Config]):
 
     def flat(self) -> dict[str, str]:
         """The resolved settings as one level of dotted names."""
-        return {key: str(value) for key, value in _flatten(self.tree()).items()}
+        return flat(self.tree())
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as one level of dotted names."""
+    return {key: str(value) for key, value in _flatten(tree).items()}
+
+
+def value_of(words: Sequence[str], key: str) -> str | None:
+    """What the last of the words that sets `key` sets it to; None where none does."""
+    given = [override.value() for override in parsed(words) if override.key_or_group == key and not override.is_sweep_override()]
+    return None if not given or given[-1] is None else str(given[-1])
 
 
 def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
@@ -56,13 +68,15 @@ def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
 def help_text(script: str) -> str:
     lines = [
         f"usage: {script} [group=option ...] [group.setting=value ...]",
-        "       -m, --multirun   run every combination of comma-separated values, one after another",
+        "       -m, --multirun   a sweep: run every combination of comma-separated values; the same words again go on where it ended",
         "       --cfg            print the resolved settings and stop",
         "       --help           this text",
         "",
         "groups and their options (conf/):",
     ]
     lines += [f"  {name:<11} {', '.join(options)}" for name, options in groups().items()]
+    lines += ["", "of a sweep:", f"  {'search':<11} {', '.join(groups(SEARCH)['search'])}"]
+    lines += ["  hydra/launcher  basic; with uv sync --extra sweeps: joblib, submitit_local, submitit_slurm"]
     lines += [
         "",
         "examples:",
@@ -70,6 +84,9 @@ def help_text(script: str) -> str:
         f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
     ]
     lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
+    lines += [f"  {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2"]
+    lines += [f"  {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal"]
+    lines += [f"  {script} resume=runs/RUN   # go on with a run that was interrupted"]
     return "\n".join(lines)
 
 
@@ -101,6 +118,8 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
     known = groups(TRAIN)
     chosen, values = _sorted(words, known)
     composed = OmegaConf.create(dict(tree))
+    if preset := [word for word in chosen if word.startswith("experiment=")]:
+        raise UserError(f"{preset[0]}: the run's own settings hold; give those that shall be others by name.")
     if chosen:
         fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
         for word in chosen:
@@ -112,7 +131,7 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
 def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
     """(options of groups, overrides of single settings)"""
     chosen, values = [], []
-    for override in _parse(words):
+    for override in parsed(words):
         key = override.key_or_group
         if override.is_delete():
             raise UserError(f"{override.input_line}: settings cannot be deleted; give the value null instead.")
@@ -156,13 +175,21 @@ def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str
     return Settings(config)
 
 
-def combinations(words: Sequence[str]) -> list[list[str]]:
-    """Every run that comma-separated values ask for, each as its own list of words."""
-    axes = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [o.input_line or ""]
-        for o in _parse(words)
-    ]
-    return [list(run) for run in product(*axes)]
+def each_value(override: Any) -> list[str]:
+    """The words of one value each that a parsed word stands for."""
+    if not override.is_sweep_override():
+        return [override.input_line]
+    from hydra.errors import HydraException
+
+    try:
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    except HydraException:
+        raise UserError(f"{override.input_line}: its values cannot be listed; give a,b,c or range(start,stop), or search=optuna.") from None
+
+
+def quoted(text: object) -> str:
+    """A value that the grammar of overrides takes as it is."""
+    return "'" + str(text).replace("'", "\\'") + "'"
 
 
 def absolute(path: str | None, default: Path) -> Path:
@@ -170,7 +197,8 @@ def absolute(path: str | None, default: Path) -> Path:
     return Path(os.path.expanduser(path)).absolute() if path else default
 
 
-def _parse(words: Sequence[str]) -> list[Any]:
+def parsed(words: Sequence[str]) -> list[Any]:
+    """The words as Hydra's overrides."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -197,8 +225,8 @@ def _typed(app: App[Any], composed: Any) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     schema = OmegaConf.structured(app.schema)
-    for group in app.by_option:
-        schema[group] = OmegaConf.structured(schema_of(group, composed[group]))
+    for group, schemas in app.by_option.items():
+        schema[group] = OmegaConf.structured(schema_of(group, schemas, composed[group]))
     try:
         return OmegaConf.merge(schema, composed)
     except OmegaConfBaseException as error:
@@ -222,8 +250,11 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
     owner, item = _locate(tree, key)
     if item is None and not _is_map_entry(owner):
         _refuse_name(app, tree, key, known)
+    value = override.value()
+    if isinstance(value, (int, float)) and item is not None and item.type in (str, str | None):
+        value = (override.input_line or "").partition("=")[2]  # commit=3319e81 is no number
     try:
-        OmegaConf.update(tree, key, override.value(), force_add=True)
+        OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         wanted = _wanted(item) if item is not None else "another type"
         raise UserError(f"{override.input_line}: {wanted} is expected.\n{str(error).splitlines()[0]}") from None
@@ -268,6 +299,8 @@ def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]
         for option, schema in app.by_option.get(head, {}).items()
         for match in nearest(last, {item.name for item in fields(schema)} - set(siblings), 1)
     ]
+    if last in tree:
+        elsewhere.append(f"plain {last}")
     raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error
 
 

@@ -24,6 +24,8 @@ class Mixing(Protocol):
 
     def state(self) -> dict[str, Tensor]: ...
 
+    def load_state(self, state: dict[str, Tensor]) -> None: ...
+
 
 class Task(Protocol):
     """What the trainer asks of a task."""
@@ -70,7 +72,7 @@ class Classification:
         self.config, self.data, self.device = config, data, device
         self.settings, self.images = cast(ClassificationConfig, config.task), cast(ImagesConfig, config.data)
         self.criterion = Criterion(config.loss, self.images, len(data.classes), data.groups, device, data.counts)
-        self.mix: Mixing = Mix(self.images.mixup, self.images.cutmix, self.images.mix_probability, device, config.trainer.seed)
+        self.mix: Mixing = Mix(self.images.mixup, self.images.cutmix, self.images.mix_probability, device, config.seed)
 
     def model(self) -> nn.Module:
         classes = len(self.data.classes)
