@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
-from lab.saved import checkpoint_of, load_checkpoint
+from lab.saved import checkpoint_of, load_checkpoint, without_teacher
 from lab.settings import Settings, reload
 
 USAGE = "usage: experiments/evaluate.py checkpoint=PATH [group=option ...] [group.setting=value ...]"
@@ -22,7 +22,7 @@ def main(words: list[str]) -> int:
     try:
         path, others = checkpoint_of(words, USAGE)
         state = load_checkpoint(path)
-        return evaluate(reload(state["config"], others), state, path)
+        return evaluate(reload(without_teacher(state["config"]), others), state, path)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

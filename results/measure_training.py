@@ -26,8 +26,10 @@ EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.lo
 
 
 def commands() -> list[str]:
-    """Every loss of conf/loss, and beside them a loss of one's own and torch's."""
-    names = sorted(path.stem for path in (ROOT / "conf/loss").glob("*.yaml") if path.stem != "custom")
+    """Every loss of a classifier, and beside them a loss of one's own and torch's."""
+    from lab.choices import CLASSIFIER_LOSSES
+
+    names = sorted(set(CLASSIFIER_LOSSES) - {"custom"})
     return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lab.choices import DATA, DETECTION_LOSSES, TASKS
+from lab.choices import CLASSIFIER_LOSSES, DATA, DETECTION_LOSSES, FITTING, TASKS
 from lab.detection_loss import DECODED, ENCODED
 from lab.detection_schema import DETECTION_DATA
 from lab.detector_schema import BOX_LOSSES
@@ -29,7 +29,8 @@ def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     }
     rows = {"ce", "softmax_focal", "poly_ce", "generalized_ce", "logit_adjusted_ce", "asymmetric_single_label"}
     trainable = {*rows, "mae", "mse", "huber", "smooth_l1", *binary}
-    assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom"}
+    assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom", "bradley_terry"}
+    assert set(CLASSIFIER_LOSSES) == {*trainable, "custom"}
     assert trainable <= set(REGISTRY)
 
 
@@ -37,7 +38,7 @@ def test_loss_defaults_are_the_registrys():
     from lossforge.losses.registry import LOSSES as REGISTRY
 
     for name, schema in LOSSES.items():
-        if name == "custom":
+        if name in ("custom", "bradley_terry"):
             continue
         ours = {item.name: item.default for item in dataclasses.fields(schema)}
         for hyper, default in REGISTRY[name].hyper.items():
@@ -50,6 +51,8 @@ def test_every_option_composes(group, option):
     required = {(name, "custom"): [f"{name}.target=my_loss:loss"] for name in ("loss", "box_loss")} | {
         ("model", m): ["model.name=resnet18"] for m in ("timm", "fcos", "retinanet")
     }
+    required |= {(group, "distillation"): ["task.teacher=last.pt"] for group in ("task", "experiment")}
+    required |= {("loss", "bradley_terry"): ["task=preference"], ("data", "digit_pairs"): ["task=preference"]}
     extra = required.get((group, option), [])
     if option.startswith(("fcos", "retinanet")) or (option in (*DETECTION_DATA, *BOX_LOSSES) and group in ("data", "box_loss")):
         extra = ["task=detection", *extra]
@@ -62,8 +65,8 @@ def test_every_option_composes(group, option):
 def test_schema_and_yaml_give_the_same_defaults():
     for name, schema in LOSSES.items():
         fresh = schema()
-        words = ["loss.target=my_loss:loss"] if name == "custom" else []
-        defaults = dataclasses.asdict(fresh) | {"name": name} | ({"target": "my_loss:loss"} if words else {})
+        words = {"custom": ["loss.target=my_loss:loss"], "bradley_terry": ["task=preference"]}.get(name, [])
+        defaults = dataclasses.asdict(fresh) | {"name": name} | ({"target": "my_loss:loss"} if name == "custom" else {})
         assert load([f"loss={name}", *words]).tree()["loss"] == defaults
 
 
@@ -81,7 +84,8 @@ def test_no_config_holds_a_machines_path():
 def test_detections_losses_are_those_of_the_detectors():
     assert set(DETECTION_LOSSES) <= set(LOSSES)
     assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", "custom", *ENCODED, *DECODED}
-    assert set(groups()["task"]) == set(TASKS)
+    assert set(groups()["task"]) == set(TASKS) == set(FITTING)
+    assert all(set(fitting.losses) <= set(LOSSES) for fitting in FITTING.values())
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lab.batch import Batch
+from lab.choices import CLASSIFIER_LOSSES
 from lab.errors import UserError
-from lab.loss_schema import LOSSES
 from lab.losses import Criterion
 from lab.settings import load
 
-NAMES = sorted(LOSSES)
+NAMES = sorted(CLASSIFIER_LOSSES)
 EXAMPLE = f"{pathlib.Path(__file__).parents[1] / 'examples' / 'my_loss.py'}:margin_bce"
 
 

@@ -13,7 +13,8 @@ from lab.models import check_model_name, model_norm
 from lab.optim import check_optimizer_name
 from lab.schema import ImagesConfig, TrainConfig
 from lab.settings import Settings
-from lab.tasks import Classification
+from lab.task_schema import DigitPairsConfig, DistillationConfig, MultilabelConfig, PreferenceTaskConfig
+from lab.tasks import Classification, Task
 from lab.trainer import Trainer
 
 
@@ -28,19 +29,32 @@ def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None) ->
     check_optimizer_name(config.optim.name)
     device = pick_device(config.trainer.device)
     seed_all(config)
-    if isinstance(config.task, DetectionConfig):
-        return _detection(settings, model, device)
-    data = load_data(cast(ImagesConfig, config.data), model_norm(config.model), device, config.seed)
-    task = Classification(config, data, device)
-    return Trainer(config, task, data, model or task.model(), device, settings.tree())
+    task = _task(config, device)
+    return Trainer(config, task, task.data, model or task.model(), device, settings.tree())
 
 
-def _detection(settings: Settings[TrainConfig], model: nn.Module | None, device: torch.device) -> Trainer:
-    from lab.detection import Detection
-    from lab.detection_data import load_detection_data, size_of
+def _task(config: TrainConfig, device: torch.device) -> Task:
+    """The task with its data."""
+    norm, seed = model_norm(config.model), config.seed
+    if isinstance(config.task, (DetectionConfig, MultilabelConfig)):
+        from lab.detection import Detection
+        from lab.detection_data import DetectionLoader, load_detection_data, size_of
+        from lab.multilabel import LabelSetLoader, Multilabel
 
-    config = settings.config
-    scenes, fixed = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
-    data = load_detection_data(scenes, fixed, model_norm(config.model), device, config.seed)
-    task = Detection(config, data, size_of(scenes, fixed), device)
-    return Trainer(config, task, data, model or task.model(), device, settings.tree())
+        scenes = cast(DetectionDataConfig, config.data)
+        if isinstance(config.task, MultilabelConfig):
+            size = size_of(scenes, None)
+            return Multilabel(config, load_detection_data(scenes, list(size), norm, device, seed, LabelSetLoader), size[0], device)
+        fixed = cast(DetectorConfig, config.model).fixed_size
+        return Detection(config, load_detection_data(scenes, fixed, norm, device, seed, DetectionLoader), size_of(scenes, fixed), device)
+    if isinstance(config.task, PreferenceTaskConfig):
+        from lab.pairs import load_pairs
+        from lab.preference import Preference
+
+        return Preference(config, load_pairs(cast(DigitPairsConfig, config.data), device, seed), device)
+    data = load_data(cast(ImagesConfig, config.data), norm, device, seed)
+    if isinstance(config.task, DistillationConfig):
+        from lab.distillation import Distillation
+
+        return Distillation(config, data, device)
+    return Classification(config, data, device)

@@ -21,15 +21,16 @@ class Tensors(Protocol):
 
 @dataclass
 class Batch:
-    """Images with their classes; a mixup pair adds the second class of each sample and the first one's share."""
+    """Images with their classes; a mixup pair adds the second class of each sample and the first one's share, a teacher its logits."""
 
     images: Tensor  # (N, C, H, W)
-    target: Tensor  # (N,) class indices
+    target: Tensor  # (N,) class indices, or (N, C) from 0 to 1
     index: Tensor  # (N,) positions in the data set
     weight: Tensor | None = None  # (N,) preference weights
     group: Tensor | None = None  # (N,) group ids
     target_b: Tensor | None = None  # (N,)
     lam: float | None = None
+    teacher: Tensor | None = None  # (N, C) logits
 
     def __len__(self) -> int:
         return self.images.shape[0]

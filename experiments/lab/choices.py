@@ -1,12 +1,13 @@
 """The options of those groups of conf/ whose option decides the settings, and which of them go together."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lab.detection_schema import DETECTION_DATA, DetectionDataConfig
 from lab.detector_schema import BOX_LOSSES, DETECTORS, DetectionConfig, DetectorConfig
 from lab.errors import UserError, unknown
-from lab.loss_schema import LOSSES
+from lab.loss_schema import LOSSES, CustomConfig
 from lab.schema import (
     ClassificationConfig,
     ClassifierConfig,
@@ -14,12 +15,20 @@ from lab.schema import (
     DigitsConfig,
     DownloadedConfig,
     FolderConfig,
+    ImagesConfig,
     ModelConfig,
     TaskConfig,
     TrainConfig,
 )
+from lab.task_schema import DigitPairsConfig, DistillationConfig, MultilabelConfig, PreferenceTaskConfig
 
-TASKS: dict[str, type[TaskConfig]] = {"classification": ClassificationConfig, "detection": DetectionConfig}
+TASKS: dict[str, type[TaskConfig]] = {
+    "classification": ClassificationConfig,
+    "detection": DetectionConfig,
+    "multilabel": MultilabelConfig,
+    "distillation": DistillationConfig,
+    "preference": PreferenceTaskConfig,
+}
 MODELS: dict[str, type[ModelConfig]] = {"classifier": ClassifierConfig, **DETECTORS}
 DATA: dict[str, type[DataConfig]] = {
     "digits": DigitsConfig,
@@ -27,10 +36,15 @@ DATA: dict[str, type[DataConfig]] = {
     "cifar10": DownloadedConfig,
     "cifar100": DownloadedConfig,
     "mnist": DownloadedConfig,
+    "digit_pairs": DigitPairsConfig,
     **DETECTION_DATA,
 }
 # beside loss=custom and box_loss=custom
 DETECTION_LOSSES = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
+MULTILABEL_LOSSES = ("bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "custom")
+PREFERENCE_LOSSES = ("bradley_terry", "preference_bce", "preference_bce_probability")
+SOFTMAX_LOSSES = tuple(name for name, schema in LOSSES.items() if schema.says == "softmax" and schema is not CustomConfig)
+CLASSIFIER_LOSSES = tuple(name for name in LOSSES if name != "bradley_terry")
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASKS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
 
@@ -39,16 +53,35 @@ def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
     return schemas[given.get("detector", "classifier") if group == "model" else given.name]
 
 
+@dataclass(frozen=True)
+class Fitting:
+    """What a task takes."""
+
+    data: type[DataConfig]
+    losses: tuple[str, ...]
+    model: type[ModelConfig] = ClassifierConfig
+
+
+FITTING = {
+    "classification": Fitting(ImagesConfig, CLASSIFIER_LOSSES),
+    "detection": Fitting(DetectionDataConfig, (*DETECTION_LOSSES, "custom"), DetectorConfig),
+    "multilabel": Fitting(DetectionDataConfig, MULTILABEL_LOSSES),
+    "distillation": Fitting(ImagesConfig, SOFTMAX_LOSSES),
+    "preference": Fitting(DigitPairsConfig, PREFERENCE_LOSSES),
+}
+
+
 def agree(config: TrainConfig) -> None:
     """Raise UserError unless model, data and losses are of the task."""
-    detects = isinstance(config.task, DetectionConfig)
-    if isinstance(config.model, DetectorConfig) != detects:
+    task, fitting = config.task.name, FITTING[config.task.name]
+    if not isinstance(config.model, fitting.model):
+        detects = fitting.model is DetectorConfig
         wanted = "a detector, such as fcos_resnet50 or retinanet_tiny" if detects else "a classifier, such as resnet18"
-        raise UserError(f"task={config.task.name} takes {wanted}; got model.name={config.model.name} of another task.")
-    if isinstance(config.data, DetectionDataConfig) != detects:
-        fitting = [name for name, schema in DATA.items() if issubclass(schema, DetectionDataConfig) == detects]
-        raise UserError(f"data={config.data.name}: task={config.task.name} takes {', '.join(fitting)}.")
-    if detects and config.loss.name not in (*DETECTION_LOSSES, "custom"):
-        raise unknown(f"loss={config.loss.name} with task=detection", config.loss.name, (*DETECTION_LOSSES, "custom"))
-    if not detects and config.box_loss.name != "auto":
+        raise UserError(f"task={task} takes {wanted}; got model.name={config.model.name} of another task.")
+    if not isinstance(config.data, fitting.data):
+        names = [name for name, schema in DATA.items() if issubclass(schema, fitting.data)]
+        raise UserError(f"data={config.data.name}: task={task} takes {', '.join(names)}.")
+    if config.loss.name not in fitting.losses:
+        raise unknown(f"loss={config.loss.name} with task={task}", config.loss.name, fitting.losses)
+    if task != "detection" and config.box_loss.name != "auto":
         raise UserError(f"box_loss={config.box_loss.name}: only task=detection has boxes.")

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from lab.augment import crop_and_flip, wobble
 from lab.batch import Batch
+from lab.corruption import corrupted
 from lab.errors import UserError
 from lab.samples import Annotations, annotate
-from lab.schema import DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig
+from lab.schema import DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig, MemoryConfig
 from lab.seeds import seed_of
 from lab.settings import ROOT, absolute
+from lab.task_schema import DigitPairsConfig
 
 
 class Loader(Protocol):
@@ -135,13 +137,15 @@ def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.de
 
         return folder_data(config, model_norm, device, seed)
     if isinstance(config, DigitsConfig):
-        classes, train, val = _digits(config)
+        classes, train, val = digits(config)
         augment: Any = wobble
     else:
         classes, train, val = _downloaded(cast(DownloadedConfig, config))
         augment = wobble if config.name == "mnist" else crop_and_flip
+    kept, train.targets = corrupted(cast(MemoryConfig, config), train.targets, len(classes))
+    train.images, train.keys = train.images[kept], [train.keys[i] for i in kept.tolist()]
     for split in (train, val):
-        split.images = _resize(split.images, config.image_size)
+        split.images = resized(split.images, config.image_size)
     notes = annotate(config, train.targets, classes, train.keys, needed=True)
     val_notes = annotate(config, val.targets, classes, val.keys, needed=False)
     scaled = train.images.float() / (255 if train.images.dtype == torch.uint8 else 1)
@@ -162,7 +166,7 @@ def count_groups(*notes: Annotations) -> int:
     return max((int(each.group.max()) + 1 for each in notes if each.group is not None and len(each.group)), default=0)
 
 
-def _resize(images: Tensor, size: int) -> Tensor:
+def resized(images: Tensor, size: int) -> Tensor:
     if images.shape[-2:] == (size, size):
         return images
     parts = [F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True) for part in images.split(4096)]
@@ -170,17 +174,16 @@ def _resize(images: Tensor, size: int) -> Tensor:
     return scaled.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else scaled
 
 
-def _digits(config: DigitsConfig) -> tuple[list[str], Split, Split]:
+def digits(config: DigitsConfig | DigitPairsConfig) -> tuple[list[str], Split, Split]:
+    """Names of the classes, and the training and held-out digits of these settings."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-    targets = torch.tensor(digits.target, dtype=torch.int64)
+    known = load_digits()
+    images = torch.tensor(known.images, dtype=torch.float32)[:, None] / 16
+    targets = torch.tensor(known.target, dtype=torch.int64)
     try:
-        train, val = train_test_split(
-            range(len(targets)), test_size=config.held_out, stratify=digits.target, random_state=config.split_seed
-        )
+        train, val = train_test_split(range(len(targets)), test_size=config.held_out, stratify=known.target, random_state=config.split_seed)
     except ValueError as error:
         raise UserError(f"data.held_out={config.held_out}: {error}") from None
     splits = [Split(images[part], targets[part], [str(i) for i in part]) for part in (train, val)]

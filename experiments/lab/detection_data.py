@@ -85,7 +85,12 @@ class DetectionData:
 
 
 def load_detection_data(
-    config: DetectionDataConfig, fixed_size: list[int] | None, norm: dict[str, Any], device: torch.device, seed: int
+    config: DetectionDataConfig,
+    fixed_size: list[int] | None,
+    norm: dict[str, Any],
+    device: torch.device,
+    seed: int,
+    loader: type[DetectionLoader] = DetectionLoader,
 ) -> DetectionData:
     """Open the data set a config names; digit scenes are drawn first if they are not there yet.
 
@@ -95,6 +100,7 @@ def load_detection_data(
         norm: mean and std that a pretrained model expects.
         device: where batches are wanted.
         seed: of the order and the augmentation.
+        loader: what makes batches of it.
 
     Raises:
         UserError: a setting, a file or an entry of a file is wrong.
@@ -113,8 +119,8 @@ def load_detection_data(
         train.classes,
         train.category_ids,
         Norm(mean.tolist(), deviation.tolist()),
-        DetectionLoader(train, config, fixed_size, (mean, deviation), device, seed),
-        DetectionLoader(val, config, fixed_size, (mean, deviation), device, None),
+        loader(train, config, fixed_size, (mean, deviation), device, seed),
+        loader(val, config, fixed_size, (mean, deviation), device, None),
         train.counts(),
     )
 

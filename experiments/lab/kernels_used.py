@@ -7,8 +7,8 @@ from lab.loss_schema import LossConfig
 
 class KernelsUsed:
     def __init__(self, config: LossConfig, device: torch.device) -> None:
-        self.lossforge = config.implementation == "lossforge"
-        self.backend = "torch's own loss"
+        self.lossforge = config.implementation == "lossforge" and config.kernels
+        self.backend = "torch's own loss" if config.kernels else "plain torch"
         if self.lossforge:
             from lossforge.losses import backend
 

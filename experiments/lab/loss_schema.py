@@ -10,10 +10,14 @@ from lab.fields import choice, number
 
 @dataclass
 class LossConfig:
-    """given: what the loss takes of a model: its logits, or their softmax or sigmoid. says: what its trained logits' probabilities are."""
+    """given: what the loss takes of a model: its logits, or their softmax or sigmoid. says: what its trained logits' probabilities are.
+
+    kernels: whether it has any; what has none is plain torch.
+    """
 
     given: ClassVar[str] = "logits"
     says: ClassVar[str] = "softmax"
+    kernels: ClassVar[bool] = True
     name: str = "ce"
     implementation: str = choice("lossforge", "lossforge", "torch")
 
@@ -161,6 +165,22 @@ class PreferenceProbabilityConfig(PreferenceConfig):
 
 
 @dataclass
+class BradleyTerryConfig(LossConfig):
+    """Of pairs. margin: by how much the preferred one's reward shall lead. label_smoothing: share of preferences taken to be swapped.
+
+    center_rewards_coefficient: draws rewards to a mean of zero.
+    """
+
+    says: ClassVar[str] = "sigmoid"
+    kernels: ClassVar[bool] = False
+    name: str = "bradley_terry"
+    implementation: str = choice("lossforge", "lossforge")
+    margin: float = number(0.0, least=0)
+    label_smoothing: float = number(0.0, least=0, most=0.5)
+    center_rewards_coefficient: float = number(0.0, least=0)
+
+
+@dataclass
 class CustomConfig(LossConfig):
     """A loss of one's own: target is module:name or path/to/file.py:name. It takes logits; an element-wise one teaches sigmoids."""
 
@@ -193,5 +213,6 @@ LOSSES: dict[str, type[LossConfig]] = {
     "asymmetric_single_label": AsymmetricSingleLabelConfig,
     "preference_bce": PreferenceConfig,
     "preference_bce_probability": PreferenceProbabilityConfig,
+    "bradley_terry": BradleyTerryConfig,
     "custom": CustomConfig,
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from lab.batch import Batch
 from lab.errors import UserError, unknown
 from lab.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LogitAdjustedConfig, LossConfig, PreferenceConfig
-from lab.schema import ImagesConfig
+from lab.schema import DataConfig, ImagesConfig
 
 
 class Criterion:
@@ -22,7 +22,7 @@ class Criterion:
     """
 
     def __init__(
-        self, config: LossConfig, data: ImagesConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
+        self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
     ) -> None:
         """counts: training samples a class, for losses that want to know."""
         from lossforge.losses.registry import LOSSES
@@ -60,7 +60,8 @@ class Criterion:
 
         Args:
             logits: (N, C).
-            batch: with targets (N,), a mixup pair of them, and weights (N,) and groups (N,) where the data has them.
+            batch: with targets (N,), a mixup pair of them, or for element-wise losses (N, C), and weights (N,) and groups (N,) where the
+                data has them.
             normalizer: divisor of the sum, a 0-d tensor.
         """
         given = probabilities(logits.float(), self.config.given) if self.config.given != "logits" else logits
@@ -84,7 +85,7 @@ class Criterion:
         function = None if self.name == "bce_smoothed" else self.loss.judged()  # what is smoothed depends on how the target is given
         with torch.autocast(given.device.type, enabled=False):
             if function is not None:
-                dense = _pair(lambda target: F.one_hot(target, self.classes).float(), batch)
+                dense = batch.target if batch.target.is_floating_point() else _pair(lambda t: F.one_hot(t, self.classes).float(), batch)
                 elements = function(given.float(), dense, **options, reduction="none")
             else:
                 elements = self.loss.reference(given.float(), batch.target, **options, **_pair_options(batch), reduction="none")
@@ -165,13 +166,13 @@ def _per_class(setting: str, given: list[float] | None, classes: int, device: to
     return torch.tensor(given, device=device)
 
 
-def _group_weight(given: list[float] | None, groups: int, data: ImagesConfig, device: torch.device) -> Tensor | None:
+def _group_weight(given: list[float] | None, groups: int, data: DataConfig, device: torch.device) -> Tensor | None:
     if given is None:
         return None
     if not groups:
         raise UserError("loss.group_weight: the data has no groups; give them by data.class_group or a column group in data.csv.")
     if len(given) != groups:
         raise UserError(f"loss.group_weight: has {len(given)} numbers; the data has {groups} groups and each needs one.")
-    if data.mixup or data.cutmix:
+    if isinstance(data, ImagesConfig) and (data.mixup or data.cutmix):
         raise UserError("loss.group_weight: mixup and cutmix blend samples of different groups; use data.mixup=0 data.cutmix=0.")
     return torch.tensor(given, device=device)

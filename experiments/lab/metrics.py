@@ -46,9 +46,12 @@ class ClassificationCounts:
         total = max(int(confusion.sum()), 1)
         _, right, confidence = calibration.unbind(1)
         divisor = self.loss[1].item()
+        there = confusion.sum(1) > 0
+        recall = confusion.diagonal()[there] / confusion.sum(1)[there]
         values = {
             "top1": confusion.diagonal().sum().item() / total,
             "top5": self.top5.item() / total,
+            "balanced_accuracy": recall.double().mean().item(),
             "loss": self.loss[0].item() / divisor if divisor else float("nan"),
             "ece": (right - confidence).abs().sum().item() / total,
             "samples": float(confusion.sum()),

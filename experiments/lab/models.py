@@ -62,6 +62,13 @@ def set_prior(model: nn.Module, classes: int) -> None:
 
     Source: Lin et al., Focal Loss for Dense Object Detection, 2017, section 3.3.
     """
-    head = getattr(model, "get_classifier", lambda: None)()
-    if isinstance(head, nn.Module) and isinstance(bias := getattr(head, "bias", None), nn.Parameter):
+    bias = classifier_bias(model)
+    if bias is not None:
         nn.init.constant_(bias, -math.log(max(classes - 1, 1)))
+
+
+def classifier_bias(model: nn.Module) -> nn.Parameter | None:
+    """Of the last layer, if it has one."""
+    head = getattr(model, "get_classifier", lambda: None)()
+    bias = getattr(head, "bias", None) if isinstance(head, nn.Module) else None
+    return bias if isinstance(bias, nn.Parameter) else None

@@ -1,8 +1,14 @@
 """Pictures of an evaluation."""
 
 from pathlib import Path
+from typing import Protocol
 
 from lab.metrics import ClassificationResult
+
+
+class Calibrated(Protocol):
+    values: dict[str, float]  # ece among them
+    calibration: list[list[float]]  # a bin each: samples, sum of what came, sum of what was expected
 
 
 def confusion_picture(result: ClassificationResult, classes: list[str], path: Path) -> None:
@@ -27,8 +33,8 @@ def confusion_picture(result: ClassificationResult, classes: list[str], path: Pa
     figure.savefig(path, dpi=110)
 
 
-def calibration_picture(result: ClassificationResult, path: Path) -> None:
-    """Accuracy against confidence, a bar for each bin, and how many samples each bin holds."""
+def calibration_picture(result: Calibrated, path: Path, came: str = "accuracy", expected: str = "confidence") -> None:
+    """What came against what was expected, a bar for each bin, and how many samples each bin holds."""
     from matplotlib.figure import Figure
 
     bins = len(result.calibration)
@@ -39,7 +45,20 @@ def calibration_picture(result: ClassificationResult, path: Path) -> None:
     upper, lower = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
     upper.bar(left, accuracy, width, align="edge", edgecolor="white")
     upper.plot([0, 1], [0, 1], "--", color="grey")
-    upper.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), title=f"expected calibration error {result.values['ece']:.4f}")
+    upper.set(ylabel=came, xlim=(0, 1), ylim=(0, 1), title=f"expected calibration error {result.values['ece']:.4f}")
     lower.bar(left, [count for count, _, _ in result.calibration], width, align="edge", edgecolor="white")
-    lower.set(xlabel="confidence", ylabel="samples")
+    lower.set(xlabel=expected, ylabel="samples")
+    figure.savefig(path, dpi=110)
+
+
+def average_precision_picture(precision: dict[str, float], path: Path) -> None:
+    """A bar for each class."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, min(2 + 0.25 * len(precision), 16)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(list(precision), list(precision.values()))
+    axes.invert_yaxis()
+    known = [value for value in precision.values() if value == value]
+    axes.set(xlim=(0, 1), xlabel="average precision", title=f"mAP {sum(known) / max(len(known), 1):.4f}")
     figure.savefig(path, dpi=110)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from lab.data import Norm
 from lab.detection_schema import DetectionDataConfig
 from lab.detector_schema import DetectorConfig
-from lab.schema import ClassifierConfig, FolderConfig, ImagesConfig, TrainConfig
+from lab.schema import ClassifierConfig, DataConfig, FolderConfig, ImagesConfig, TrainConfig
+from lab.task_schema import DigitPairsConfig, MultilabelConfig, PreferenceTaskConfig
 
 UNREADABLE = (OSError, UnidentifiedImageError, Image.DecompressionBombError)
 
@@ -31,6 +32,17 @@ class Said:
 
     def line(self) -> str:
         return ", ".join(f"{label} {score:.1%}" for label, score in zip(self.labels, self.scores, strict=True)) or "nothing"
+
+
+@dataclass
+class Rated(Said):
+    """Of one image: the reward that a model of preferences gives it."""
+
+    def tree(self) -> list[dict[str, Any]]:
+        return [{"reward": self.scores[0]}]
+
+    def line(self) -> str:
+        return f"reward {self.scores[0]:.3f}"
 
 
 Predictor = Callable[[Image.Image], Said]
@@ -54,10 +66,15 @@ def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, 
         state: its checkpoint.
         device: where to compute.
         top: how many classes a classifier names.
-        score: the least that a detection has.
+        score: the least that a detection has, or a class among several that an image has.
     """
     given = config, state["classes"], Norm(**state["norm"]), device
-    model, say = _detector(*given, score) if isinstance(config.model, DetectorConfig) else _classifier(*given, top)
+    if isinstance(config.task, MultilabelConfig):
+        model, say = _label_sets(*given, score)
+    elif isinstance(config.task, PreferenceTaskConfig):
+        model, say = _rewards(config, Norm(**state["norm"]), device)
+    else:
+        model, say = _detector(*given, score) if isinstance(config.model, DetectorConfig) else _classifier(*given, top)
     model.load_state_dict(state["ema"] or state["model"])
     model.to(device).eval()
     return torch.no_grad()(say)
@@ -69,7 +86,7 @@ def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: tor
 
     images, channels = cast(ImagesConfig, config.data), len(norm.mean)
     model = build_model(cast(ClassifierConfig, config.model), channels=channels, classes=len(classes), image_size=images.image_size)
-    read = _as_trained(images, norm, config)
+    read = _as_trained(images, images.image_size, norm, config)
     kind = said_by(config.loss)
 
     def say(image: Image.Image) -> Said:
@@ -80,7 +97,43 @@ def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: tor
     return model, say
 
 
-def _as_trained(config: ImagesConfig, norm: Norm, run: TrainConfig) -> Callable[[Image.Image], Tensor]:
+def _label_sets(config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, score: float) -> tuple[nn.Module, Predictor]:
+    from torchvision import tv_tensors
+    from torchvision.transforms.v2.functional import normalize, pil_to_tensor
+
+    from lab.coco import Collate, Sample
+    from lab.detection_augment import Prepare
+    from lab.detection_data import size_of
+    from lab.losses import probabilities, said_by
+    from lab.models import build_model
+
+    scenes = cast(DetectionDataConfig, config.data)
+    size = list(size_of(scenes, None))
+    model = build_model(cast(ClassifierConfig, config.model), channels=3, classes=len(classes), image_size=size[0])
+    fill = [round(value * 255) for value in norm.mean]
+    prepare, collate = Prepare(scenes, size, fill, train=False), Collate(size, scenes.divisor, fill, None)
+
+    def say(image: Image.Image) -> Said:
+        pixels, boxes, labels = prepare(tv_tensors.Image(pil_to_tensor(image)), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+        batch = collate([Sample(pixels, boxes, labels, (image.height, image.width), 0, 0)])
+        inputs = normalize(batch.images.float() / 255, norm.mean, norm.std).to(device)
+        values, places = probabilities(model(inputs).float(), said_by(config.loss))[0].sort(descending=True)
+        sure = int((values >= score).sum())
+        return Said([classes[place] for place in places[:sure].tolist()], values[:sure].tolist())
+
+    return model, say
+
+
+def _rewards(config: TrainConfig, norm: Norm, device: torch.device) -> tuple[nn.Module, Predictor]:
+    from lab.models import build_model
+
+    size = cast(DigitPairsConfig, config.data).image_size
+    model = build_model(cast(ClassifierConfig, config.model), channels=len(norm.mean), classes=1, image_size=size)
+    read = _as_trained(config.data, size, norm, config)
+    return model, lambda image: Rated(["reward"], [float(model(read(image)[None].to(device)))])
+
+
+def _as_trained(config: DataConfig, image_size: int, norm: Norm, run: TrainConfig) -> Callable[[Image.Image], Tensor]:
     """An image as the run's held-out ones: (C, H, W), normalised."""
     from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
 
@@ -90,12 +143,12 @@ def _as_trained(config: ImagesConfig, norm: Norm, run: TrainConfig) -> Callable[
         from lab.models import model_norm
 
         interpolation = {key: value for key, value in model_norm(run.model).items() if key == "interpolation"}
-        size = (3, config.image_size, config.image_size)
+        size = (3, image_size, image_size)
         return cast(Callable[[Image.Image], Tensor], create_transform(size, mean=tuple(norm.mean), std=tuple(norm.std), **interpolation))
 
     def read(image: Image.Image) -> Tensor:
         pixels = pil_to_tensor(image.convert("L") if len(norm.mean) == 1 else image).float() / 255
-        return normalize(resize(pixels, [config.image_size] * 2, antialias=True), norm.mean, norm.std)
+        return normalize(resize(pixels, [image_size] * 2, antialias=True), norm.mean, norm.std)
 
     return read
 

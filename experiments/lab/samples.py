@@ -26,17 +26,26 @@ def annotate(config: ImagesConfig, targets: Tensor, classes: Sequence[str], keys
     """Weights and groups for samples with these targets.
 
     Args:
-        config: data.class_weight and data.class_group, or data.csv.
+        config: data.class_weight or data.class_balance, and data.class_group; or data.csv.
         targets: (N,) classes.
         classes: names of the classes.
         keys: what the CSV file calls each sample (its path, or its index).
-        needed: a sample that the CSV file lacks is an error; otherwise it counts with weight 1 in group 0.
+        needed: of training samples, which data.class_balance weighs; one that the CSV file lacks is an error. Of others it counts
+            with weight 1 in group 0.
     """
     if config.csv and (config.class_weight or config.class_group):
         raise UserError("data.csv and data.class_weight / data.class_group both give weights; use one of them.")
+    if config.class_balance is not None and (config.csv or config.class_weight):
+        raise UserError(
+            "data.class_balance gives every training image the weight of its class; data.csv and data.class_weight give others."
+        )
     if config.csv:
         return _from_csv(Path(config.csv), targets, classes, keys, needed=needed)
     weight = _from_map("data.class_weight", config.class_weight, classes, 1.0)
+    if config.class_balance is not None and needed:
+        from lossforge.losses import class_balanced_weight
+
+        weight = class_balanced_weight(torch.bincount(targets, minlength=len(classes)), config.class_balance).tolist()
     group = _from_map("data.class_group", config.class_group, classes, None)
     return Annotations(
         None if weight is None else torch.tensor(weight)[targets],

@@ -15,6 +15,14 @@ def checkpoint_of(words: list[str], usage: str) -> tuple[Path, list[str]]:
     return absolute(given[0], ROOT), [word for word in words if not word.startswith("checkpoint=")]
 
 
+def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings, a student's as those of any classifier: it can be scored when its teacher's file is gone."""
+    task = tree["task"]
+    if task["name"] != "distillation":
+        return tree
+    return tree | {"task": {"name": "classification", "calibration_bins": task["calibration_bins"]}}
+
+
 def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     """What train.py saved; `setting` has named it.
 

@@ -47,7 +47,7 @@ class DataConfig:
 
 @dataclass
 class ImagesConfig(DataConfig):
-    """Images of one class each."""
+    """Images of one class each. class_balance: β of the class-balanced weights of training images, null for none."""
 
     image_size: int = number(32, least=8)
     mixup: float = number(0.0, least=0)
@@ -55,17 +55,33 @@ class ImagesConfig(DataConfig):
     mix_probability: float = number(1.0, least=0, most=1)
     class_weight: dict[Any, float] = some(dict, least=0)
     class_group: dict[Any, int] = some(dict, least=0)
+    class_balance: float | None = number(None, least=0, below=1)
     csv: str | None = None
 
 
 @dataclass
-class DigitsConfig(ImagesConfig):
+class MemoryConfig(ImagesConfig):
+    """Images held in memory, whose training part can be made harder, as corruption_seed has it.
+
+    train_share: share of each class's images that stay.
+    imbalance: how many times as many images the first class has as the last; counts fall exponentially in between.
+    label_noise: share of the training labels that are replaced by another class.
+    """
+
+    train_share: float = number(1.0, above=0, most=1)
+    imbalance: float = number(1.0, least=1)
+    label_noise: float = number(0.0, least=0, below=1)
+    corruption_seed: int = number(0, least=0)
+
+
+@dataclass
+class DigitsConfig(MemoryConfig):
     held_out: float = number(0.2, above=0, below=1)
     split_seed: int = number(0, least=0)
 
 
 @dataclass
-class DownloadedConfig(ImagesConfig):
+class DownloadedConfig(MemoryConfig):
     root: str | None = None
     download: bool = True
 

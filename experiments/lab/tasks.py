@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lab.augment import Mix
 from lab.batch import Batch
-from lab.data import Data
+from lab.data import Data, Sets
 from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.metrics import ClassificationCounts, ClassificationResult
@@ -33,6 +33,9 @@ class Task(Protocol):
     monitor: str  # the metric whose highest value marks the best checkpoint
     score_names: tuple[str, ...]  # what is counted of the training batches themselves
     mix: Mixing
+
+    @property
+    def data(self) -> Sets: ...
 
     def model(self) -> nn.Module: ...
 
@@ -112,7 +115,12 @@ class Classification:
         return f"held-out top-1 {values['top1']:.2%} · top-5 {values['top5']:.2%} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
 
     def rows(self, best: dict[str, float]) -> dict[str, str]:
-        rows = {"held-out top-1": f"{best['top1']:.2%}", "held-out top-5": f"{best['top5']:.2%}", "calibration error": f"{best['ece']:.4f}"}
+        rows = {
+            "held-out top-1": f"{best['top1']:.2%}",
+            "held-out top-5": f"{best['top5']:.2%}",
+            "balanced accuracy": f"{best['balanced_accuracy']:.2%}",
+            "calibration error": f"{best['ece']:.4f}",
+        }
         if self.data.groups:
             weights = self.criterion.group_weight
             use = f"loss weights {weights.tolist()}" if weights is not None else "measured only: the loss has no group weights"

@@ -1,0 +1,139 @@
+"""A student under a teacher: its loss, what it starts from, and teachers that do not fit."""
+
+import pytest
+import torch
+
+from lab import checkpoint
+from lab.errors import UserError
+from lab.settings import load
+
+SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A checkpoint of a few updates."""
+    from lab.assemble import assemble
+    from lab.console import Console
+    from lab.run_folder import RunFolder
+
+    trainer = assemble(load(["model=tiny_resnet", "trainer.device=cpu", *SMALL, "trainer.ema=0.9"]))
+    folder = RunFolder(tmp_path_factory.mktemp("runs"), "teacher", {})
+    trainer.fit(folder, Console(1))
+    folder.close("FINISHED")
+    return folder.path / "checkpoints" / "last.pt"
+
+
+@pytest.fixture
+def make(make_trainer, teacher):
+    return lambda *words, **more: make_trainer("task=distillation", f"task.teacher={teacher}", *SMALL, *words, **more)
+
+
+@pytest.mark.parametrize("implementation", ["lossforge", "torch"])
+def test_the_loss_is_the_papers(make, implementation):
+    """(1 - w) CE + w T² KL(teacher ‖ student), and its gradient, in float64."""
+    task = make("task.temperature=3", "task.weight=0.7", f"loss.implementation={implementation}").task
+    batch = task.mix(next(iter(task.data.train)))
+    logits = torch.randn(len(batch), 10, generator=torch.Generator().manual_seed(0)) * 2
+    leaf, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    loss = task.loss(leaf, batch, task.share(batch))
+    (1.5 * loss).backward()
+    labels = -exact.log_softmax(1)[torch.arange(len(batch)), batch.target].mean()
+    known = (batch.teacher.double() / 3).softmax(1)
+    divergence = (known * (known.log() - (exact / 3).log_softmax(1))).sum(1).mean()
+    wanted = 0.3 * labels + 0.7 * 9 * divergence
+    (1.5 * wanted).backward()
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_the_teachers_logits_are_those_of_its_averaged_weights(make, make_trainer, teacher):
+    task = make("data.mixup=0.4").task
+    batch = task.mix(next(iter(task.data.train)))
+    assert batch.target_b is not None
+    model = make_trainer(*SMALL).model
+    state = checkpoint.load(teacher)
+    model.load_state_dict(state["ema"])
+    with torch.no_grad():
+        torch.testing.assert_close(batch.teacher, model.eval()(batch.images), rtol=1e-4, atol=1e-5)
+        model.load_state_dict(state["model"])
+        assert not torch.allclose(batch.teacher, model.eval()(batch.images), atol=1e-3)
+
+
+def test_images_are_normalised_as_the_teacher_knows_them(make, make_trainer, teacher):
+    """A student of a long tail has another mean than its teacher."""
+    task = make("data.imbalance=100", "data.augment=false").task
+    theirs = make_trainer(*SMALL).data.norm
+    assert abs(theirs.mean[0] - task.data.norm.mean[0]) > 1e-4
+    batch = task.mix(next(iter(task.data.train)))
+    pixels = batch.images * task.data.norm.std[0] + task.data.norm.mean[0]
+    model = make_trainer(*SMALL).model
+    model.load_state_dict(checkpoint.load(teacher)["ema"])
+    with torch.no_grad():
+        wanted = model.eval()((pixels - theirs.mean[0]) / theirs.std[0])
+    torch.testing.assert_close(batch.teacher, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_student_starts_and_is_scored_as_without_a_teacher(make, make_trainer):
+    student, alone = make(), make_trainer(*SMALL)
+    for ours, theirs in zip(student.model.state_dict().values(), alone.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+    scores = [trainer.evaluate(trainer.model, trainer.data.val).values for trainer in (student, alone)]
+    assert scores[0] == scores[1]
+
+
+def test_weight_zero_is_the_student_alone(make, make_trainer):
+    losses = []
+    for trainer in (make("task.weight=0"), make_trainer(*SMALL)):
+        for group in trainer.groups():
+            trainer.update(group)
+            if trainer.done == 3:
+                break
+        losses.append(trainer.window[0].item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_teacher_stays_as_it_is_and_the_student_learns(make, run_folder, quiet):
+    trainer = make("trainer.max_updates=3", "trainer.amp=bf16", "trainer.channels_last=true")
+    batch = next(iter(trainer.data.val))
+    before = trainer.task.mix(batch).teacher.clone()
+    trainer.fit(run_folder, quiet)
+    assert torch.equal(trainer.task.mix(batch).teacher, before)
+    assert trainer.guard.total.item() == 0
+    saved = checkpoint.load(run_folder.path / "checkpoints" / "last.pt")
+    assert set(saved["model"]) == set(trainer.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task.teacher=nowhere.pt"], r"task.teacher=.*nowhere.pt: there is no such file"),
+        (["data.split_seed=1"], "was trained with data.split_seed=0; this run has data.split_seed=1"),
+        (["data.image_size=32"], "was trained with data.image_size=16"),
+        (["loss.class_weight=[1,1,1,1,1,1,1,1,1,2]"], "loss.class_weight: task=distillation"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(make, words, said):
+    with pytest.raises(UserError, match=said):
+        make(*words)
+
+
+def test_a_teacher_of_another_task_is_refused(make_trainer, run_folder, quiet):
+    pairs = ["task=preference", "data.train_pairs=8", "data.val_pairs=8", "data.image_size=16"]
+    make_trainer(*pairs, "trainer.max_updates=1").fit(run_folder, quiet)
+    with pytest.raises(UserError, match="is a checkpoint of task=preference; a classifier's is expected"):
+        make_trainer("task=distillation", f"task.teacher={run_folder.path / 'checkpoints' / 'last.pt'}", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "task.teacher: must be given"),
+        (["task.teacher=x.pt", "loss=focal"], "loss=focal with task=distillation"),
+        (["task.teacher=x.pt", "task.temperature=0"], "task.temperature"),
+        (["task.teacher=x.pt", "data=digit_scenes"], "task=distillation takes digits"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words, said):
+    with pytest.raises(UserError, match=said):
+        load(["task=distillation", *words])

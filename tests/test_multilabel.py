@@ -1,0 +1,142 @@
+"""Images with sets of labels: truth, metrics, losses, training."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lab.batch import Batch
+from lab.errors import UserError
+from lab.multilabel import MultilabelCounts, multi_hot
+from lab.settings import load
+
+CPU = torch.device("cpu")
+SMALL = ["data.scene_pixels=32", "data.digit_pixels=[10,16]", "data.digits=[1,4]", "data.workers=0"]
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return [f"data.root={tmp_path_factory.mktemp('scenes')}", "data.train_scenes=48", "data.val_scenes=16", *SMALL]
+
+
+@pytest.fixture
+def make(make_trainer, scenes):
+    return lambda *words, **more: make_trainer("task=multilabel", *scenes, *words, **more)
+
+
+@pytest.mark.parametrize("augment", ["true", "false"])
+def test_truth_is_the_set_of_the_drawn_digits(make, augment):
+    data = make(f"data.augment={augment}", "data.scale=[1,1]").data
+    tree = json.loads(data.train.file.path.read_text())
+    drawn = {image["id"]: {e["category_id"] - 1 for e in tree["annotations"] if e["image_id"] == image["id"]} for image in tree["images"]}
+    seen = 0
+    for batch in data.train:
+        for index, target in zip(batch.index.tolist(), batch.target, strict=True):
+            assert set(target.nonzero().flatten().tolist()) == drawn[data.train.file.image_ids[index]]
+            seen += 1
+    assert seen == 48
+
+
+def test_what_a_crop_cuts_away_is_not_there(make):
+    data = make("data.scale=[3,3]", "data.min_visible=0.5").data
+    before = sum(len(data.train.file.labels[data.train.file.rows(i)].unique()) for i in range(48))
+    assert 0 < sum(batch.target.sum().item() for batch in data.train) < before
+
+
+def test_multi_hot():
+    labels = torch.tensor([[2, 0, 2, -1], [-1, -1, -1, -1]])
+    assert multi_hot(labels, 4).tolist() == [[1, 0, 1, 0], [0, 0, 0, 0]]
+
+
+def test_map_is_the_mean_of_the_classes_average_precisions():
+    """By sklearn, over batches of different sizes; a class that no image has is left out."""
+    from sklearn.metrics import average_precision_score, f1_score
+
+    generator = np.random.default_rng(0)
+    target = (generator.random((50, 4)) < (0.5, 0.3, 0.0, 0.1)).astype(float)
+    probability = generator.random((50, 4))
+    counts = MultilabelCounts(["a", "b", "c", "d"], 0.5, CPU)
+    for rows in (slice(0, 7), slice(7, 50)):
+        counts.add(torch.tensor(probability[rows]), torch.tensor(target[rows]), torch.tensor(3.0), torch.tensor(2.0))
+    values = counts.result().values
+    wanted = {name: average_precision_score(target[:, i], probability[:, i]) for i, name in enumerate("abcd") if name != "c"}
+    assert values["map"] == pytest.approx(np.mean(list(wanted.values())))
+    assert {name: values[f"ap/{name}"] for name in wanted} == pytest.approx(wanted)
+    assert "ap/c" not in values
+    assert values["f1"] == pytest.approx(f1_score(target.ravel(), probability.ravel() > 0.5))
+    assert values["loss"] == 1.5
+
+
+@pytest.mark.parametrize("name", ["bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal"])
+def test_dense_targets_of_every_loss_agree_with_torch(make, name):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 10, generator=generator) * 2
+    target = (torch.rand(6, 10, generator=generator) < 0.3).float()
+    batch, found = Batch(torch.zeros(6, 3, 2, 2), target, torch.arange(6)), []
+    for implementation in ("lossforge", "torch"):
+        task = make(f"loss={name}", f"loss.implementation={implementation}").task
+        leaf = logits.clone().requires_grad_()
+        loss = task.loss(leaf, batch, task.share(batch))
+        (1.5 * loss).backward()
+        found.append((loss.detach(), leaf.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_by_hand(make):
+    """Logits of 0: ten labels of ln 2 an image, with bce."""
+    task = make("loss=bce").task
+    batch = Batch(torch.zeros(2, 3, 2, 2), multi_hot(torch.tensor([[1], [3]]), 10), torch.arange(2))
+    assert task.loss(torch.zeros(2, 10), batch, task.share(batch)).item() == pytest.approx(10 * np.log(2))
+
+
+def test_classes_start_at_their_mean_share(make):
+    trainer = make("loss=bce")
+    present = sum(batch.target.sum().item() for batch in make("data.augment=false").data.train)
+    bias = trainer.model.get_classifier().bias
+    torch.testing.assert_close(bias.sigmoid(), torch.full_like(bias, present / 480))
+
+
+def test_it_trains_and_evaluates(make, run_folder, quiet):
+    trainer = make("trainer.epochs=6", "data.batch_size=16", "optim.lr=3e-3", "optim.schedule.warmup_epochs=0")
+    before = trainer.evaluate(trainer.model, trainer.data.val).values
+    trainer.fit(run_folder, quiet)
+    assert trainer.done == 18
+    assert trainer.values["val/loss"] < before["loss"]
+    assert trainer.guard.total.item() == 0
+    assert set(trainer.best.values) >= {"map", "f1", "ap/0"}
+    (picture,) = trainer.task.pictures(trainer.pictured, run_folder.path)
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loss=ce"], "loss=ce with task=multilabel"),
+        (["data=digits"], "task=multilabel takes digit_scenes, coco"),
+        (["model=fcos_tiny"], "task=multilabel takes a classifier"),
+        (["box_loss=giou"], "only task=detection has boxes"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words, said):
+    with pytest.raises(UserError, match=said):
+        load(["task=multilabel", *words])
+
+
+ROWWISE = """
+import triton
+import triton.language as tl
+from lossforge.losses import rowwise
+
+
+@rowwise
+@triton.jit
+def plain(z):
+    return tl.exp(z) - 1.0
+"""
+
+
+def test_a_rowwise_loss_of_ones_own_is_refused(make, tmp_path):
+    (tmp_path / "own.py").write_text(ROWWISE)
+    with pytest.raises(UserError, match="element-wise losses"):
+        make("loss=custom", f"loss.target={tmp_path / 'own.py'}:plain")

@@ -1,0 +1,160 @@
+"""The presets of conf/experiment: they train, their data is what they say, and their runs can be scored and asked."""
+
+import importlib
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lab.settings import ROOT, load
+
+FEW = ["trainer.max_updates=3", "trainer.device=cpu", "tracking=none"]
+SCENES = ["data.train_scenes=24", "data.val_scenes=8", "data.workers=0", "data.batch_size=8"]
+WORDS = {"multilabel": SCENES, "preference": ["data.train_pairs=48", "data.val_pairs=16"]}
+
+
+class Trained:
+    """Runs of the presets, a few updates each, the student's from the teacher."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.runs, self.folders = path, path / "runs", {}
+
+    def ask(self, app: str, *words: object) -> int:
+        return importlib.import_module(app).main([str(word) for word in words])
+
+    def folder(self, name: str) -> Path:
+        return next(path for path in self.runs.iterdir() if path.name.endswith(f"-{name}"))
+
+    def best(self, preset: str) -> Path:
+        return self.folder(preset) / "checkpoints" / "best.pt"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    trained = Trained(tmp_path_factory.mktemp("presets"))
+    for preset in ("teacher", "distillation", "multilabel", "preference"):
+        more = WORDS.get(preset, [])
+        if preset == "distillation":
+            more = [f"task.teacher={trained.folder('teacher') / 'checkpoints' / 'last.pt'}"]
+        if preset == "multilabel":
+            more = [*SCENES, f"data.root={trained.path / 'data'}"]
+        assert trained.ask("train", f"experiment={preset}", f"name={preset}", *FEW, *more, f"trainer.runs={trained.runs}") == 0
+    return trained
+
+
+@pytest.mark.parametrize("words", [[], ["loss=focal"], ["loss=logit_adjusted_ce"], ["data.class_balance=0.99"]], ids=" ".join)
+def test_the_long_tail_trains(make_trainer, words):
+    trainer = make_trainer("experiment=long_tail", *words)
+    counts = trainer.data.counts
+    assert counts[9] == round(int(counts[0]) / 100)
+    for group in trainer.groups():
+        trainer.update(group)
+    assert trainer.guard.total.item() == 0
+    values = trainer.evaluate(trainer.model, trainer.data.val).values
+    assert 0 < values["balanced_accuracy"] < 1
+
+
+def test_balanced_accuracy_is_the_mean_recall(make_trainer):
+    from sklearn.metrics import balanced_accuracy_score
+
+    trainer = make_trainer("experiment=long_tail")
+    target, guess = torch.tensor([0, 0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 0, 2])
+    counts = trainer.task.counts()
+    counts.add(torch.nn.functional.one_hot(guess, 10).float(), target, None, torch.tensor(1.0), torch.tensor(7.0))
+    wanted = balanced_accuracy_score(target, guess)
+    assert counts.result().values["balanced_accuracy"] == pytest.approx(wanted)
+
+
+def test_four_in_ten_labels_of_the_noisy_ones_are_wrong(make_trainer):
+    right = make_trainer("experiment=noisy_labels", "data.label_noise=0").data.train.targets
+    trainer = make_trainer("experiment=noisy_labels")
+    wrong = (trainer.data.train.targets != right).float().mean().item()
+    assert wrong == pytest.approx(0.4, abs=0.5 / len(right))
+    trainer.update(next(trainer.groups()))
+    assert trainer.guard.total.item() == 0
+
+
+def test_the_students_images_are_a_tenth(trained):
+    records = [json.loads(line) for line in (trained.folder("distillation") / "metrics.jsonl").read_text().splitlines()]
+    (start,) = [record for record in records if record["kind"] == "start"]
+    assert start["params"]["data.train_share"] == "0.1"
+    assert start["params"]["task.name"] == "distillation"
+
+
+@pytest.mark.parametrize("preset", ["teacher", "distillation", "multilabel", "preference"])
+def test_a_presets_run_is_scored_again(trained, preset):
+    """Also a student's, when its teacher is gone."""
+    saved = trained.folder("teacher") / "checkpoints"
+    moved = saved.rename(saved.with_name("elsewhere")) if preset == "distillation" else None
+    try:
+        words = f"checkpoint={trained.best(preset)}", f"name={preset}", f"trainer.runs={trained.path / 'again'}"
+        assert trained.ask("evaluate", *words) == 0
+    finally:
+        if moved:
+            moved.rename(saved)
+    (folder,) = (path for path in (trained.path / "again").iterdir() if f"evaluate-{preset}" in path.name)
+    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    (values,) = [line["values"] for line in lines if line["kind"] == "metrics"]
+    for name, value in torch.load(trained.best(preset), weights_only=True)["best"]["values"].items():
+        assert values[f"val/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_label_sets_of_files(trained, tmp_path):
+    """What the model says of a file is what it said of the scene: the probabilities of its evaluation."""
+    (truth,) = trained.path.glob("data/digit_scenes/*/instances_val.json")
+    image = truth.parent / "images" / json.loads(truth.read_text())["images"][0]["file_name"]
+    assert trained.ask("predict", f"checkpoint={trained.best('multilabel')}", f"out={tmp_path}", "score=0", image) == 0
+    (line,) = [json.loads(text) for text in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    found = {entry["label"]: entry["score"] for entry in line["found"]}
+    from lab.assemble import assemble
+
+    trainer = assemble(load(["experiment=multilabel", *SCENES, *FEW, f"data.root={trained.path / 'data'}"]))
+    trainer.model.load_state_dict(torch.load(trained.best("multilabel"), weights_only=True)["model"])
+    with torch.no_grad():
+        wanted = trainer.model.eval()(next(iter(trainer.data.val)).images)[0].sigmoid()
+    assert found == pytest.approx({str(i): p for i, p in enumerate(wanted.tolist())}, abs=1e-4)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_rewards_of_files(trained, tmp_path, capsys):
+    from sklearn.datasets import load_digits
+
+    files = [tmp_path / f"{place}.png" for place in (3, 8)]
+    for place, path in zip((3, 8), files, strict=True):
+        Image.fromarray((load_digits().images[place] * 255 / 16).round().astype("uint8")).save(path)
+    assert trained.ask("predict", f"checkpoint={trained.best('preference')}", f"out={tmp_path / 'said'}", *files) == 0
+    lines = [json.loads(text) for text in (tmp_path / "said" / "predictions.jsonl").read_text().splitlines()]
+    rewards = [line["found"][0]["reward"] for line in lines]
+    assert len(rewards) == 2
+    assert rewards[0] != rewards[1]
+    assert f"reward {rewards[0]:.3f}" in capsys.readouterr().out
+
+
+def test_the_measured_comparisons_compose():
+    """Each run of results/measure_effects.py is one that the app takes, and results/effects.json holds those runs."""
+    script = runpy.run_path(str(ROOT / "results" / "measure_effects.py"))
+    found = json.loads((ROOT / "results" / "effects.json").read_text(encoding="utf-8"))
+    assert set(found) == set(script["COMPARISONS"])
+    for preset, what in script["COMPARISONS"].items():
+        seeded = what["seeded"].format(seed=1).split()
+        for words in what["runs"]:
+            load([f"experiment={preset}", *words.format(teacher="last.pt").split(), *seeded, *script["QUIET"].split()])
+        measured = found[preset]
+        wanted = {f"experiment={preset} {words.format(teacher='CHECKPOINT')}" for words in what["runs"]}
+        assert {run["command"] for run in measured["runs"] if run["role"] != "teacher"} == wanted
+        seeds = {run["seed"] for run in measured["runs"]}
+        assert len(seeds) >= 3
+        assert all(sum(run["command"] == command for run in measured["runs"]) == len(seeds) for command in wanted)
+
+
+def test_an_effect_is_judged_by_the_pairs():
+    script = runpy.run_path(str(Path(__file__).parent / "readme_tables.py"))
+    assert script["effect"]([0.91, 0.95, 0.90], [0.90, 0.94, 0.892])[-1] == "**yes**"
+    assert script["effect"]([0.90, 0.94, 0.892], [0.91, 0.95, 0.90])[-1] == "**the opposite**"
+    difference, p, said = script["effect"]([0.91, 0.95, 0.90], [0.95, 0.90, 0.91])
+    assert said == "no"
+    assert float(p) > 0.05
+    assert difference.startswith("+0.0 (")
