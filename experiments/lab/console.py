@@ -5,10 +5,10 @@ from typing import Any
 
 
 class Console:
-    def __init__(self, updates: int, work: str = "training") -> None:
+    def __init__(self, updates: int, work: str = "training", *, quiet: bool = False) -> None:
         from rich.console import Console as Rich
 
-        self.rich = Rich(highlight=False, soft_wrap=True)
+        self.rich = Rich(highlight=False, soft_wrap=True, quiet=quiet)
         if not self.rich.is_terminal:
             self.rich.width = 140
         self.updates = updates
@@ -16,7 +16,7 @@ class Console:
         self.bar: Any = None
         self.entry: Any = None
         self.last_line = 0.0
-        if self.rich.is_terminal:
+        if self.rich.is_terminal and not quiet:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab import distributed
 from lab.augment import crop_and_flip, wobble
 from lab.batch import Batch
 from lab.errors import UserError
@@ -80,19 +81,20 @@ class MemoryLoader:
         self.weight = None if notes.weight is None else notes.weight.to(device)
         self.group = None if notes.group is None else notes.group.to(device)
         self.mean, self.deviation = (value.view(1, -1, 1, 1).to(device) for value in norm)
-        self.batch_size, self.device, self.samples = batch_size, device, len(self.targets)
+        self.device, self.samples = device, len(self.targets)
+        self.shares = distributed.Shares(self.samples, batch_size)
         self.augment: Any = None
         self.order: torch.Generator | None = None
         self.noise: torch.Generator | None = None
 
     def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
         self.order = torch.Generator().manual_seed(seed)
-        self.noise = torch.Generator(self.device).manual_seed(seed)
+        self.noise = torch.Generator(self.device).manual_seed(distributed.own_seed(seed))
         self.augment = augment
         return self
 
     def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
+        return len(self.shares)
 
     def __iter__(self) -> Iterator[Batch]:
         if self.order is None:
@@ -101,7 +103,7 @@ class MemoryLoader:
             order = torch.randperm(self.samples, generator=self.order)
             if self.device.type == "cuda":
                 order = order.pin_memory().to(self.device, non_blocking=True)
-        for index in order.split(self.batch_size):
+        for index in self.shares.of(order):
             images = self.images[index]
             scaled = images.float() / 255 if images.dtype == torch.uint8 else images
             images = (scaled - self.mean) / self.deviation

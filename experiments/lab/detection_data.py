@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from lab import distributed
 from lab.coco import CocoImages, Collate, power_of_two
 from lab.coco_file import CocoFile, read_coco
 from lab.data import Norm
@@ -23,29 +24,25 @@ from lab.settings import ROOT, absolute
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Places(Sampler[tuple[int, int]]):
-    """Positions in the data set, each with the seed of its augmentation; shuffled where a seed is given.
+class Places(Sampler[list[tuple[int, int]]]):
+    """Batches of positions in the data set, each with the seed of its augmentation; shuffled where a seed is given."""
 
-    Several ranks take turns; at the end the first positions come again, so that every rank has as many.
-    """
-
-    def __init__(self, samples: int, seed: int | None) -> None:
+    def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
         self.samples, self.shuffled = samples, seed is not None
         self.generator = torch.Generator().manual_seed(seed or 0)
-        together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self.rank, self.ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together else (0, 1)
+        self.shares = distributed.Shares(samples, batch_size)
 
     def __len__(self) -> int:
-        return -(-self.samples // self.ranks)
+        return len(self.shares)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         order = torch.arange(self.samples)
         seeds = torch.zeros_like(order)
         if self.shuffled:
             order = torch.randperm(self.samples, generator=self.generator)
             seeds = torch.randint(2**62, (self.samples,), generator=self.generator)
-        turns = torch.arange(len(self) * self.ranks)[self.rank :: self.ranks] % self.samples
-        yield from zip(order[turns].tolist(), seeds[turns].tolist(), strict=True)
+        for places, its_seeds in zip(self.shares.of(order), self.shares.of(seeds), strict=True):
+            yield list(zip(places.tolist(), its_seeds.tolist(), strict=True))
 
 
 class DetectionLoader:
@@ -64,12 +61,11 @@ class DetectionLoader:
         self.file, self.device, self.samples = file, device, len(file)
         self.mean, self.deviation = (value.view(1, 3, 1, 1).to(device) for value in norm)
         fill = (norm[0] * 255).round().int().tolist()
-        self.places = Places(len(file), seed)
+        self.places = Places(len(file), config.batch_size if train else config.eval_batch_size, seed)
         workers = min(config.workers, os.cpu_count() or 1)
         self.loader = DataLoader(
             CocoImages(file, Prepare(config, fixed_size, fill, train=train)),
-            batch_size=config.batch_size if train else config.eval_batch_size,
-            sampler=self.places,
+            batch_sampler=self.places,
             collate_fn=Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size)),
             # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
             generator=torch.Generator(),

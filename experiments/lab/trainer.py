@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab import checkpoint
+from lab import checkpoint, distributed
 from lab.batch import Tensors
 from lab.clock import Clock
 from lab.console import Console
@@ -16,6 +16,7 @@ from lab.data import Loader, Sets
 from lab.guard import Guard, NonFiniteError
 from lab.machine import memory
 from lab.optim import Updater
+from lab.parallel import Parallel, whole_state
 from lab.run_folder import RunFolder
 from lab.schema import TrainConfig
 from lab.tasks import Task
@@ -33,17 +34,20 @@ class Best:
 class Trainer:
     """Trains a task's model on its data and leaves everything worth knowing in the run folder.
 
-    An update takes `trainer.accumulate` batches, fewer at an epoch's end, and its loss is that of one batch of all their samples.
+    An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end, and its loss is that of one batch of all their samples.
+    Figures are those of all ranks, and the same on each, so that they decide alike.
     Losses and counters stay on the device and are read every `trainer.log_every` updates.
     """
 
     def __init__(self, config: TrainConfig, task: Task, data: Sets, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
         settings = config.trainer
         self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
-        layout = torch.channels_last if settings.channels_last else torch.preserve_format
+        # FSDP takes parameters in torch's own layout only
+        layout = torch.channels_last if settings.channels_last and settings.parallel != "fsdp" else torch.preserve_format
         # torch's stubs lack the overload with memory_format alone
-        self.model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
-        self.forward: Callable[[Tensor], Any] = torch.compile(self.model) if settings.compile else self.model
+        self.parallel = Parallel(model.to(device).to(memory_format=layout), settings, device)  # type: ignore[call-overload]
+        self.model = self.parallel.model
+        self.forward: Callable[[Tensor], Any] = torch.compile(self.parallel.forward) if settings.compile else self.parallel.forward
         self.per_epoch = -(-len(data.train) // settings.accumulate)
         self.updates = min(self.per_epoch * settings.epochs, settings.max_updates or 2**62)
         self.updater = Updater(
@@ -112,11 +116,16 @@ class Trainer:
 
     def update(self, group: list[Tensors]) -> None:
         """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
-        normalizer = torch.stack([self.task.share(batch) for batch in group]).sum()
+        normalizer = distributed.total(torch.stack([self.task.share(batch) for batch in group]).sum())
         with self.guard.buffers_undone() as verdict:
-            parts = [self.backward(batch, normalizer) for batch in group]
+            parts = []
+            for batch in group:
+                with self.parallel.gradients(shared=batch is group[-1]):
+                    parts.append(self.backward(batch, normalizer))
             losses = [loss for loss, _ in parts]
-            loss = torch.stack(losses).sum()
+            images = torch.full((), float(sum(len(batch) for batch in group)), device=self.device)
+            sums = [torch.stack(losses).sum(), *torch.stack([scores for _, scores in parts]).sum(0), images]
+            loss, *counted = distributed.total(torch.stack(sums).double())
             bad_loss = ~loss.isfinite()
             verdict.append(bad_loss)
         bad_gradient, norm = self.updater.step(bad_loss)
@@ -128,10 +137,9 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(self.model, step=self.done)
         skipped = bad_loss | bad_gradient
-        seen = torch.stack([torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped])
-        self.window += torch.cat([seen, torch.stack([scores for _, scores in parts]).sum(0)]).double()
+        self.window += torch.stack([torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped, *counted])
         self.done += 1
-        self.clock.updated(sum(len(batch) for batch in group))
+        self.clock.updated()
 
     def backward(self, batch: Tensors, normalizer: Tensor) -> tuple[Tensor, Tensor]:
         """Add this batch's gradients; return its part of the loss and its scores.
@@ -145,7 +153,7 @@ class Trainer:
         given = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
         with self.clock.loss():
             loss = self.task.loss(given, batch, normalizer)
-            self.updater.scaler.scale(loss).backward()
+            self.updater.scaler.scale(self.parallel.scaled(loss)).backward()
         walked = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
         torch.autograd.backward([part for part, _ in walked], [gradient for _, gradient in walked])
         with torch.no_grad():
@@ -161,18 +169,17 @@ class Trainer:
         """Read the device's counters, the only wait of a window, and write the window's figures."""
         guard = self.guard
         counters = torch.stack([guard.total, guard.streak, guard.longest]).double()
-        bad, streak, longest, loss, finite, norm, applied, *scores = torch.cat([counters, self.window]).tolist()
+        bad, streak, longest, loss, finite, norm, applied, *scores, images = torch.cat([counters, self.window]).tolist()
         self._clear_window()
         self.skipped += self.clock.window_updates - int(applied)
         values = {
             "train/loss": loss / finite if finite else float("nan"),
-            **{f"train/{name}": score / self.clock.window_images for name, score in zip(self.task.score_names, scores, strict=True)},
+            **{f"train/{name}": score / images for name, score in zip(self.task.score_names, scores, strict=True)},
             "train/gradient_norm": norm / applied if applied else float("nan"),
             "train/lr": self.updater.lr,
             "train/skipped_updates": self.skipped,
             "train/nonfinite_updates": bad,
-            **self.clock.read(),
-            **memory(self.device),
+            **distributed.highest(self.clock.read(images) | memory(self.device), self.device),
         }
         self.values |= values
         self.folder.metrics(self.done, values | {"train/epoch": self.done / self.per_epoch})
@@ -203,6 +210,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader) -> Any:
         model.eval()
+        distributed.average_statistics(model)
         counts = self.task.counts()
         for batch in loader:
             with self.autocast():
@@ -211,7 +219,8 @@ class Trainer:
         return counts.result()
 
     def save(self, name: str, *, whole: bool) -> None:
-        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs."""
+        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs. The first rank writes it."""
+        distributed.average_statistics(self.model)
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
@@ -231,7 +240,9 @@ class Trainer:
                 "data": self.data.train.state(),
                 "mix": self.task.mix.state(),
             }
-        checkpoint.save(state, self.folder.path / "checkpoints" / name)
+        state = whole_state(state)
+        if distributed.rank() == 0:
+            checkpoint.save(state, self.folder.path / "checkpoints" / name)
 
     def finish(self) -> dict[str, float]:
         """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
@@ -253,11 +264,13 @@ class Trainer:
         return ModelEmaV3(self.model, decay=self.settings.ema, use_warmup=self.settings.ema_warmup)
 
     def _clear_window(self) -> None:
-        self.window = torch.zeros(4 + len(self.task.score_names), dtype=torch.float64, device=self.device)
+        self.window = torch.zeros(5 + len(self.task.score_names), dtype=torch.float64, device=self.device)
 
     def _stop_nonfinite(self) -> None:
+        evidence = distributed.of_highest(self.guard.evidence(), "update")
+        if distributed.rank() > 0:
+            raise NonFiniteError
         path = self.folder.path / "nonfinite_batch.pt"
-        evidence = self.guard.evidence()
         checkpoint.save(dict(evidence), path)
         self.folder.artifact(path)
         raise NonFiniteError(
