@@ -3,8 +3,6 @@
 Every word is a setting; a filter takes names or globs, several with commas. `--help` lists them.
 """
 
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from lab.errors import UserError, unknown
 from lab.schema import BenchConfig
-from lab.settings import BENCH, ROOT, Settings, absolute, load_for
+from lab.settings import BENCH, Settings, load_for
 from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, SUITES, Case, UnknownNameError, matching, select
 
 FILTERS = ("suite", "loss", "shape", "dtype", "contenders")
@@ -25,6 +23,7 @@ def main(words: list[str]) -> int:
         print(help_text())
         return 0
     try:
+        refuse_several("experiments/bench.py")
         settings = load_for(BENCH, [as_list(word) for word in words if word != "--cfg"])
         cases, names = chosen(settings.config)
         if "--cfg" in words:
@@ -60,8 +59,7 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
     from lab.bench_profile import profile
     from lab.console import Console, clock
     from lab.machine import describe, pick_device
-    from lab.run_folder import RunFolder
-    from lab.tracking import Feeder, tracking_uri
+    from lab.run import Run
     from lossforge.bench.run import cases_for
 
     device = pick_device(config.device, "device")
@@ -72,38 +70,17 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
             names = [name for name in names if name != "torch.compile"]  # its compiler takes minutes there
     cases = cases_for(device, cases)
     name = config.name or f"bench-{config.mode}"
-    folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
-    folder.record("start", name=name, params=settings.flat(), tags=describe(device) | config.tracking.tags)
-    folder.artifact(folder.path / "config.yaml")
-    feeder = None
-    if config.tracking.enabled:
-        feeder = Feeder(folder.path, tracking_uri(config.tracking), config.tracking.experiment, config.tracking.patience_seconds)
-        feeder.start()
+    run = Run.start(settings, name, config.runs, describe(device), setting="runs")
     console = Console(len(cases), "cases")
 
-    status, failure = "FAILED", None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with run.noted():
         if config.mode == "profile":
-            profile(cases, names, device, config.seed, folder, console)
+            profile(cases, names, device, config.seed, run.folder, console)
         else:
-            measure(settings, cases, names, device, folder, console)
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-    except Exception as error:
-        failure = error
-        folder.record("tags", values={"error": f"{type(error).__name__}: {error}"})
+            measure(settings, cases, names, device, run.folder, console)
     console.stop_bar()
-    folder.close(status)
-    untracked = feeder.close() if feeder else None
-    rows = {"run folder": os.path.relpath(folder.path), "time": clock(time.monotonic() - began)}
-    if feeder:
-        rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{feeder.uri}, run {feeder.run_id}"
-    console.table(f"{name}: {status.lower()}", rows)
-    if failure:
-        raise failure
-    return {"FINISHED": 0, "KILLED": 130}.get(status, 1)
+    console.table(f"{name}: {run.status.lower()}", run.close() | {"time": clock(time.monotonic() - began)})
+    return run.exit_status()
 
 
 def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str], device: Any, folder: Any, console: Any) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
+from lab.launch import refuse_several
 from lab.saved import checkpoint_of, load_checkpoint
-from lab.settings import ROOT, Settings, absolute, reload
+from lab.settings import Settings, reload
 
 USAGE = "usage: experiments/evaluate.py checkpoint=PATH [group=option ...] [group.setting=value ...]"
 
@@ -20,6 +21,7 @@ def main(words: list[str]) -> int:
         print(f"{USAGE}\n\n{__doc__.strip()}")
         return 0
     try:
+        refuse_several("experiments/evaluate.py")
         path, others = checkpoint_of(words, USAGE)
         state = load_checkpoint(path)
         return evaluate(reload(state["config"], others), state, path)
@@ -33,8 +35,7 @@ def evaluate(settings: Settings[Any], state: dict[str, Any], path: Path) -> int:
     from lab.assemble import assemble
     from lab.console import Console
     from lab.machine import describe
-    from lab.run_folder import RunFolder
-    from lab.tracking import Feeder, tracking_uri
+    from lab.run import Run
 
     config = settings.config
     trainer = assemble(settings)
@@ -45,39 +46,20 @@ def evaluate(settings: Settings[Any], state: dict[str, Any], path: Path) -> int:
     trainer.model.load_state_dict(state["ema"] or state["model"])
 
     name = f"evaluate-{config.name or f'{config.loss.title}-{config.model.title}'}-{config.data.name}"
-    folder = RunFolder(absolute(config.trainer.runs, ROOT / "runs"), name, settings.tree())
-    tags = describe(trainer.device) | {"checkpoint": os.path.relpath(path)} | config.tracking.tags
-    folder.record("start", name=name, params=settings.flat(), tags=tags)
-    folder.artifact(folder.path / "config.yaml")
-    feeder = None
-    if config.tracking.enabled:
-        feeder = Feeder(folder.path, tracking_uri(config.tracking), config.tracking.experiment, config.tracking.patience_seconds)
-        feeder.start()
+    run = Run.start(settings, name, config.trainer.runs, describe(trainer.device) | {"checkpoint": os.path.relpath(path)})
     console = Console(1, "evaluation")
     console.say(f"{name}: {trainer.data.val.samples} held-out samples on {trainer.device}")
-
-    status = "FAILED"
-    try:
+    table: dict[str, str] = {}
+    with run.noted():
         result = trainer.evaluate(trainer.model, trainer.data.val)
-        folder.metrics(state["updates"], {f"val/{key}": value for key, value in result.values.items()})
-        folder.record("evaluation", step=state["updates"], **result.tree())
-        for picture in trainer.task.pictures(result, folder.path):
-            folder.artifact(picture, "pictures")
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-    finally:
-        console.stop_bar()
-        folder.close(status)
-        untracked = feeder.close() if feeder else None
-    if status == "KILLED":
-        return 130
-
-    table = trainer.task.rows(result.values) | {"loss": f"{result.values['loss']:.4f}", "run folder": os.path.relpath(folder.path)}
-    if feeder:
-        table["MLflow"] = f"incomplete: {untracked}" if untracked else f"{feeder.uri}, run {feeder.run_id}"
-    console.table(f"{name}: finished", table)
-    return 0
+        run.folder.metrics(state["updates"], {f"val/{key}": value for key, value in result.values.items()})
+        run.folder.evaluation(state["updates"], result.tree())
+        for picture in trainer.task.pictures(result, run.folder.path):
+            run.folder.artifact(picture, "pictures")
+        table = trainer.task.rows(result.values) | {"loss": f"{result.values['loss']:.4f}"}
+    console.stop_bar()
+    console.table(f"{name}: {run.status.lower()}", table | run.close())
+    return run.exit_status()
 
 
 def _listed(names: list[str]) -> str:

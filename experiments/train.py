@@ -4,14 +4,19 @@ Every word is a Hydra override of conf/: a group's option (loss=ce) or one setti
 """
 
 import os
-import signal
 import subprocess
 import sys
-import time
-import traceback
+from typing import TYPE_CHECKING
 
 from lab.errors import UserError
-from lab.settings import ROOT, Settings, absolute, combinations, help_text, load
+from lab.launch import launched, launched_first, refuse_several
+from lab.resume import Earlier, load_state, named, newest
+from lab.schema import TrainConfig
+from lab.settings import Settings, combinations, help_text, load, value_of
+
+if TYPE_CHECKING:
+    from lab.run import Run
+    from lab.trainer import Trainer
 
 
 def main(words: list[str]) -> int:
@@ -20,19 +25,42 @@ def main(words: list[str]) -> int:
         return 0
     try:
         if {"-m", "--multirun"} & set(words):
+            refuse_several("--multirun")
             if "--cfg" in words:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
             return run_all(combinations([word for word in words if word not in ("-m", "--multirun")]))
-        settings = load([word for word in words if word != "--cfg"])
+        settings, earlier = chosen([word for word in words if word != "--cfg"])
         if "--cfg" in words:
             import yaml
 
             print(yaml.safe_dump(settings.tree(), sort_keys=False), end="")
             return 0
-        return train(settings)
+        return train(settings, earlier)
     except UserError as error:
+        return refused(error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def refused(error: UserError) -> int:
+    """Say it once, also where several processes come to the same; the exit status."""
+    if launched() == 1:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+    else:
+        from lab.peers import announce
+
+        announce(error, f"error: {error}")
+    return 1
+
+
+def chosen(words: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
+    """The settings, and the run to go on with, if `resume=` names or finds one."""
+    resume = value_of(words, "resume")
+    if resume is not None and resume != "auto":
+        earlier = named(resume, words)
+        return earlier.settings, earlier
+    settings = load(words)
+    return settings, newest(settings) if resume and launched_first() else None
 
 
 def run_all(runs: list[list[str]]) -> int:
@@ -46,9 +74,8 @@ def run_all(runs: list[list[str]]) -> int:
     return status
 
 
-def train(settings: Settings) -> int:
-    """One run, from checked settings to the final table."""
-    began = time.monotonic()
+def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> int:
+    """One run, or the rest of one, from checked settings to the final table."""
     config = settings.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
 
@@ -56,71 +83,73 @@ def train(settings: Settings) -> int:
 
     check_model_name(config.model.name)
 
+    from lab import distributed
     from lab.assemble import assemble
     from lab.console import Console
-    from lab.kernels_used import KernelsUsed
-    from lab.machine import SystemSampler, describe
-    from lab.run_folder import RunFolder
+    from lab.follow import follow
+    from lab.machine import SystemSampler
+    from lab.peers import watched
     from lab.summary import rows
-    from lab.tracking import Feeder, tracking_uri
 
     trainer = assemble(settings)
-    kernels = KernelsUsed(config.loss, trainer.device)
-
-    name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
-    folder = RunFolder(absolute(config.trainer.runs, ROOT / "runs"), name, settings.tree())
-    folder.record("start", name=name, params=settings.flat(), tags=describe(trainer.device) | kernels.tags() | config.tracking.tags)
-    folder.artifact(folder.path / "config.yaml")
-    feeder = None
-    if config.tracking.enabled:
-        uri = tracking_uri(config.tracking)
-        feeder = Feeder(folder.path, uri, config.tracking.experiment, config.tracking.patience_seconds)
-        feeder.start()
-    sampler = SystemSampler(folder, config.tracking.system_seconds, trainer.device)
+    earlier = distributed.of_first(earlier)
+    if not launched_first():
+        return follow(trainer, earlier)
+    run, name = opened(settings, trainer, earlier)
+    sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
-    console = Console(trainer.updates)
+    console = Console(trainer.updates, done=trainer.done)
     samples = f"{trainer.data.train.samples} training and {trainer.data.val.samples} held-out samples"
-    console.say(f"{name}: {samples} on {trainer.device}, loss by {kernels.backend}")
+    console.say(f"{name}: {samples} on {trainer.device}, loss by {trainer.kernels.backend}")
+    if launched() > 1:
+        console.say(trainer.parallel.says(config.data.batch_size * config.trainer.accumulate))
+    if earlier:
+        console.say(f"going on with {os.path.relpath(earlier.path)} after update {trainer.done} of {trainer.updates}")
+    elif config.resume:
+        console.say("resume=auto: no unfinished run has these settings; this is a new one")
 
-    status, figures = "FAILED", {}
-    failure: BaseException | None = None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        trainer.fit(folder, console)
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-    except Exception as error:
-        failure = error
+    with run.noted(), watched(run.abandon):
+        trainer.fit(run.folder, console, run.stop)
+        distributed.stop()
+    run.stop.deaf = launched() > 1  # torchrun stops all when another process has failed
     console.stop_bar()
     sampler.stop()
-    try:
-        figures = trainer.finish() | kernels.counts() | {"run/seconds": time.monotonic() - began}
-        folder.metrics(trainer.done, figures)
-    except (Exception, KeyboardInterrupt) as error:
-        status, failure = "FAILED", failure or error
-    if failure:
-        folder.record("tags", values={"error": f"{type(failure).__name__}: {failure}"})
-    folder.close(status)
-    untracked = feeder.close() if feeder else None
-
-    table = rows(trainer, kernels, trainer.values | figures) | {"run folder": os.path.relpath(folder.path)}
-    if feeder:
-        table["MLflow"] = f"incomplete: {untracked}" if untracked else f"{feeder.uri}, run {feeder.run_id}"
-    console.table(f"{name}: {status.lower()}", table)
-    if failure:
-        report(failure)
-    return {"FINISHED": 0, "KILLED": 130}.get(status, 1)
+    figures: dict[str, float] = {}
+    if run.status != "KILLED":  # what is killed is to end soon; its figures come when it has gone on to its end
+        with run.noted():
+            figures = trainer.finish() | trainer.kernels.counts() | {"run/seconds": run.seconds()}
+            run.folder.metrics(trainer.done, figures)
+    places = run.close()
+    console.table(f"{name}: {run.status.lower()}", rows(trainer, trainer.values | figures) | places)
+    if run.status == "KILLED":
+        console.say(f"to go on: experiments/train.py resume={places['run folder']}")
+    return run.exit_status()
 
 
-def report(failure: BaseException) -> None:
-    """A stop that the trainer chose needs its message alone; a fault needs its place as well."""
-    from lab.guard import NonFiniteError
+def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier | None) -> "tuple[Run, str]":
+    """The run, new or gone on with, and its name; the trainer is put where the run was."""
+    from lab.machine import describe
+    from lab.run import Run, record_start
+    from lab.run_folder import RunFolder
+    from lab.trainer_state import restore
 
-    if isinstance(failure, NonFiniteError):
-        print(f"error: {failure}", file=sys.stderr)
+    config = settings.config
+    name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
+    tags = describe(trainer.device) | trainer.kernels.tags()
+    if earlier is None:
+        return Run.start(settings, name, config.trainer.runs, tags, patient=True), name
+    folder = RunFolder.reopen(earlier.path)
+    state = load_state(earlier)
+    if state is not None:
+        restore(trainer, state)
+    if earlier.changed:
+        folder.write_config(settings.tree())
+    if folder.history.start is None:  # it was killed before it could say so
+        record_start(folder, settings, name, tags)
     else:
-        traceback.print_exception(failure)
+        folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
+        folder.artifact(folder.path / "config.yaml")
+    return Run(folder, config.tracking, patient=True, known=state["tracking"] if state else {}), name
 
 
 if __name__ == "__main__":

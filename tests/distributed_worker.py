@@ -13,7 +13,14 @@ PLAIN = ["trainer.device=cpu", "data.augment=false", "optim=sgd", "trainer.epoch
 VIT = ["model=tiny_vit", "loss.class_weight=[1,2,1,1,3,1,1,1,0.5,1]", "data.class_weight={3: 2.0}", *PLAIN]
 SCENES = [
     *("task=detection", "model.frozen_norm=true", *PLAIN),
-    *("data.train_scenes=7", "data.val_scenes=5", "data.scene_pixels=64", "data.digits=[1,3]", "data.digit_pixels=[14,24]", "data.workers=0"),
+    *(
+        "data.train_scenes=7",
+        "data.val_scenes=5",
+        "data.scene_pixels=64",
+        "data.digits=[1,3]",
+        "data.digit_pixels=[14,24]",
+        "data.workers=0",
+    ),
 ]
 
 

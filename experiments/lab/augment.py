@@ -72,6 +72,11 @@ class Mix:
     def state(self) -> dict[str, Tensor]:
         return {"host": self.host.get_state(), "device": self.device.get_state()}
 
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.host.set_state(state["host"])
+        if state["device"].shape == self.device.get_state().shape:  # a GPU's generator cannot go on as a CPU's
+            self.device.set_state(state["device"])
+
     def _draw(self) -> float:
         return float(torch.rand((), generator=self.host))
 

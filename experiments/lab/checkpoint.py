@@ -1,26 +1,36 @@
-"""Checkpoints that are whole or not there: written beside, flushed to disk, renamed."""
+"""Checkpoints that are whole or not there."""
 
-import os
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from lab.files import write_whole
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Write tensors and plain values so that `torch.load(path, weights_only=True)` reads them."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f"{path.name}.new")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    """Write tensors and plain values so that `torch.load(path, weights_only=True)` reads them.
+
+    Raises:
+        UserError: the file cannot be written; one of that name that was there is as it was.
+    """
+    write_whole(path, lambda file: torch.save(state, file))
+
+
+def save_weights(weights: dict[str, Tensor], path: Path, about: dict[str, Any]) -> None:
+    """Write weights as safetensors, for other programs; `about` becomes its metadata, as JSON but for strings.
+
+    Raises:
+        UserError: as `save`.
+    """
+    import safetensors.torch
+
+    # tensors that share memory or are not contiguous are refused
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+    write_whole(path, lambda file: file.write(safetensors.torch.save(tensors, metadata | {"format": "pt"})))
 
 
 def load(path: Path) -> dict[str, Any]:

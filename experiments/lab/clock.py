@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 class Clock:
     """Times a window of updates: from one reading of the device's counters to the next.
 
-    The first `warmup` updates of a run count in no rate.
+    The first `warmup` updates of a process count in no rate.
     """
 
     def __init__(self, device: torch.device, warmup: int) -> None:
@@ -28,6 +28,17 @@ class Clock:
         self.waited = 0.0
         self.window_updates = 0
         self.loss_marks: list[tuple[Any, Any]] = []
+
+    def state(self) -> dict[str, float]:
+        """Totals, and the window that is open."""
+        names = ("timed_updates", "timed_images", "timed_seconds", "timed_waited", "window_updates", "waited")
+        return {name: getattr(self, name) for name in names} | {"window_seconds": time.perf_counter() - self.began}
+
+    def load_state(self, state: dict[str, float]) -> None:
+        for name, value in state.items():
+            if name != "window_seconds":
+                setattr(self, name, value)
+        self.began = time.perf_counter() - state["window_seconds"]
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
         """Pass items on, and count the time they take to come."""

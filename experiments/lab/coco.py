@@ -11,6 +11,7 @@ from torchvision import tv_tensors
 from lab.coco_file import CocoFile
 from lab.detection_augment import Prepare
 from lab.detection_batch import DetectionBatch
+from lab.seeds import seeded
 
 
 @dataclass
@@ -41,9 +42,7 @@ class CocoImages(Dataset[Sample]):
         pixels = tv_tensors.Image(torch.from_numpy(np.array(file.open(position))).permute(2, 0, 1))
         alone = ~file.crowd[file.rows(position)]
         boxes, labels = file.boxes[file.rows(position)][alone], file.labels[file.rows(position)][alone]
-        with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would seed the GPU's generator as well
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             image, corners, labels = self.prepare(pixels, torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).float(), labels)
         return Sample(image, corners, labels, file.sizes[position], position, file.image_ids[position])
 

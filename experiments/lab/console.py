@@ -5,13 +5,14 @@ from typing import Any
 
 
 class Console:
-    def __init__(self, updates: int, work: str = "training", *, quiet: bool = False) -> None:
+    def __init__(self, updates: int, work: str = "training", done: int = 0, *, quiet: bool = False) -> None:
+        """done: how many of the updates an earlier process has made."""
         from rich.console import Console as Rich
 
         self.rich = Rich(highlight=False, soft_wrap=True, quiet=quiet)
         if not self.rich.is_terminal:
             self.rich.width = 140
-        self.updates = updates
+        self.updates, self.before = updates, done
         self.began = time.monotonic()
         self.bar: Any = None
         self.entry: Any = None
@@ -21,7 +22,7 @@ class Console:
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
             self.bar = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self.rich)
-            self.entry = self.bar.add_task(work, total=updates, figures="")
+            self.entry = self.bar.add_task(work, total=updates, completed=done, figures="")
             self.bar.start()
 
     def say(self, text: str) -> None:
@@ -39,7 +40,7 @@ class Console:
             self.bar.update(self.entry, completed=done, figures=text)
         elif time.monotonic() - self.last_line > 5:
             self.last_line = time.monotonic()
-            left = (self.last_line - self.began) / done * (self.updates - done)
+            left = (self.last_line - self.began) / max(done - self.before, 1) * (self.updates - done)
             self.say(f"epoch {epoch} · update {done}/{self.updates} · {text} · {clock(left)} left")
 
     def finished(self, done: int, text: str) -> None:

@@ -14,8 +14,10 @@ from lab import distributed
 from lab.augment import crop_and_flip, wobble
 from lab.batch import Batch
 from lab.errors import UserError
+from lab.places import Shares
 from lab.samples import Annotations, annotate
 from lab.schema import DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig
+from lab.seeds import seed_of
 from lab.settings import ROOT, absolute
 
 
@@ -28,7 +30,12 @@ class Loader(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
 
-    def state(self) -> dict[str, Any]: ...
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration be this epoch's, from its batch number `batch` on; without it, it is the epoch after the last one.
+
+        What an epoch brings, its order and its augmentation, follows from the seed and its number.
+        """
+        ...
 
 
 @dataclass
@@ -82,39 +89,39 @@ class MemoryLoader:
         self.group = None if notes.group is None else notes.group.to(device)
         self.mean, self.deviation = (value.view(1, -1, 1, 1).to(device) for value in norm)
         self.device, self.samples = device, len(self.targets)
-        self.shares = distributed.Shares(self.samples, batch_size)
+        self.shares = Shares(self.samples, batch_size)
         self.augment: Any = None
-        self.order: torch.Generator | None = None
-        self.noise: torch.Generator | None = None
+        self.seed: int | None = None
+        self.begin(1)
 
     def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
-        self.order = torch.Generator().manual_seed(seed)
-        self.noise = torch.Generator(self.device).manual_seed(distributed.own_seed(seed))
-        self.augment = augment
+        self.seed, self.augment = seed, augment
         return self
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        self.epoch, self.batch = epoch, batch
 
     def __len__(self) -> int:
         return len(self.shares)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.order is None:
-            order = torch.arange(self.samples, device=self.device)
-        else:
-            order = torch.randperm(self.samples, generator=self.order)
-            if self.device.type == "cuda":
-                order = order.pin_memory().to(self.device, non_blocking=True)
-        for index in self.shares.of(order):
+        epoch, first, noise = self.epoch, self.batch, torch.Generator(self.device)
+        self.begin(epoch + 1)
+        for number, index in enumerate(self.shares.of(self._order(epoch))[first:], start=first):
             images = self.images[index]
             scaled = images.float() / 255 if images.dtype == torch.uint8 else images
             images = (scaled - self.mean) / self.deviation
-            if self.augment is not None:
-                images = self.augment(images, self.noise)
+            if self.augment is not None and self.seed is not None:
+                images = self.augment(images, noise.manual_seed(distributed.own_seed(seed_of(self.seed, epoch, number))))
             weight = None if self.weight is None else self.weight[index]
             group = None if self.group is None else self.group[index]
             yield Batch(images, self.targets[index], index, weight, group)
 
-    def state(self) -> dict[str, Any]:
-        return {} if self.order is None or self.noise is None else {"order": self.order.get_state(), "noise": self.noise.get_state()}
+    def _order(self, epoch: int) -> Tensor:
+        if self.seed is None:
+            return torch.arange(self.samples, device=self.device)
+        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed_of(self.seed, epoch)))
+        return order.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else order
 
 
 def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:

@@ -35,6 +35,9 @@ class Unmixed:
     def state(self) -> dict[str, Tensor]:
         return {}
 
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        pass
+
 
 class Counts:
     """Of an evaluation: what was found, and the loss."""

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
-from lab import distributed
 from lab.coco import CocoImages, Collate, power_of_two
 from lab.coco_file import CocoFile, read_coco
 from lab.data import Norm
@@ -18,31 +17,12 @@ from lab.detection_augment import Prepare
 from lab.detection_batch import DetectionBatch
 from lab.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
 from lab.errors import UserError
+from lab.places import Places
 from lab.settings import ROOT, absolute
+from lab.workers import shielded
 
 # of ImageNet, where a model does not say
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-class Places(Sampler[list[tuple[int, int]]]):
-    """Batches of positions in the data set, each with the seed of its augmentation; shuffled where a seed is given."""
-
-    def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
-        self.samples, self.shuffled = samples, seed is not None
-        self.generator = torch.Generator().manual_seed(seed or 0)
-        self.shares = distributed.Shares(samples, batch_size)
-
-    def __len__(self) -> int:
-        return len(self.shares)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = torch.arange(self.samples)
-        seeds = torch.zeros_like(order)
-        if self.shuffled:
-            order = torch.randperm(self.samples, generator=self.generator)
-            seeds = torch.randint(2**62, (self.samples,), generator=self.generator)
-        for places, its_seeds in zip(self.shares.of(order), self.shares.of(seeds), strict=True):
-            yield list(zip(places.tolist(), its_seeds.tolist(), strict=True))
 
 
 class DetectionLoader:
@@ -70,6 +50,7 @@ class DetectionLoader:
             # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
             generator=torch.Generator(),
             num_workers=workers,
+            worker_init_fn=shielded,
             persistent_workers=train and workers > 0,
             pin_memory=device.type == "cuda",
         )
@@ -87,8 +68,8 @@ class DetectionLoader:
             # a worker's error comes with the traceback in front
             raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
 
-    def state(self) -> dict[str, Any]:
-        return {"order": self.places.generator.get_state()} if self.places.shuffled else {}
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        self.places.begin(epoch, batch)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 Without torchrun there is one process, and every function here does nothing or says so. A rank is the number of a process, 0 the first's.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,26 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.errors import UserError
+from lab.launch import launched, local_rank
+from lab.seeds import seed_of
 
 # a rank that writes a checkpoint or computes a metric alone keeps the others waiting for it
 TIMEOUT_MINUTES = 30
-
-
-def launched() -> int:
-    """How many processes torchrun started; 1 without it. Known before they have met."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local_rank() -> int:
-    """The number of this process on its host."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if launched() > 1 else 0
-
-
-def refuse_several(app: str) -> None:
-    """Raise UserError where torchrun started several processes of an app that runs in one."""
-    if launched() > 1:
-        raise UserError(f"{app} runs in one process; torchrun started {launched()}. Start it by uv run {app} ...")
 
 
 def start(device: torch.device) -> None:
@@ -85,8 +69,7 @@ def of_highest(value: dict[str, Any], key: str) -> dict[str, Any]:
     """The `value` of the rank whose entry `key` is the largest, on every rank."""
     if ranks() == 1:
         return value
-    numbers: list[Any] = [None] * ranks()
-    torch.distributed.all_gather_object(numbers, value[key])
+    numbers = gathered(value[key])
     together = [value]
     torch.distributed.broadcast_object_list(together, src=numbers.index(max(numbers)))
     return together[0]
@@ -94,7 +77,29 @@ def of_highest(value: dict[str, Any], key: str) -> dict[str, Any]:
 
 def own_seed(seed: int) -> int:
     """A seed of this rank's own; the first rank's is the given one."""
-    return seed + 1_000_003 * rank()
+    return seed_of(seed, rank()) if rank() else seed
+
+
+def anywhere(flag: bool, device: torch.device) -> bool:
+    """Whether it is so on any rank; waits for the device where there are several."""
+    return bool(highest({"flag": float(flag)}, device)["flag"])
+
+
+def gathered(value: Any) -> list[Any]:
+    """What every rank gives, by rank."""
+    values: list[Any] = [value]
+    if ranks() > 1:
+        values = [None] * ranks()
+        torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def of_first(value: Any) -> Any:
+    """What the first rank gives."""
+    values = [value]
+    if ranks() > 1:
+        torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 @contextmanager
@@ -121,34 +126,3 @@ def average_statistics(model: nn.Module) -> None:
     if kept:
         mean = total(torch.cat(kept)) / ranks()
         torch._foreach_copy_(kept, list(mean.split([value.numel() for value in kept])))
-
-
-class Shares:
-    """How the samples of an epoch are shared out: every batch among all ranks.
-
-    A batch has `batch_size` samples a rank; the last one has what is left, as even as can be, and is joined with the one before where it has
-    fewer samples than there are ranks. So all ranks have the same number of batches, none of them empty, and a sample is in one batch of one rank.
-
-    Raises:
-        UserError: there are fewer samples than ranks.
-    """
-
-    def __init__(self, samples: int, batch_size: int, place: tuple[int, int] | None = None) -> None:
-        """place: another rank and number of ranks than those of this process."""
-        self.rank, self.ranks = place or (rank(), ranks())
-        if samples < self.ranks:
-            raise UserError(f"{samples} samples cannot be shared out among {self.ranks} processes: start no more than there are samples.")
-        whole = batch_size * self.ranks
-        self.sizes = [whole] * (samples // whole)
-        if rest := samples % whole:
-            if rest < self.ranks and self.sizes:
-                self.sizes[-1] += rest
-            else:
-                self.sizes.append(rest)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def of(self, order: Tensor) -> list[Tensor]:
-        """This rank's part of each batch, of samples (N,) in the order of the epoch."""
-        return [batch[self.rank :: self.ranks] for batch in order.split(self.sizes)]

@@ -11,20 +11,27 @@ from torch.utils.data import DataLoader, Dataset
 from lab.batch import Batch
 from lab.data import Data, Norm, count_groups, readable_folder
 from lab.errors import UserError
+from lab.places import Places
 from lab.samples import Annotations, annotate
 from lab.schema import FolderConfig
+from lab.seeds import seeded
 from lab.settings import ROOT, absolute
+from lab.workers import shielded
 
 
 class Images(Dataset[tuple[Tensor, int, int]]):
+    """A sample is asked for by its position and a seed, so that its augmentation does not depend on which process prepares it."""
+
     def __init__(self, folder: Any) -> None:
         self.folder = folder
 
     def __len__(self) -> int:
         return len(self.folder)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
-        image, target = self.folder[index]
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, int, int]:
+        index, seed = place
+        with seeded(seed):
+            image, target = self.folder[index]
         return image, target, index
 
 
@@ -32,14 +39,15 @@ class FolderLoader:
     def __init__(self, folder: Any, notes: Annotations, config: FolderConfig, device: torch.device, seed: int | None) -> None:
         train = seed is not None
         self.samples, self.device, self.notes = len(folder), device, notes
-        self.generator = torch.Generator().manual_seed(seed or 0)
+        self.places = Places(len(folder), config.batch_size if train else config.eval_batch_size, seed)
         workers = min(config.workers, os.cpu_count() or 1)
         self.loader = DataLoader(
             Images(folder),
-            batch_size=config.batch_size if train else config.eval_batch_size,
-            shuffle=train,
-            generator=self.generator,
+            batch_sampler=self.places,
+            # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
+            generator=torch.Generator(),
             num_workers=workers,
+            worker_init_fn=shielded,
             persistent_workers=train and workers > 0,
             pin_memory=device.type == "cuda",
         )
@@ -58,8 +66,8 @@ class FolderLoader:
             return value
         return (value if value.is_pinned() else value.pin_memory()).to(self.device, non_blocking=True)
 
-    def state(self) -> dict[str, Any]:
-        return {"order": self.generator.get_state()}
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        self.places.begin(epoch, batch)
 
 
 def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:

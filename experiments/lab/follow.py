@@ -1,14 +1,14 @@
 """What every process but the first does: the same training, without folder, tracking and table."""
 
-import signal
-import traceback
 from typing import Any
 
 from lab import distributed, peers
 from lab.console import Console
-from lab.guard import NonFiniteError
+from lab.resume import Earlier, load_state
 from lab.run_folder import RunFolder
+from lab.stop import Stop
 from lab.trainer import Trainer
+from lab.trainer_state import restore
 
 
 class NoFolder(RunFolder):
@@ -20,22 +20,32 @@ class NoFolder(RunFolder):
     def record(self, kind: str, **fields: Any) -> None:
         pass
 
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        pass
+
+    def evaluation(self, step: int, counts: dict[str, Any]) -> None:
+        pass
+
     def artifact(self, path: Any, folder: str = "") -> None:
         pass
 
+    def tracked(self) -> dict[str, str]:
+        return {}
 
-def follow(trainer: Trainer) -> int:
+
+def follow(trainer: Trainer, earlier: Earlier | None) -> int:
     """Train along; the first rank says how the run ended."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop = Stop(patient=True, quiet=True)
     try:
-        with peers.watched(lambda reason: None):
-            trainer.fit(NoFolder(), Console(trainer.updates, quiet=True))
+        with peers.watched(lambda error: None):
+            if earlier and (state := load_state(earlier)) is not None:
+                restore(trainer, state)
+            trainer.fit(NoFolder(), Console(trainer.updates, quiet=True), stop)
             distributed.stop()
+    except peers.TOGETHER:
+        return 0
     except KeyboardInterrupt:
-        return 130
-    except NonFiniteError:
-        return 0  # all ranks stop together, and the first reports it
-    except Exception as error:
-        peers.announce("".join(traceback.format_exception(error)), f"{type(error).__name__}: {error}")
+        return stop.status
+    except peers.RankError:
         return 1
     return 0

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lab import distributed
 from lab.batch import Tensors
 
 
@@ -46,7 +48,7 @@ class Guard:
     def see(self, batch: Tensors, bad: Tensor, update: int) -> None:
         """Keep this micro-batch if its loss is bad."""
         tensors = batch.tensors()
-        shape = tuple((name, tuple(value.shape)) for name, value in tensors.items())
+        shape = _shape(tensors)
         if shape not in self.kept:
             self.kept[shape] = Kept({name: value.clone() for name, value in tensors.items()}, torch.full_like(self.total, -1))
         slot = self.kept[shape]
@@ -65,6 +67,22 @@ class Guard:
         slots = [(int(slot.update), slot) for slot in self.kept.values()]
         update, slot = max(slots, key=lambda pair: pair[0])
         return {"update": update} | {name: value.cpu() for name, value in slot.tensors.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Counters, and the kept batch if there has been one; waits for the device."""
+        counters = {name: getattr(self, name) for name in ("total", "streak", "longest")}
+        return {**counters, "evidence": distributed.of_highest(self.evidence(), "update") if self.longest else None}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name in ("total", "streak", "longest"):
+            getattr(self, name).copy_(state[name])
+        if state["evidence"] is not None:
+            tensors = {name: value.to(self.total.device) for name, value in state["evidence"].items() if name != "update"}
+            self.kept[_shape(tensors)] = Kept(tensors, torch.full_like(self.total, state["evidence"]["update"]))
+
+
+def _shape(tensors: dict[str, Tensor]) -> tuple[object, ...]:
+    return tuple((name, tuple(value.shape)) for name, value in tensors.items())
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -14,11 +14,21 @@ class KernelsUsed:
 
             self.backend = backend(torch.zeros(1, device=device))
         self.before = self._launches()
+        self.earlier: dict[str, int] = {}
+
+    def state(self) -> dict[str, int]:
+        """Launches of each kernel since the run's start."""
+        gained = {name: count - self.before.get(name, 0) for name, count in self._launches().items()}
+        totals = {name: gained.get(name, 0) + self.earlier.get(name, 0) for name in {**self.earlier, **gained}}
+        return {name: count for name, count in totals.items() if count}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Count on from what an earlier process of the run has launched."""
+        self.before, self.earlier = self._launches(), state
 
     def counts(self) -> dict[str, float]:
-        """Launches since the start, in all and by kernel."""
-        now = self._launches()
-        launches = {name: count - self.before.get(name, 0) for name, count in now.items() if count > self.before.get(name, 0)}
+        """Launches since the run's start, in all and by kernel."""
+        launches = self.state()
         by_kernel = {f"loss/launches_{name}": float(count) for name, count in launches.items()}
         return {"loss/launches": float(sum(launches.values())), **by_kernel}
 

@@ -13,6 +13,7 @@ import torch
 
 from lab import distributed
 from lab.errors import UserError, unknown
+from lab.launch import launched, local_rank
 from lab.run_folder import RunFolder
 from lab.schema import TrainerConfig
 from lab.settings import ROOT
@@ -21,9 +22,9 @@ from lab.settings import ROOT
 def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
     """The device of a setting; 'auto' takes a GPU where there is one, each of torchrun's processes its own."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if distributed.launched() > 1 and wanted != "cpu":
+    if launched() > 1 and wanted != "cpu":
         _check_one_gpu_each(wanted, setting, gpus)
-    mine = torch.device("cuda", distributed.local_rank())
+    mine = torch.device("cuda", local_rank())
     if wanted == "auto":
         return mine if gpus else torch.device("cpu")
     choices = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
@@ -35,7 +36,7 @@ def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
 def _check_one_gpu_each(wanted: str, setting: str, gpus: int) -> None:
     if wanted.startswith("cuda:"):
         raise UserError(f"{setting}={wanted}: each process takes the GPU of its own number; use {setting}=cuda, or auto.")
-    started = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.launched()))
+    started = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
     if gpus and started > gpus:
         raise UserError(
             f"{setting}={wanted}: torchrun started {started} processes on this host, which has {gpus} GPUs, and each needs one.\n"
@@ -108,7 +109,7 @@ class SystemSampler(threading.Thread):
         super().__init__(name="system", daemon=True)
         self.folder, self.seconds, self.device = folder, seconds, device
         self.stopped = threading.Event()
-        self.step = 0
+        self.step = self.first = folder.history.next_step("system/")
         self.gpu: Any = None
 
     def stop(self) -> None:
@@ -124,7 +125,7 @@ class SystemSampler(threading.Thread):
         process.cpu_percent()
         psutil.cpu_percent()
         self._open_gpu()
-        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == 0 else self.seconds):
+        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == self.first else self.seconds):
             used = psutil.virtual_memory()
             values = {
                 "system/cpu_utilization_percentage": psutil.cpu_percent(),

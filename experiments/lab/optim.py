@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.errors import UserError, unknown
-from lab.parallel import in_parts, whole
+from lab.parallel import as_parameters, in_parts, whole
 from lab.schema import OptimConfig
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
@@ -112,6 +112,14 @@ class Updater:
             "scaler": self.scaler.state_dict(),
             "count": self.count,
         }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the schedule is a function of the count, and stays that of this run's length."""
+        self.optimizer.load_state_dict(as_parameters(self.optimizer, state["optimizer"]))
+        self.scaler.load_state_dict(state["scaler"])
+        self.count = state["count"]
+        if self.schedule is not None and self.count:
+            self.schedule.step_update(self.count)
 
 
 def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per_epoch: int) -> Any:

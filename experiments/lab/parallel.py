@@ -37,6 +37,11 @@ class Parallel:
             # batch norms keep their own statistics until they are averaged
             self.forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
+    def says(self, samples: int) -> str:
+        """How an update of so many samples a process comes about."""
+        way = "FSDP" if self.sharded else "DistributedDataParallel"
+        return f"{self.ranks} processes ({way}), {samples} samples each: an update has {self.ranks * samples}"
+
     @contextmanager
     def gradients(self, *, shared: bool) -> Iterator[None]:
         """Of forward and backward inside, gradients stay this rank's own until one comes that is `shared`: it carries them all."""
@@ -52,16 +57,15 @@ class Parallel:
         """A rank's part of the loss, so large that the average of its gradients over ranks is their sum."""
         return loss if self.ranks == 1 else loss * self.ranks
 
-    def model_state(self) -> dict[str, Any]:
-        return whole_state(self.model.state_dict())
-
-    def load_model_state(self, state: dict[str, Any]) -> None:
+    def load_model_state(self, state: dict[str, Any] | None) -> None:
+        """Take the first rank's weights, from the whole ones of a checkpoint; the others need none."""
+        if self.ranks == 1:
+            self.model.load_state_dict(state or {})
+            return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-        if self.sharded:
-            set_model_state_dict(self.model, state, options=StateDictOptions(full_state_dict=True))
-        else:
-            self.model.load_state_dict(state)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(self.model, state if distributed.rank() == 0 and state else {}, options=options)
 
 
 def check(settings: TrainerConfig, device: torch.device, ranks: int) -> None:

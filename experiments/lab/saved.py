@@ -15,8 +15,8 @@ def checkpoint_of(words: list[str], usage: str) -> tuple[Path, list[str]]:
     return absolute(given[0], ROOT), [word for word in words if not word.startswith("checkpoint=")]
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What train.py saved.
+def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
+    """What train.py saved; `setting` has named it.
 
     Raises:
         UserError: there is no such file, or it is something else.
@@ -26,12 +26,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     from lab import checkpoint
 
     if not path.is_file():
-        raise UserError(f"checkpoint={path}: there is no such file.")
+        raise UserError(f"{setting}={path}: there is no such file.")
     try:
         state = checkpoint.load(path)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        raise UserError(f"checkpoint={path}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{setting}={path}: cannot be read: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):
-        raise UserError(f"checkpoint={path}: is none that this version's train.py saved.")
+        raise UserError(f"{setting}={path}: is none that this version's train.py saved.")
     state["config"]["model"]["pretrained"] = False  # its weights are in the checkpoint
     return state

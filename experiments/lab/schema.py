@@ -137,6 +137,8 @@ class TrainerConfig:
     log_every: int = number(10, least=1)
     eval_every: int = number(1, least=1)
     save_every: int = number(1, least=1)
+    save_updates: int | None = number(None, least=1)
+    save_minutes: float | None = number(10.0, above=0)
     timing_warmup: int = number(10, least=0)
     max_nonfinite: int = number(10, least=1)
     runs: str | None = None
@@ -155,6 +157,7 @@ class TrackingConfig:
 @dataclass
 class TrainConfig:
     name: str | None = None
+    resume: str | None = None
     task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=CrossEntropyConfig)

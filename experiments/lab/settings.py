@@ -41,7 +41,18 @@ class Settings(Generic[Config]):
 
     def flat(self) -> dict[str, str]:
         """The resolved settings as one level of dotted names."""
-        return {key: str(value) for key, value in _flatten(self.tree()).items()}
+        return flat(self.tree())
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as one level of dotted names."""
+    return {key: str(value) for key, value in _flatten(tree).items()}
+
+
+def value_of(words: Sequence[str], key: str) -> str | None:
+    """What the last of the words that sets `key` sets it to; None where none does."""
+    given = [override.value() for override in _parse(words) if override.key_or_group == key and not override.is_sweep_override()]
+    return None if not given or given[-1] is None else str(given[-1])
 
 
 def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
@@ -101,6 +112,8 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
     known = groups(TRAIN)
     chosen, values = _sorted(words, known)
     composed = OmegaConf.create(dict(tree))
+    if preset := [word for word in chosen if word.startswith("experiment=")]:
+        raise UserError(f"{preset[0]}: the run's own settings hold; give those that shall be others by name.")
     if chosen:
         fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
         for word in chosen:

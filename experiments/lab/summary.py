@@ -3,16 +3,14 @@
 from typing import Any
 
 from lab.console import clock
-from lab.kernels_used import KernelsUsed
 from lab.trainer import Trainer
 
 
-def rows(trainer: Trainer, kernels: KernelsUsed, values: dict[str, Any]) -> dict[str, str]:
+def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
     """What the run reached and what it cost; a figure that the run did not live to see has no row.
 
     Args:
         trainer: after its run.
-        kernels: as counted since the run's start.
         values: the run's metrics, the last value of each.
     """
     best = trainer.best
@@ -26,7 +24,7 @@ def rows(trainer: Trainer, kernels: KernelsUsed, values: dict[str, Any]) -> dict
     if "run/data_wait_share" in values:
         table["waiting for data"] = f"{values['run/data_wait_share']:.1%} of a step's time"
     if "train/loss_ms" in values:
-        table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {kernels.summary()}"
+        table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {trainer.kernels.summary()}"
     skipped, nonfinite = (values.get(f"train/{name}", 0) for name in ("skipped_updates", "nonfinite_updates"))
     table["skipped updates"] = f"{skipped:.0f}, of them {nonfinite:.0f} without a finite loss or gradient"
     if "run/seconds" in values:

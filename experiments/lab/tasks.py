@@ -25,6 +25,8 @@ class Mixing(Protocol):
 
     def state(self) -> dict[str, Tensor]: ...
 
+    def load_state(self, state: dict[str, Tensor]) -> None: ...
+
 
 class Task(Protocol):
     """What the trainer asks of a task."""

@@ -23,18 +23,28 @@ def tracking_uri(config: TrackingConfig) -> str:
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{ROOT / 'mlflow.db'}"
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """What has been sent of a run folder, and where: uri, experiment, run_id, offset; empty if nothing has."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+    return {}
+
+
 class Feeder(threading.Thread):
     """Sends the records of a run folder to an MLflow store, in order, each until it has arrived.
 
     What it has sent is kept in tracking.json, so that another Feeder can go on where this one ended.
     """
 
-    def __init__(self, folder: Path, uri: str, experiment: str, patience: float) -> None:
+    def __init__(self, folder: Path, uri: str, experiment: str, patience: float, known: dict[str, str] | None = None) -> None:
+        """known: uri and run_id that a checkpoint holds, in case that tracking.json is lost; what the run has is not added twice."""
         super().__init__(name="mlflow", daemon=True)
         self.folder, self.uri, self.experiment, self.patience = folder, uri, experiment, patience
         self.ended = threading.Event()
         self.error: str | None = None
-        state = self._read_state()
+        state: dict[str, Any] = read_state(folder)
+        if state.get("uri") != uri:
+            state = known if known and known.get("uri") == uri else {}
         self.offset: int = state.get("offset", 0)
         self.run_id: str | None = state.get("run_id")
         self.client: Any = None
@@ -46,6 +56,13 @@ class Feeder(threading.Thread):
         if self.is_alive() and self.error is None:
             self.error = f"not finished within tracking.patience_seconds={self.patience:g}"
         return None if not self.is_alive() and self._all_sent() else self.error
+
+    def end(self, status: str, error: str) -> None:
+        """Tell the store how the run ended where its folder cannot be written any more; call after `close`."""
+        with contextlib.suppress(Exception):
+            if self.run_id is not None and not self.is_alive():
+                self._tag(self._connected(), {"error": error})
+                self._connected().set_terminated(self.run_id, status)
 
     def run(self) -> None:
         pause = 0.5
@@ -108,9 +125,13 @@ class Feeder(threading.Thread):
         client = self._connected()
         if record["kind"] == "start":
             self._start(client, record)
+        elif record["kind"] == "resume":
+            client.update_run(self.run_id, status="RUNNING")
+            for name in {"error", "resumable"} & set(client.get_run(self.run_id).data.tags):
+                client.delete_tag(self.run_id, name)
+            self._tag(client, record["tags"])
         elif record["kind"] == "tags":
-            for name, value in record["values"].items():
-                client.set_tag(self.run_id, name, value)
+            self._tag(client, record["values"])
         elif record["kind"] == "artifact":
             path = self.folder / record["path"]
             if path.exists():
@@ -120,7 +141,7 @@ class Feeder(threading.Thread):
             client.set_terminated(self.run_id, record["status"], int(record["time"] * 1000))
 
     def _start(self, client: Any, record: dict[str, Any]) -> None:
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Param
 
         if self.run_id is None:
             experiment = self._experiment_id(client)
@@ -130,7 +151,12 @@ class Feeder(threading.Thread):
         params = [Param(name, value[:6000]) for name, value in record["params"].items()]
         for start in range(0, len(params), 100):
             client.log_batch(self.run_id, params=params[start : start + 100])
-        client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in record["tags"].items()])
+        self._tag(client, record["tags"])
+
+    def _tag(self, client: Any, tags: dict[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _experiment_id(self, client: Any) -> str:
         with _lock_of(self.uri):
@@ -173,13 +199,6 @@ class Feeder(threading.Thread):
         temporary = self.folder / f"{STATE}.new"
         temporary.write_text(json.dumps(state), encoding="utf-8")
         temporary.replace(self.folder / STATE)
-
-    def _read_state(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            state = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
-            if state.get("uri") == self.uri:
-                return state
-        return {}
 
 
 def _sqlite_file(uri: str) -> Path | None:

@@ -1,7 +1,9 @@
 """The training loop: plain torch, the same for every task."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ from lab.clock import Clock
 from lab.console import Console
 from lab.data import Loader, Sets
 from lab.guard import Guard, NonFiniteError
+from lab.kernels_used import KernelsUsed
 from lab.machine import memory
 from lab.optim import Updater
 from lab.parallel import Parallel, whole_state
 from lab.run_folder import RunFolder
 from lab.schema import TrainConfig
+from lab.stop import Stop, StoppedError
 from lab.tasks import Task
+from lab.trainer_state import state_of
 
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -62,46 +67,94 @@ class Trainer:
         self.guard = Guard(self.model, settings.max_nonfinite, device)
         # a compiled model is compiled again for the first epoch's smaller last batch
         self.clock = Clock(device, max(settings.timing_warmup, self.per_epoch if settings.compile else 0))
+        self.kernels = KernelsUsed(config.loss, device)
         self.best = Best()
-        self.epoch = self.done = 0
+        self.epoch, self.batch, self.epoch_ended = 1, 0, False  # batch: how many of the epoch's are trained on
+        self.done = 0
         self.values: dict[str, float] = {}
         self.pictured: Any = None
         self.skipped = 0
+        self.stop: Stop | None = None
         self._clear_window()
 
-    def fit(self, folder: RunFolder, console: Console) -> None:
-        """Train to the end.
+    def fit(self, folder: RunFolder, console: Console, stop: Stop | None = None) -> None:
+        """Train to the end, from where the trainer is.
 
         Raises:
             NonFiniteError: after `trainer.max_nonfinite` updates in a row without a finite loss; the last bad batch is saved.
+            StoppedError: `stop` was wanted; a checkpoint is written.
+            UserError: a checkpoint cannot be written.
         """
-        self.folder, self.console = folder, console
-        for epoch in range(1, self.settings.epochs + 1):
-            self.epoch = epoch
-            self.train_epoch()
-            last = self.epoch == self.settings.epochs or self.done >= self.updates
-            improved = False
-            if last or self.epoch % self.settings.eval_every == 0:
-                improved = self.evaluate_epoch()
-            if improved:
-                self.save("best.pt", whole=False)
-            if last or self.epoch % self.settings.save_every == 0:
-                self.save("last.pt", whole=True)
-            if last:
-                break
+        self.folder, self.console, self.stop = folder, console, stop
+        self.saved_at = time.monotonic()
+        try:
+            while self.begin_epoch():
+                self.train_epoch()
+                self.end_epoch()
+        except StoppedError:
+            self.save("last.pt", whole=True)
+            raise
+        self.stop = None  # it is too late now
+        self.see_best_again()
+
+    def begin_epoch(self) -> bool:
+        """Go on with the epoch that is not over, or to the next one; return whether there is any."""
+        if not self.epoch_ended:
+            return True
+        if self.done >= self.updates:
+            return False
+        if self.batch == len(self.data.train):
+            self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch_ended = False
+        return True
 
     def train_epoch(self) -> None:
+        """Train on what is left of the epoch."""
         self.model.train()
-        self.clock.restart()
-        for group in self.groups():
+        if not self.clock.window_updates:
+            self.clock.restart()
+        self.data.train.begin(self.epoch, self.batch)
+        left = min(self.per_epoch * self.epoch, self.updates) - self.done
+        for group in islice(self.groups(), left):
             self.update(group)
+            self.batch += len(group)
             self.console.advance(self.done)
             if self.done % self.settings.log_every == 0:
                 self.report()
-            if self.done >= self.updates:
-                break
+            if self.save_is_due():
+                self.save("last.pt", whole=True)
+            if self.meeting():
+                self.end_if_wanted()
         if self.clock.window_updates:
             self.report()
+
+    def end_epoch(self) -> None:
+        """Evaluate and save, if it is time."""
+        last = self.done >= self.updates
+        improved = (last or self.epoch % self.settings.eval_every == 0) and self.evaluate_epoch()
+        self.epoch_ended = True
+        if improved:
+            self.save("best.pt", whole=False)
+        if last or self.epoch % self.settings.save_every == 0:
+            self.save("last.pt", whole=True)
+        if not last:
+            self.end_if_wanted()
+
+    def save_is_due(self) -> bool:
+        """Whether a checkpoint is due within the epoch, by the count of updates or by the clock."""
+        updates, minutes = self.settings.save_updates, self.settings.save_minutes
+        late = minutes is not None and time.monotonic() - self.saved_at >= minutes * 60
+        late = self.meeting() and distributed.anywhere(late, self.device)
+        return late or (updates is not None and self.done % updates == 0)
+
+    def meeting(self) -> bool:
+        """Whether ranks can agree on what only one of them knows: where all have just waited for the device. One alone always can."""
+        return self.parallel.ranks == 1 or self.done % self.settings.log_every == 0
+
+    def end_if_wanted(self) -> None:
+        """Raise StoppedError if the run shall end on any rank; called by all, and only where a checkpoint can be written."""
+        if distributed.anywhere(self.stop is not None and self.stop.wanted, self.device):
+            raise StoppedError
 
     def groups(self) -> Iterator[list[Tensors]]:
         """The batches of each update."""
@@ -198,7 +251,7 @@ class Trainer:
             values |= {f"val_without_ema/{name}": plain.values[name] for name in (self.task.monitor, "loss") if name in plain.values}
         self.values |= values
         self.folder.metrics(self.done, values)
-        self.folder.record("evaluation", step=self.done, **result.tree())
+        self.folder.evaluation(self.done, result.tree())
         self.console.say(f"epoch {self.epoch}/{self.settings.epochs} · {self.task.headline(result)}")
         score = result.values[self.task.monitor]
         if score <= self.best.score:
@@ -213,44 +266,58 @@ class Trainer:
         distributed.average_statistics(model)
         counts = self.task.counts()
         for batch in loader:
+            if self.parallel.ranks == 1:
+                self.end_if_wanted()
             with self.autocast():
                 output = model(self.laid_out(batch))
             self.task.count(counts, output, batch)
         return counts.result()
 
     def save(self, name: str, *, whole: bool) -> None:
-        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs. The first rank writes it."""
+        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs; else safetensors, too.
+
+        Every rank has to call it, and the first one writes.
+        """
         distributed.average_statistics(self.model)
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
             "config": self.tree,
             "classes": self.data.classes,
+            "samples": self.data.train.samples,
             "norm": asdict(self.data.norm),
             "epoch": self.epoch,
             "updates": self.done,
-            "best": {"score": self.best.score, "epoch": self.best.epoch, "values": self.best.values},
+            "best": asdict(self.best),
+            "tracking": self.folder.tracked(),
         }
         if whole:
-            state |= self.updater.state()
-            state["nonfinite"] = {name: getattr(self.guard, name) for name in ("total", "streak", "longest")}
-            state["rng"] = {
-                "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-                "data": self.data.train.state(),
-                "mix": self.task.mix.state(),
-            }
+            state |= state_of(self)
+            self.saved_at = time.monotonic()
         state = whole_state(state)
-        if distributed.rank() == 0:
-            checkpoint.save(state, self.folder.path / "checkpoints" / name)
+        if distributed.rank() > 0:
+            return
+        path = self.folder.path / "checkpoints" / name
+        checkpoint.save(state, path)
+        if not whole:
+            about = {name: state[name] for name in ("classes", "norm", "config")}
+            checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
+
+    def see_best_again(self) -> None:
+        """Evaluate the best weights where an earlier process of the run did: its pictures are not drawn yet."""
+        if self.pictured is None and self.best.values is not None:
+            state = checkpoint.load(self.folder.path / "checkpoints" / "best.pt") if distributed.rank() == 0 else {}
+            self.parallel.load_model_state(state.get("ema") or state.get("model"))
+            self.pictured = self.evaluate(self.model, self.data.val)
 
     def finish(self) -> dict[str, float]:
         """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
         path: Path = self.folder.path
+        best = path / "checkpoints" / "best.pt"
         if self.pictured is not None:
             for picture in self.task.pictures(self.pictured, path):
                 self.folder.artifact(picture, "pictures")
-            self.folder.artifact(path / "checkpoints" / "best.pt", "checkpoints")
+            self.folder.artifact(best, "checkpoints")
         values = {**self.clock.overall(), **memory(self.device)}
         values |= {f"best/{name}": value for name, value in (self.best.values or {}).items()}
         values["best/epoch"] = float(self.best.epoch)

@@ -1,0 +1,138 @@
+"""A run of any app while it lasts: its folder, MLflow fed from it, and how it ends."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab.errors import UserError
+from lab.run_folder import RunFolder
+from lab.schema import TrackingConfig
+from lab.settings import ROOT, Settings, absolute
+from lab.stop import Stop, StoppedError
+from lab.tracking import Feeder, tracking_uri
+
+
+class Run:
+    """Open it by `start`, or from an earlier run's folder, do the work within `noted`, `close` it, and leave with `exit_status`."""
+
+    def __init__(self, folder: RunFolder, tracking: TrackingConfig, *, patient: bool, known: dict[str, str] | None = None) -> None:
+        """
+        Args:
+            folder: with its first record.
+            tracking: where MLflow is, if it is wanted.
+            patient: the work looks at `stop` and ends by itself; otherwise the first signal interrupts it.
+            known: uri and run_id of the run in MLflow, as a checkpoint holds them.
+        """
+        self.folder, self.began = folder, time.monotonic()
+        self.stop = Stop(patient=patient)
+        self.status = "FAILED"
+        self.failure: Exception | None = None
+        self.feeder: Feeder | None = None
+        if tracking.enabled:
+            self.feeder = Feeder(folder.path, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds, known)
+            self.feeder.start()
+
+    @classmethod
+    def start(
+        cls,
+        settings: Settings[Any],
+        name: str,
+        runs: str | None,
+        tags: dict[str, str],
+        *,
+        patient: bool = False,
+        setting: str = "trainer.runs",
+    ) -> "Run":
+        """A new run in a new folder under `runs`, which `setting` names.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        folder = RunFolder(absolute(runs, ROOT / "runs"), name, settings.tree(), setting)
+        record_start(folder, settings, name, tags)
+        return cls(folder, settings.config.tracking, patient=patient)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note how what is inside ends: finished, killed by a signal, or failed with an exception, which is not raised any further."""
+        try:
+            yield
+            if self.failure is None:
+                self.status = "FINISHED"
+        except (KeyboardInterrupt, StoppedError):
+            self.status = "KILLED"
+        except Exception as error:
+            self.status, self.failure = "FAILED", self.failure or error
+        finally:
+            self.stop.patient = False
+
+    def abandon(self, failure: Exception) -> None:
+        """End it as failed from another thread, while the main one waits in vain."""
+        self.status, self.failure = "FAILED", failure
+        self.close()
+        report(failure)
+
+    def seconds(self) -> float:
+        """Since the run's start, without the time between its processes."""
+        return self.folder.history.seconds + time.monotonic() - self.began
+
+    def close(self) -> dict[str, str]:
+        """Record the end, wait until MLflow has it, and return where all of it is, as rows of a table."""
+        tags = {"error": _words(self.failure)} if self.failure else {}
+        if self.status == "KILLED" and self.stop.patient:
+            tags["resumable"] = "true"
+        unwritten: UserError | None = None
+        try:
+            if tags:
+                self.folder.record("tags", values=tags)
+        except UserError as error:
+            unwritten = error
+        try:
+            self.folder.close(self.status)
+        except UserError as error:
+            unwritten = error
+        if unwritten:
+            self.status, self.failure = "FAILED", self.failure or unwritten
+        rows = {"run folder": os.path.relpath(self.folder.path)}
+        if self.feeder:
+            try:
+                untracked = self.feeder.close()
+                if unwritten:
+                    self.feeder.end(self.status, _words(self.failure or unwritten))
+            except KeyboardInterrupt:
+                untracked = "interrupted; experiments/replay.py sends the rest"
+            rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{self.feeder.uri}, run {self.feeder.run_id}"
+        return rows
+
+    def exit_status(self) -> int:
+        """0 after the end of the work, 130 after SIGINT, 143 after SIGTERM, else 1, having said what happened."""
+        if self.failure:
+            report(self.failure)
+        return {"FINISHED": 0, "KILLED": self.stop.status}.get(self.status, 1)
+
+
+def report(failure: Exception) -> None:
+    """A stop that we chose needs its message alone; a fault needs its place as well."""
+    from lab.guard import NonFiniteError
+    from lab.peers import RankError
+
+    if isinstance(failure, (NonFiniteError, RankError, UserError)):
+        print(f"error: {failure}", file=sys.stderr)
+    else:
+        traceback.print_exception(failure)
+
+
+def record_start(folder: RunFolder, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
+    """The first record: which app it is, what it is told, on what it runs."""
+    app = Path(sys.argv[0]).stem
+    folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
+    folder.artifact(folder.path / "config.yaml")
+
+
+def _words(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,53 @@
+"""SIGINT and SIGTERM: the wish that a run ends."""
+
+import os
+import signal
+import time
+from types import FrameType
+
+
+class StoppedError(Exception):
+    """The run has ended because it was asked to; it can go on later."""
+
+
+class Stop:
+    """Takes SIGINT and SIGTERM from now on.
+
+    The first is a wish, which `wanted` tells to those who ask; a second one raises KeyboardInterrupt at once, a third one ends the process.
+    Where nobody asks (`patient=False`) the first one raises. Once it is `deaf`, signals are nothing to it.
+    """
+
+    PAUSE = 1.0
+    """Seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already."""
+
+    def __init__(self, *, patient: bool, quiet: bool = False) -> None:
+        self.patient, self.quiet, self.deaf = patient, quiet, False
+        self.signal: int | None = None
+        self.seen = 0.0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._take)
+
+    @property
+    def wanted(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def status(self) -> int:
+        """The exit status that shells give a process which a signal ended: 130 after SIGINT, 143 after SIGTERM."""
+        return 128 + (self.signal or signal.SIGINT)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.deaf:
+            return
+        if self.signal is not None and now - self.seen < self.PAUSE:
+            return
+        first, self.seen = self.signal is None, now
+        self.signal = self.signal or number
+        if first and self.patient:
+            if not self.quiet:
+                os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")
+            return
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt
