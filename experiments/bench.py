@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError, unknown
+from lab.launch import refuse_several
 from lab.schema import BenchConfig
 from lab.settings import BENCH, Settings, load_for
 from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, SUITES, Case, UnknownNameError, matching, select

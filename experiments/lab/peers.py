@@ -125,13 +125,8 @@ def _store() -> Any:
     import torch
 
     try:
-        return torch.distributed.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=10),
-            wait_for_workers=False,
-        )
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return torch.distributed.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10), wait_for_workers=False)
     except (KeyError, RuntimeError):  # torch's DistNetworkError is a RuntimeError
         return None
 

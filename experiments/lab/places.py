@@ -14,8 +14,8 @@ from lab.seeds import seed_of
 class Shares:
     """How the samples of an epoch are shared out: every batch among all ranks.
 
-    A batch has `batch_size` samples a rank; the last one has what is left, as even as can be, and is joined with the one before where it has
-    fewer samples than there are ranks. So all ranks have the same number of batches, none of them empty, and a sample is in one batch of one rank.
+    A batch has `batch_size` samples a rank; the last one has what is left, as even as can be, and is joined with the one before where
+    it has fewer samples than there are ranks. So all ranks have as many batches, none of them empty, and a sample is in one batch of one.
 
     Raises:
         UserError: there are fewer samples than ranks.

@@ -39,8 +39,8 @@ class Best:
 class Trainer:
     """Trains a task's model on its data and leaves everything worth knowing in the run folder.
 
-    An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end, and its loss is that of one batch of all their samples.
-    Figures are those of all ranks, and the same on each, so that they decide alike.
+    An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end, and its loss is that of one batch of all their
+    samples. Figures are those of all ranks, and the same on each, so that they decide alike.
     Losses and counters stay on the device and are read every `trainer.log_every` updates.
     """
 
