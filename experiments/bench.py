@@ -71,7 +71,7 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
             names = [name for name in names if name != "torch.compile"]  # its compiler takes minutes there
     cases = cases_for(device, cases)
     name = config.name or f"bench-{config.mode}"
-    run = Run.start(settings, name, config.runs, describe(device), setting="runs")
+    run = Run.start("bench", settings, name, config.runs, describe(device), setting="runs")
     console = Console(len(cases), "cases")
 
     with run.noted():

@@ -46,7 +46,7 @@ def evaluate(settings: Settings[Any], state: dict[str, Any], path: Path) -> int:
     trainer.model.load_state_dict(state["ema"] or state["model"])
 
     name = f"evaluate-{config.name or f'{config.loss.title}-{config.model.title}'}-{config.data.name}"
-    run = Run.start(settings, name, config.trainer.runs, describe(trainer.device) | {"checkpoint": os.path.relpath(path)})
+    run = Run.start("evaluate", settings, name, config.trainer.runs, describe(trainer.device) | {"checkpoint": os.path.relpath(path)})
     console = Console(1, "evaluation")
     console.say(f"{name}: {trainer.data.val.samples} held-out samples on {trainer.device}")
     table: dict[str, str] = {}

@@ -137,7 +137,7 @@ def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
     tags = describe(trainer.device) | trainer.kernels.tags()
     if earlier is None:
-        return Run.start(settings, name, config.trainer.runs, tags, patient=True), name
+        return Run.start("train", settings, name, config.trainer.runs, tags), name
     folder = RunFolder.reopen(earlier.path)
     state = load_state(earlier)
     if state is not None:
@@ -145,7 +145,7 @@ def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier
     if earlier.changed:
         folder.write_config(settings.tree())
     if folder.history.start is None:  # it was killed before it could say so
-        record_start(folder, settings, name, tags)
+        record_start(folder, "train", settings, name, tags)
     else:
         folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
         folder.artifact(folder.path / "config.yaml")

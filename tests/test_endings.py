@@ -66,7 +66,7 @@ def test_an_interrupted_run_is_killed(clone, sent):
         time.sleep(0.2)
     process.send_signal(sent)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
+    assert process.returncode == 128 + sent, output
     assert "Traceback" not in output
     run, records = the_run(clone)
     assert run.info.status == records[-1]["status"] == "KILLED"

@@ -88,7 +88,7 @@ def test_checkpoints_load_with_weights_only(ran):
     best = torch.load(folder / "checkpoints" / "best.pt", weights_only=True)
     assert {"model", "ema", "optimizer", "schedule", "scaler", "count", "rng", "config", "epoch", "updates", "nonfinite"} <= set(last)
     assert last["updates"] == last["count"] == 2 * 23
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.pt", "best.pt", "best.safetensors"}
     model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
     model.load_state_dict(best["model"])
     assert best["config"]["loss"]["name"] == "focal"

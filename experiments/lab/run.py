@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
@@ -25,11 +24,11 @@ class Run:
         Args:
             folder: with its first record.
             tracking: where MLflow is, if it is wanted.
-            patient: the work looks at `stop` and ends by itself; otherwise the first signal interrupts it.
+            patient: the work looks at `stop`, ends by itself and can go on later; otherwise the first signal interrupts it.
             known: uri and run_id of the run in MLflow, as a checkpoint holds them.
         """
         self.folder, self.began = folder, time.monotonic()
-        self.stop = Stop(patient=patient)
+        self.stop, self.resumable = Stop(patient=patient), patient
         self.status = "FAILED"
         self.failure: Exception | None = None
         self.feeder: Feeder | None = None
@@ -39,23 +38,16 @@ class Run:
 
     @classmethod
     def start(
-        cls,
-        settings: Settings[Any],
-        name: str,
-        runs: str | None,
-        tags: dict[str, str],
-        *,
-        patient: bool = False,
-        setting: str = "trainer.runs",
+        cls, app: str, settings: Settings[Any], name: str, runs: str | None, tags: dict[str, str], *, setting: str = "trainer.runs"
     ) -> "Run":
-        """A new run in a new folder under `runs`, which `setting` names.
+        """A new run of an app in a new folder under `runs`, which `setting` names.
 
         Raises:
             UserError: the folder cannot be written.
         """
         folder = RunFolder(absolute(runs, ROOT / "runs"), name, settings.tree(), setting)
-        record_start(folder, settings, name, tags)
-        return cls(folder, settings.config.tracking, patient=patient)
+        record_start(folder, app, settings, name, tags)
+        return cls(folder, settings.config.tracking, patient=app == "train")
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -84,7 +76,7 @@ class Run:
     def close(self) -> dict[str, str]:
         """Record the end, wait until MLflow has it, and return where all of it is, as rows of a table."""
         tags = {"error": _words(self.failure)} if self.failure else {}
-        if self.status == "KILLED" and self.stop.patient:
+        if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
         unwritten: UserError | None = None
         try:
@@ -127,9 +119,8 @@ def report(failure: Exception) -> None:
         traceback.print_exception(failure)
 
 
-def record_start(folder: RunFolder, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
+def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
     """The first record: which app it is, what it is told, on what it runs."""
-    app = Path(sys.argv[0]).stem
     folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
 

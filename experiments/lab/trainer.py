@@ -318,7 +318,7 @@ class Trainer:
             for picture in self.task.pictures(self.pictured, path):
                 self.folder.artifact(picture, "pictures")
             self.folder.artifact(best, "checkpoints")
-        values = {**self.clock.overall(), **memory(self.device)}
+        values = self.clock.overall()
         values |= {f"best/{name}": value for name, value in (self.best.values or {}).items()}
         values["best/epoch"] = float(self.best.epoch)
         return values
