@@ -94,13 +94,21 @@ def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str]
         console.say(WITHOUT_GPU)
     report = new_report(device, config.commit or current_commit(), {name: settings.tree()[name] for name in CHANGE_FIGURES})
     how = Measurement(config.milliseconds, config.seed, config.graphs, config.forward)
-    try:
-        run(report, cases, names, device, how, lambda done, rows: console.finished(done, summary(rows)))
-    finally:
+
+    def save() -> None:
         report.seconds = time.monotonic() - began
         report.save(folder.path / "report.json")
         if config.out:
             report.save(Path(config.out))
+
+    def progress(done: int, rows: list[Any]) -> None:
+        save()  # a library may take the signals for itself, so that an end comes without a warning
+        console.finished(done, summary(rows))
+
+    try:
+        run(report, cases, names, device, how, progress)
+    finally:
+        save()
         folder.artifact(folder.path / "report.json")
         folder.metrics(0, metrics(report))
     write_pictures(report, folder)

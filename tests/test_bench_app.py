@@ -17,7 +17,7 @@ def bench(clone, *words):
 @pytest.fixture(scope="module")
 def ran(new_clone):
     clone = new_clone()
-    done = bench(clone, *SMALL, "out=figures.json", "commit=abc123", "contenders=lossforge,torch,timm,liger")
+    done = bench(clone, *SMALL, "out=figures.json", "commit=3319e81", "contenders=lossforge,torch,timm,liger")
     assert done.status == 0, done.output
     clone.output = done.output
     return clone
@@ -35,7 +35,7 @@ def test_report_of_the_run(ran):
     report = load(ran.path / "figures.json")
     (folder,) = ran.run_folders()
     assert load(folder / "report.json") == report
-    assert report.commit == "abc123"
+    assert report.commit == "3319e81"  # which also reads as a number
     assert report.gpu == "none"
     assert report.copy_bytes_per_second is None
     assert report.settings["milliseconds"] == 2
@@ -49,6 +49,18 @@ def test_report_of_the_run(ran):
         ("ce 64x10 fp32", "torch"),
     ]
     assert all(r.status == "ok" and r.ms > 0 and r.gradient_error < 1e-5 for r in report.rows)
+
+
+def test_what_was_measured_outlives_a_kill(new_clone):
+    from lossforge.bench.report import load
+
+    clone = new_clone()
+    clone.script = "experiments/bench.py"
+    process = clone.start(*SMALL, "out=figures.json", "contenders=lossforge", "tracking=none", TRITON_INTERPRET="0")
+    assert any("1/3" in line for line in process.stdout)
+    process.kill()
+    process.wait()
+    assert load(clone.path / "figures.json").rows[0].status == "ok"
 
 
 def test_store_holds_the_run(ran):

@@ -135,7 +135,10 @@ class SystemSampler(threading.Thread):
                 "system/process_memory_megabytes": process.memory_info().rss / 1e6,
                 **self._gpu_values(),
             }
-            self.folder.metrics(self.step, values)
+            try:
+                self.folder.metrics(self.step, values)
+            except UserError:
+                return  # the run's own next record says it
             self.step += 1
 
     def _open_gpu(self) -> None:

@@ -81,6 +81,7 @@ def help_text(script: str) -> str:
         f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
     ]
     lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
+    lines += [f"  {script} resume=runs/RUN   # go on with a run that was interrupted"]
     return "\n".join(lines)
 
 
@@ -235,8 +236,11 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
     owner, item = _locate(tree, key)
     if item is None and not _is_map_entry(owner):
         _refuse_name(app, tree, key, known)
+    value = override.value()
+    if isinstance(value, (int, float)) and item is not None and item.type in (str, str | None):
+        value = (override.input_line or "").partition("=")[2]  # commit=3319e81 is no number
     try:
-        OmegaConf.update(tree, key, override.value(), force_add=True)
+        OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         wanted = _wanted(item) if item is not None else "another type"
         raise UserError(f"{override.input_line}: {wanted} is expected.\n{str(error).splitlines()[0]}") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from lab.files import write_whole
 from lab.schema import TrackingConfig
 from lab.settings import ROOT
 
@@ -196,9 +197,7 @@ class Feeder(threading.Thread):
     def _advance(self, size: int) -> None:
         self.offset += size
         state = {"uri": self.uri, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
-        temporary = self.folder / f"{STATE}.new"
-        temporary.write_text(json.dumps(state), encoding="utf-8")
-        temporary.replace(self.folder / STATE)
+        write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
 
 
 def _sqlite_file(uri: str) -> Path | None:

@@ -305,9 +305,13 @@ class Trainer:
 
     def see_best_again(self) -> None:
         """Evaluate the best weights where an earlier process of the run did: its pictures are not drawn yet."""
-        if self.pictured is None and self.best.values is not None:
-            state = checkpoint.load(self.folder.path / "checkpoints" / "best.pt") if distributed.rank() == 0 else {}
-            self.parallel.load_model_state(state.get("ema") or state.get("model"))
+        if self.pictured is not None or self.best.values is None:
+            return
+        state = None
+        if distributed.rank() == 0 and (best := self.folder.path / "checkpoints" / "best.pt").is_file():
+            state = checkpoint.load(best)
+        if distributed.of_first(state is not None):
+            self.parallel.load_model_state(state and (state["ema"] or state["model"]))
             self.pictured = self.evaluate(self.model, self.data.val)
 
     def finish(self) -> dict[str, float]:

@@ -10,8 +10,8 @@ CPU = torch.device("cpu")
 SMALL = {
     "short rows": lambda: tune.rows(4, 100, torch.float32, CPU),
     "long rows": lambda: tune.rows(2, 9000, torch.bfloat16, CPU),
-    "elements": lambda: [tune.elements("l1", 800, torch.float32, CPU, False, False)],
-    "weighted elements of class indices": lambda: [tune.elements("focal", 800, torch.float32, CPU, True, True)],
+    "elements": lambda: [tune.elements("l1", (10, 80), torch.float32, CPU)],
+    "weighted, class indices": lambda: [tune.elements("focal", (10, 80), torch.float32, CPU, target="class index", weighted=True)],
     "boxes": lambda: [tune.box_pairs("ciou", 100, CPU)],
     "short divergences": lambda: [tune.divergences("kl", 4, 1000, torch.bfloat16, CPU)],
     "long divergences": lambda: [tune.divergences("js", 2, 9000, torch.float32, CPU)],

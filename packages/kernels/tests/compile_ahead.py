@@ -94,6 +94,8 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample("several tiles a program", torch.zeros(2**13, 2**11, dtype=dtype), torch.zeros(2**13, dtype=torch.int64))
         yield Sample("64-bit", torch.zeros(1).to(dtype).expand(2**16, 2**15, 2), torch.zeros(1).to(dtype).expand(2**16, 2**15, 2))
         yield Sample("pixels", torch.zeros(2, 32, 16, 16, dtype=dtype), torch.zeros(2, 16, 16, dtype=torch.int64), {"dim": 1})
+        long, index = torch.zeros(1).to(dtype).expand(64, 21841), torch.zeros(64, dtype=torch.int64)
+        yield Sample("always: rows longer than a tile", long, index, {"reduction": "sum"})
         rows = 2**14
         x, names = torch.zeros(rows, 80, dtype=dtype), inspect.signature(loss.function).parameters
         if "score" in names:
@@ -268,7 +270,7 @@ def compiled(number: int) -> dict[str, Any]:
             error = error.__cause__
             reasons.append(str(error))
         return {**found, "error": "\n".join(reasons)}
-    return {**found, **resources(kernel.asm["cubin"])}
+    return {**found, **resources(kernel.asm["cubin"]), "shared_stores": kernel.asm["ptx"].count("st.shared")}
 
 
 WORK: list[tuple[str, Variant, GPUTarget]] = []

@@ -84,7 +84,9 @@ class Report:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        beside.replace(path)
 
     def by_case(self, suite: str = "*") -> dict[tuple[str, str, str, str], dict[str, Row]]:
         """Rows by case and contender, in their order."""

@@ -97,14 +97,25 @@ def pixels(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.d
     return name, tried, into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
 
 
-def elements(name: str, n: int, dtype: torch.dtype, device: torch.device, indices: bool, weighted: bool) -> Trials:
-    x = torch.randn(n // 80, 80, device=device).to(dtype)
-    y = torch.randint(-1, 80, (n // 80,), device=device) if indices else torch.rand_like(x)
+HYPER: dict[str, tuple[float, ...]] = {
+    "focal": (2.0, 0.25),
+    "bce_with_logits": (1.0,),
+    "bce_softened": (0.9, 0.0, float("-inf"), 1.0),
+    "asymmetric": (4.0, 1.0, 0.05, 1.0),
+    "bce": (1e-12,),
+}
+
+
+def elements(
+    name: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, target: str = "", weighted: bool = False
+) -> Trials:
+    """target: "class index", or dense."""
+    x = torch.rand(shape, device=device).to(dtype)
+    y = torch.randint(-1, shape[1], shape[:1], device=device) if target else torch.rand_like(x)
     weight = torch.rand_like(x) if weighted else None
-    gradient = torch.empty_like(x)
-    hyper = {"focal": (2.0, 0.25), "bce_with_logits": (1.0,)}.get(name, ())
-    tried = [ElementTiles(b, w) for b, w in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16, 32)) if 4 <= b // (w * 32) <= 16]
-    what = f"{name}{' class index' if indices else ''}{' weighted' if weighted else ''} {dtype}"
+    gradient, hyper = torch.empty_like(x), HYPER.get(name, ())
+    tried = [ElementTiles(b, w) for b, w in itertools.product((512, 1024, 2048, 4096, 8192), (4, 8, 16, 32)) if 2 <= b // (w * 32) <= 16]
+    what = " ".join(filter(None, (name, target, "weighted" if weighted else "", f"{shape[0]}x{shape[1]}", str(dtype))))
     formulas = FORMULAS[name].kernels
     return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))
 
@@ -176,13 +187,14 @@ def launches(device: torch.device) -> Iterable[Trials]:
         if n * classes * dtype.itemsize <= 2**32:
             yield from rows(n, classes, dtype, device)
     for dtype in DTYPES:
-        for name, indices, weighted in (
-            ("l1", False, False),
-            ("bce_with_logits", False, True),
-            ("focal", False, False),
-            ("focal", True, False),
-        ):
-            yield elements(name, 2**27 // 80 * 80, dtype, device, indices, weighted)
+        anchors = (2**27 // 80, 80)
+        yield elements("l1", anchors, dtype, device)
+        yield elements("bce_with_logits", anchors, dtype, device, weighted=True)
+        yield elements("focal", anchors, dtype, device)
+        yield elements("focal", anchors, dtype, device, target="class index")
+        yield elements("bce", anchors, dtype, device, weighted=True)
+        yield elements("asymmetric", (4096, 9605), dtype, device)
+        yield elements("bce_softened", (4096, 21841), dtype, device, target="class index")
     for name in ("iou", "ciou"):
         yield box_pairs(name, 2**22, device)
     for dtype in DTYPES:

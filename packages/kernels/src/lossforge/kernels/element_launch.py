@@ -83,19 +83,21 @@ class Tensors(NamedTuple):
     total: Any = None
 
 
+GROUP = 8  # neighbouring elements of a row, of which the row's target is read once
 STRIDED = Tensors._fields[:10]  # the others are 0-d or contiguous
 
 
 class Formulas(NamedTuple):
     """What the kernel inlines: a formula, and a quicker one for the hyper-parameters of which `applies`, a device function, is true.
 
-    hard: these for targets of 0 and 1, where fewer instructions do.
+    hard: these for targets of 0 and 1, where fewer instructions do. heavy: as of tiles.element_tiles.
     """
 
     formula: Callable[..., Any]
     special: Callable[..., Any] | None = None
     applies: Callable[..., Any] | None = None
     hard: "Formulas | None" = None
+    heavy: bool = False
 
 
 def _loader(given: Tensors, diagonal: bool, indices: bool) -> Callable[..., Any]:
@@ -146,7 +148,8 @@ def _plan(
     n = math.prod(shape)
     columns = None if g.flat and not by_row else g.columns
     read = 2 + (given.weight is not None) + (given.parameter is not None)
-    tiles = element_tiles(n, given.x[2].itemsize, read, by_row, formulas.special is not None)
+    grouped = by_row and columns is not None and columns % GROUP == 0
+    tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
     return Plan(
         elementwise_kernel,
@@ -179,7 +182,7 @@ def _plan(
         EMPTY_IS_ZERO=empty_is_zero,
         COUNT=COUNTED if counted else 0,
         BLOCK=tiles.block,
-        G=8 if by_row and columns is not None and columns % 8 == 0 else 1,
+        G=GROUP if grouped else 1,
         num_warps=tiles.warps,
     )
 

@@ -15,7 +15,8 @@ from lossforge.kernels.reduce import count_rows, divided, finish, over
 def coordinates(start, r, c, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, BIG: tl.constexpr, G: tl.constexpr):
     """`at` of layout.address for elements start + r · G + c of an (n0, n1, n2) tensor, or (n0, COLUMNS) where that is given.
 
-    The G elements of a group lie in one row, so that what belongs to the row is found once a group.
+    The G elements of a group lie in one row, so that what belongs to the row is found once a group. A tile of at most COLUMNS elements
+    lies in two rows, which a comparison tells apart where others take a division.
     """
     lane = r * G + c
     row, i0, i1, i2 = start, lane, lane, lane * 0
@@ -23,7 +24,10 @@ def coordinates(start, r, c, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, 
         if COLUMNS is not None:
             row = start // COLUMNS
             local = (start - row * COLUMNS).to(tl.int32) + r * G
-            i0 = local // COLUMNS
+            if r.shape[0] * G <= COLUMNS:
+                i0 = (local >= COLUMNS).to(tl.int32)
+            else:
+                i0 = local // COLUMNS
             i1 = local - i0 * COLUMNS + c
             if BIG:
                 i0, i1 = i0.to(tl.int64), i1.to(tl.int64)
@@ -49,16 +53,17 @@ def weight_tile(weight, group, group_weight_ptr, groups, at, mask):
 
 
 @triton.jit
-def of_valid(w, counts, valid, INDEX: tl.constexpr):
-    """w, 0 in ignored rows and nan in invalid ones."""
+def shared(w, share, INDEX: tl.constexpr):
+    """w · share, 0 where the share is, whatever w is there."""
     if INDEX:
-        w = tl.where(counts, tl.where(valid, w, float("nan")), 0.0)
+        w = tl.where(share == 0.0, 0.0, w * share)
     return w
 
 
 @triton.jit
 def one_tile(
     start,
+    n,
     mask,
     r,
     x,
@@ -92,21 +97,25 @@ def one_tile(
     INDEX: tl.constexpr = target.ptr is not None and target.ptr.dtype.element_ty.is_int()
     at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
     at_row = coordinates(start, r, tl.zeros([1, 1], tl.int32), n1, n2, COLUMNS, FLAT, BIG, G)
+    if COLUMNS is not None and not FLAT:
+        if r.shape[0] * G <= COLUMNS:  # see targets.of_rows
+            last = (tl.minimum(start + r.shape[0] * G, n) - 1) // COLUMNS - at[2]
+            at_row = (start, None, at[2], at_row[3], last, at_row[5])
     x_tile = load(x, at, mask, 0.0).to(tl.float32)
-    y, counts, valid = load_target(target, target_b, lam, classes, ignore, offset, at, at_row, at[4], mask)
+    y, share = load_target(target, target_b, lam, classes, ignore, offset, at, at_row, at[4], mask)
     if INDEX:
-        x_tile = tl.where(counts, x_tile, 0.5)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
+        x_tile = tl.where(share == 0.0, 0.5, x_tile)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
     if parameter.ptr is None:
         value, slope = formula(x_tile, y, *hyper)
     else:
         value, slope = formula(x_tile, y, *hyper, load(parameter, at, mask, 1.0).to(tl.float32))
     w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
     if gradient.ptr is not None:
-        slope = slope * of_valid(w * factor, counts, valid, INDEX)
+        slope = slope * shared(w * factor, share, INDEX)
         if upstream.ptr is not None:
             slope *= load(upstream, at, mask, 0.0).to(tl.float32)
         store(gradient, at, mask, slope)
-    value = value * of_valid(w, counts, valid, INDEX)
+    value = value * shared(w, share, INDEX)
     if mask is not None:
         value = tl.where(mask, value, 0.0)
     if out.ptr is not None:
@@ -154,13 +163,13 @@ def all_tiles(
     # fmt: off
     for k in range(tl.cdiv(full - first, programs)):
         part += one_tile(
-            (first + k * programs) * BLOCK, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
+            (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
             group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, G,
         )
     rest = (n - full * BLOCK).to(tl.int32)
     if (rest > 0) & (full % programs == first):
         part += one_tile(
-            full * BLOCK, r * G < rest, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
+            full * BLOCK, n, r * G < rest, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
             group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, G,
         )
     # fmt: on

@@ -39,18 +39,20 @@ def tried() -> tuple[Any, ...]:
     return tuple(_tried.values())
 
 
-def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, heavy: bool) -> ElementTiles:
-    """tensors: how many an element is read from. indices: class-index targets, which a group of elements reads once.
+def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: bool, special: bool, heavy: bool) -> ElementTiles:
+    """tensors: how many an element is read from. indices: class-index targets; grouped: which a group of elements reads once.
 
-    heavy: a formula of so much arithmetic that registers limit the programs under way.
+    special: two formulas in one kernel. heavy: a formula of so much arithmetic that registers limit the programs under way.
     """
     if ElementTiles in _tried:
         return _tried[ElementTiles]
     if n < 2**20:
         return ElementTiles(1024, 4)
     if indices:
-        return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(2048, 4)
-    return ElementTiles(1024, 8) if heavy or tensors > 2 else ElementTiles(4096, 16)
+        return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(2048 if grouped else 1024, 4)
+    if heavy:
+        return ElementTiles(512 if itemsize == 4 else 1024, 4)
+    return ElementTiles(1024, 8) if special or tensors > 2 else ElementTiles(4096, 16)
 
 
 class BoxTiles(NamedTuple):
@@ -94,6 +96,9 @@ def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool,
     whole = next_power_of_2(classes)
     if rows_adjacent:
         tile = min(whole, 32 if dense else 64)
+        if whole == tile and not dense:
+            tile_rows = min(1024, 4096 // tile)
+            return RowTiles(tile_rows, tile, True, 1, max(1, tile_rows // 256))
         return RowTiles(min(1024, max(32, (2048 if dense else 8192) // tile)), tile, whole == tile, 1, 4)
     if whole <= 8192:
         tile_rows = max(1, 2048 // whole)

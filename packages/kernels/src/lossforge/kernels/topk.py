@@ -42,6 +42,15 @@ def members(indices, values, outer, row, keep, k, x, inverse, RENORMALIZE: tl.co
 
 
 @triton.jit
+def by_row(v):
+    """v (BR,) as what a tile's rows are multiplied by: a number where there is one row.
+
+    As a (1, 1) tensor Triton may spread it over the tile in one layout and carry all of it into another through shared memory.
+    """
+    return tl.sum(v, 0) if v.shape[0] == 1 else v[:, None]
+
+
+@triton.jit
 def sweep(m, s, tile, rate):
     """Take a tile (BR, BC) into the sums s = Σ exp(x - m) that each lane (BR, L) keeps of its BC / L classes."""
     x = tl.reshape(tile, [m.shape[0], m.shape[1], tile.shape[1] // m.shape[1]])
@@ -161,7 +170,7 @@ def topk_kernel(
         mask = keep[:, None]
         if ROWS > 1:
             mask = inside[:, None]
-        base = (elsewhere * factor)[:, None]
+        base = by_row(elsewhere * factor)
         for back in tl.range(0, tl.cdiv(classes, BC) * BC, BC):  # what was read last is likelier still in the cache
             at = (tl.cdiv(classes, BC) - 1) * BC - back
             within = (at + lanes < classes)[None, :]
@@ -169,6 +178,6 @@ def topk_kernel(
             g = exp2((again - top[:, None]) * rate - shift[:, None]) * base
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, at + lanes, inside[:, None] & within, WIDE, "evict_first")
         tl.debug_barrier()
-        own = (p * share[:, None] - q) * factor[:, None]
+        own = (p * by_row(share) - q) * by_row(factor)
         offset = outer * gradient.s0 + row.to(tl.int64)[:, None] * gradient.s1 + index.to(tl.int64) * gradient.s2
         tl.store(gradient.ptr + offset, own, mask=valid & keep[:, None])

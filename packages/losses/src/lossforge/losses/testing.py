@@ -132,6 +132,11 @@ def _elementwise(make: _Make) -> Iterator[Sample]:
     index[4] = -2
     yield Sample("class index", make.logits(9, 7), index)
     yield Sample("class index, int32", make.logits(9, 7), index.int())
+    index = torch.cat([make.index(0, 1501, 2), make.index(-2, 0, 3)])
+    yield Sample("class index, rows longer than a tile", make.logits(5, 1501), index)
+    yield Sample("class index, scores, rows longer than a tile", make.logits(5, 1501), index, {"score": make.unit(5)})
+    pair = {"target_b": make.index(-2, 1501, 5), "lam": make.unit(5)}
+    yield Sample("mixup pair, rows longer than a tile", make.logits(5, 1501), index, pair)
     index = make.index(-2, 5, 2, 3, 4)
     yield Sample("class index, middle dimension", make.logits(2, 5, 3, 4), index, {"dim": 1})
     yield Sample("class index, middle dimension last in memory", make.logits(2, 3, 4, 5).permute(0, 3, 1, 2), index, {"dim": 1})

@@ -20,7 +20,7 @@ where each denominator is kept above `floor`, so that the derivative is exact wh
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import log, log1p_unit, logistic
+from lossforge.kernels.math import LN2, log, log1p_unit, log2, logistic, reciprocal
 
 
 @triton.jit
@@ -50,18 +50,14 @@ def bce_with_logits_softened(x, y, slope, offset, threshold, pos_weight):
 
 
 @triton.jit
-def log1m(p):
-    """ln(1 - p) for p in [0, 1], to full relative accuracy at small p: -ln(1 + p / (1 - p)) while p ≤ 1/2."""
-    small = p <= 0.5
-    q = 1.0 - p
-    return tl.where(small, -log1p_unit(tl.where(small, p / tl.where(small, q, 1.0), 0.0)), log(q))
-
-
-@triton.jit
 def bce(p, y, floor):
-    positive = tl.where(y == 0.0, 0.0, y * tl.maximum(log(p), -100.0))
-    negative = tl.where(y == 1.0, 0.0, (1.0 - y) * tl.maximum(log1m(p), -100.0))
+    q = 1.0 - p
+    z = 1.0 - y
+    p_kept, q_kept = tl.maximum(p, floor), tl.maximum(q, floor)
+    inverse = reciprocal(p_kept * q_kept)
+    ratio = p * (p_kept * inverse)  # p / (1 - p): ln(1 - p) = -ln(1 + p / (1 - p)) keeps its digits at small p
+    log_q = tl.where(p <= 0.5, -log1p_unit(ratio), LN2 * log2(q))
+    value = -y * tl.maximum(log(p), -100.0) - z * tl.maximum(log_q, -100.0)
     outside = (p < 0.0) | (p > 1.0) | (p != p)
     nan = float("nan")
-    gradient = (1.0 - y) / tl.maximum(1.0 - p, floor) - y / tl.maximum(p, floor)
-    return tl.where(outside, nan, -positive - negative), tl.where(outside, nan, gradient)
+    return tl.where(outside, nan, value), tl.where(outside, nan, (z * p_kept - y * q_kept) * inverse)

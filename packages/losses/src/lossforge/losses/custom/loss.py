@@ -209,7 +209,7 @@ class Made:
             gradient = "gradient" if variables == 1 else f"{variables} derivatives"
             raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
         kernel = formula if count > 1 else with_gradients(formula, variables)
-        name = _register(formula, Formula(kernel, reference or _twin(formula, count > 1, len(leading))))
+        name = _register(formula, Formula(kernel, reference or _twin(formula, count > 1, len(leading)), heavy=True))
         return Made(source, name, dict(hyper or {}), tuple(options.__annotations__), "given" if count > 1 else "derived")
 
     def values(self, options: dict[str, Any]) -> list[Any]:
