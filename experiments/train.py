@@ -122,7 +122,7 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
     places = run.close()
     console.table(f"{name}: {run.status.lower()}", rows(trainer, trainer.values | figures) | places)
     if run.status == "KILLED":
-        console.say(f"to go on: experiments/train.py resume={places['run folder']}")
+        console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py resume={places['run folder']}")
     return run.exit_status()
 
 

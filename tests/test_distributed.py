@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,13 @@ def test_apps_of_one_process_refuse_torchrun(monkeypatch, capsys):
     assert "experiments/evaluate.py runs in one process; torchrun started 2" in capsys.readouterr().err
     assert train.main(["-m", "trainer.seed=0,1"]) == 1
     assert "--multirun runs in one process" in capsys.readouterr().err
+
+
+def test_a_process_that_waits_in_vain_is_ended(tmp_path):
+    began = time.monotonic()
+    done = torchrun(ROOT / "tests/waiting_worker.py", tmp_path / "ended")
+    assert done.returncode == 1
+    assert time.monotonic() - began < 250
+    assert (tmp_path / "ended").read_text() == "rank 1: ValueError: the second one's fault"
+    assert done.stderr.count("ValueError: the second one's fault\n") == 1
+    assert "rank 1: Traceback" in done.stderr
