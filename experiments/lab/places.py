@@ -45,7 +45,8 @@ class Shares:
 class Places(Sampler[list[tuple[int, int]]]):
     """Batches of positions in the data set, each with the seed of its augmentation; shuffled where a seed is given.
 
-    Each iteration is the epoch after the one before, unless `begin` says otherwise.
+    Each iteration is the epoch after the one before, unless `begin` says otherwise. It counts from its first batch on: a DataLoader
+    with workers makes an iterator that it never uses.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
@@ -68,5 +69,5 @@ class Places(Sampler[list[tuple[int, int]]]):
             order = torch.randperm(self.samples, generator=generator)
             seeds = torch.randint(2**62, (self.samples,), generator=generator)
         self.begin(self.epoch + 1)
-        batches = zip(self.shares.of(order)[first:], self.shares.of(seeds)[first:], strict=True)
-        return (list(zip(places.tolist(), their_seeds.tolist(), strict=True)) for places, their_seeds in batches)
+        for places, their_seeds in zip(self.shares.of(order)[first:], self.shares.of(seeds)[first:], strict=True):
+            yield list(zip(places.tolist(), their_seeds.tolist(), strict=True))
