@@ -106,6 +106,8 @@ def assert_as_the_whole_run(runs: Runs, name: str) -> None:
             each.get("rng", {}).pop("python", None)  # MLflow's thread draws from it; our training does not
         assert differences(*kept) == []
     assert figures(folder) == figures(whole)
+    for picture in ("confusion_matrix.png", "calibration.png"):
+        assert (folder / picture).read_bytes() == (whole / picture).read_bytes()
     assert len(figures(whole)) > 50
     client, run = runs.stored(name)
     assert run.info.status == "FINISHED"

@@ -20,7 +20,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """
     temporary = path.with_name(f".{path.name}{UNFINISHED}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True)
         with temporary.open("wb") as file:
             write(file)
             file.flush()

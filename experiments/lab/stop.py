@@ -13,8 +13,8 @@ class StoppedError(Exception):
 class Stop:
     """Takes SIGINT and SIGTERM from now on.
 
-    The first is a wish, which `wanted` tells to those who ask; a second one raises KeyboardInterrupt at once, a third one ends the process.
-    Where nobody asks (`patient=False`) the first one raises. Once it is `deaf`, signals are nothing to it.
+    The first is a wish, which `wanted` tells to those who ask; the next one raises KeyboardInterrupt, and the one after that ends the
+    process. Where nobody asks (`patient=False`) the first one raises. Once it is `deaf`, signals are nothing to it.
     """
 
     PAUSE = 1.0
@@ -23,7 +23,7 @@ class Stop:
     def __init__(self, *, patient: bool, quiet: bool = False) -> None:
         self.patient, self.quiet, self.deaf = patient, quiet, False
         self.signal: int | None = None
-        self.seen = 0.0
+        self.seen, self.raised = 0.0, False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._take)
 
@@ -47,7 +47,9 @@ class Stop:
         if first and self.patient:
             if not self.quiet:
                 os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")
-            return
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
-        raise KeyboardInterrupt
+        elif not self.raised:
+            self.raised = True
+            raise KeyboardInterrupt
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
