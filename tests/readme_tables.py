@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+import readme_detection
+
 from lossforge.bench import pictures, tables
 from lossforge.bench.report import load
 from lossforge.losses.registry import LOSSES, Loss
@@ -12,6 +14,7 @@ from lossforge.losses.registry import LOSSES, Loss
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
+DETECTION = ROOT / "results" / "detection-h200.json"
 PICTURES = {
     "time": (BENCH, pictures.time_picture, pictures.main_rows),
     "memory": (BENCH, pictures.memory_picture, pictures.main_rows),
@@ -62,6 +65,10 @@ def row(loss: Loss) -> list[str]:
         f"`{judge.replace(':', '.')}`" if theirs else "",
         loss.paper,
     ]
+
+
+def detection() -> str:
+    return readme_detection.section(DETECTION)
 
 
 def losses() -> str:
@@ -136,13 +143,16 @@ def training() -> str:
 
 
 SECTIONS = {"losses": losses, "bench": bench, "targets": targets, "scaling": scaling, "end to end": end_to_end, "training": training}
-FILES = {"bench": BENCH, "targets": BENCH, "scaling": SCALING, "end to end": END_TO_END}
+SECTIONS["detection"] = detection
+FILES = {"bench": BENCH, "targets": BENCH, "scaling": SCALING, "end to end": END_TO_END, "detection": DETECTION}
 
 
 def renewed(text: str) -> str:
     """A README's text with the tables of today's registry and results."""
     for name, content in SECTIONS.items():
         begin, end = f"<!-- {name}: uv run tests/readme_tables.py --write -->", f"<!-- end of {name} -->"
+        if not FILES.get(name, README).exists() and begin not in text:
+            continue
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not (found and closed):

@@ -47,7 +47,7 @@ def test_loss_defaults_are_the_registrys():
 
 @pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in groups().items() for option in options])
 def test_every_option_composes(group, option):
-    required = {("loss", "custom"): ["loss.target=my_loss:loss"]} | {
+    required = {(name, "custom"): [f"{name}.target=my_loss:loss"] for name in ("loss", "box_loss")} | {
         ("model", m): ["model.name=resnet18"] for m in ("timm", "fcos", "retinanet")
     }
     extra = required.get((group, option), [])
@@ -89,7 +89,7 @@ def test_no_config_holds_a_machines_path():
 
 def test_detections_losses_are_those_of_the_detectors():
     assert set(DETECTION_LOSSES) <= set(LOSSES)
-    assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", *ENCODED, *DECODED}
+    assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", "custom", *ENCODED, *DECODED}
     assert set(groups()["task"]) == set(TASKS)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lab import looked
 from lab.detection_data import load_detection_data
 from lab.detection_schema import CocoConfig
 from lab.errors import UserError
@@ -220,6 +221,32 @@ def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
         assert sum(f"image {image_id} (" in line and wanted in line for line in lines) == 1, wanted
     data = coco.load(skip_corrupt=True)
     assert (data.train.samples, data.counts.tolist()) == (1, [1, 0, 0])
+
+
+def test_a_large_folder_is_looked_at_once(coco, monkeypatch, tmp_path):
+    monkeypatch.setattr(looked, "FEW", 4)
+    monkeypatch.setattr(looked, "CACHE", tmp_path / "checked")
+    path = coco.path / "train" / "005.png"
+    before = path.read_bytes()
+    path.write_bytes(b"no image")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"image 5 .*cannot be read"):
+            coco.load()
+    path.write_bytes(before)
+    assert coco.load().train.samples == 4, "what was wrong is looked at again"
+    path.write_bytes(b"no image")
+    (coco.path / "train" / "009.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="1 corrupt entries"):
+        coco.load()
+    with pytest.raises(UserError, match="2 corrupt entries"):
+        coco.load(check="pixels")
+    coco.trees["train"]["info"] = "changed"
+    coco.write()
+    with pytest.raises(UserError, match="2 corrupt entries"):
+        coco.load()
+    (coco.path / "train" / "011.png").unlink()
+    with pytest.raises(UserError, match="there is no such file"):
+        coco.load()
 
 
 def test_only_ten_faults_are_listed(coco):

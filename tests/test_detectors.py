@@ -7,13 +7,14 @@ from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.ops import box_iou
 from torchvision.ops.misc import FrozenBatchNorm2d
 
+from lab import matching
 from lab.box_coder import DeltaCoder
 from lab.detection_backbone import backbone
 from lab.detection_loss import DetectionLoss
 from lab.errors import UserError
 from lab.matching import by_overlap
 
-SMALL = ["test_resnet", "test_efficientnet", "test_convnext", "test_nfnet", "test_mambaout"]
+SMALL = ["test_vit", "test_resnet", "test_efficientnet", "test_convnext", "test_nfnet", "test_mambaout"]
 NAMED = ["resnet50", "convnext_tiny", "swin_tiny_patch4_window7_224"]
 
 
@@ -44,8 +45,8 @@ def test_levels_last_in_memory_are_turned():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("test_vit", "strides 16, 16, 16"),
-        ("vit_tiny_patch16_224", "strides 16, 16, 16"),
+        ("vit_small_patch32_224", "strides 32, 32, 32"),
+        ("vit_small_patch14_dinov2", "strides 14, 14, 14"),
         ("levit_128", "strides 16, 32, 64"),
         ("inception_v3", "shapes"),
     ],
@@ -153,23 +154,32 @@ def test_padding_rows_change_nothing(kind):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_batches_are_matched_in_parts(kind, monkeypatch):
+    ours = detector(kind, DetectionLoss(), pyramid())
+    whole = ours.match(batch((4, 0, 7, 2, 3)))
+    monkeypatch.setattr(matching, "PAIRS", 2 * 7 * len(whole.anchors))
+    for one, other in zip(ours.match(batch((4, 0, 7, 2, 3))), whole, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_ties_are_torchvisions():
     """Two equal boxes, a box with the overlap of both thresholds, and two anchors that are equally good for a box."""
     anchors = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10], [20, 0, 30, 10], [50, 0, 60, 10], [80, 0, 90, 10]])
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 10], [20, 0, 30, 3], [50, 0, 60, 5], [80, 0, 90, 4], [80, 0, 90, 9], [0, 0, 0, 0]])
     there = torch.tensor([True] * 6 + [False])
-    match = by_overlap(boxes, there, anchors, 0.5, 0.4)
+    match = by_overlap(boxes[None], there[None], anchors, 0.5, 0.4)
     expected = Matcher(0.5, 0.4, allow_low_quality_matches=True)(box_iou(boxes[:6], anchors))
     assert expected.tolist() == [0, 2, 2, 3, 5]
-    assert torch.where(match.positive, match.box, -1).tolist() == expected.tolist()
+    assert torch.where(match.positive, match.box, -1).tolist() == [expected.tolist()]
 
 
 def test_between_the_thresholds_is_ignored():
     """Overlaps of 0.45, 0.3 and 0.4 beside an anchor that is better for each box."""
     anchors = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 4.5], [0, 0, 10, 3], [0, 0, 10, 4]])
-    match = by_overlap(torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([True]), anchors, 0.5, 0.4)
-    assert match.positive.tolist() == [True, False, False, False]
-    assert match.ignored.tolist() == [False, True, False, True]
+    match = by_overlap(torch.tensor([[[0.0, 0, 10, 10]]]), torch.tensor([[True]]), anchors, 0.5, 0.4)
+    assert match.positive.tolist() == [[True, False, False, False]]
+    assert match.ignored.tolist() == [[False, True, False, True]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

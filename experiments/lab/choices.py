@@ -29,6 +29,7 @@ DATA: dict[str, type[DataConfig]] = {
     "mnist": DownloadedConfig,
     **DETECTION_DATA,
 }
+# beside loss=custom and box_loss=custom
 DETECTION_LOSSES = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASKS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
@@ -47,7 +48,7 @@ def agree(config: TrainConfig) -> None:
     if isinstance(config.data, DetectionDataConfig) != detects:
         fitting = [name for name, schema in DATA.items() if issubclass(schema, DetectionDataConfig) == detects]
         raise UserError(f"data={config.data.name}: task={config.task.name} takes {', '.join(fitting)}.")
-    if detects and config.loss.name not in DETECTION_LOSSES:
-        raise unknown(f"loss={config.loss.name} with task=detection", config.loss.name, DETECTION_LOSSES)
+    if detects and config.loss.name not in (*DETECTION_LOSSES, "custom"):
+        raise unknown(f"loss={config.loss.name} with task=detection", config.loss.name, (*DETECTION_LOSSES, "custom"))
     if not detects and config.box_loss.name != "auto":
         raise UserError(f"box_loss={config.box_loss.name}: only task=detection has boxes.")

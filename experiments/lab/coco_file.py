@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from lab.errors import UserError
+from lab.looked import remembered
 
 SHOWN = 10
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
@@ -200,10 +201,15 @@ def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settin
         raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
     _drop(found, ((image_id, "there is no such file") for image_id in missing), faults)
     if check != "off":
-        with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-            looks = pool.map(_looker(check), list(found.values()))
-            _drop(found, [(image_id, said) for image_id, said in zip(list(found), looks, strict=True) if said], faults)
+        _drop(found, remembered(lambda images: _look(images, check), found, faults.path, folder, check).items(), faults)
     return found
+
+
+def _look(images: Images, check: str) -> dict[int, str]:
+    """What is wrong, by image."""
+    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+        looks = pool.map(_looker(check), list(images.values()))
+        return {image_id: said for image_id, said in zip(images, looks, strict=True) if said}
 
 
 def _drop(found: Images, reasons: Iterable[tuple[int, str]], faults: Faults) -> None:

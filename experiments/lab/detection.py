@@ -16,12 +16,14 @@ from lab.detection_loss import DetectionLoss
 from lab.detection_metrics import DetectionCounts, DetectionResult
 from lab.detection_plots import detections_picture, precision_recall_picture
 from lab.detection_types import DetectorOutput
-from lab.detector_schema import DetectionConfig, DetectorConfig, FcosConfig, RetinaNetConfig
+from lab.detector_schema import CustomBoxConfig, DetectionConfig, DetectorConfig, FcosConfig, RetinaNetConfig
 from lab.detectors import FCOS, RetinaNet
 from lab.errors import UserError
+from lab.loss_schema import CustomConfig
+from lab.losses import custom_loss
 from lab.schema import BoxLossConfig, LossConfig, TrainConfig
 from lab.tasks import Mixing
-from lossforge.losses.registry import LOSSES
+from lossforge.losses.registry import LOSSES, Loss
 
 FIGURES = ("map", "map50", "map75")
 
@@ -108,16 +110,37 @@ class Detection:
 
 
 def criterion(loss: LossConfig, box: BoxLossConfig, model: DetectorConfig) -> DetectionLoss:
-    """`auto` boxes are compared as the detector's paper does."""
+    """`auto` boxes are compared as the detector's paper does.
+
+    Raises:
+        UserError: a setting has no effect here, or a loss of one's own cannot be found or is of another kind.
+    """
     own = "l1" if isinstance(model, RetinaNetConfig) else "giou"
-    return DetectionLoss(
-        loss.name,
-        own if box.name == "auto" else box.name,
-        hyper=_hyper("loss", loss, LOSSES[loss.name].hyper),
-        box_hyper={item.name: getattr(box, item.name) for item in fields(box) if item.name not in ("name", "weight")},
-        box_weight=box.weight,
-        implementation=loss.implementation,
-    )
+    classes: str | Loss = loss.name
+    boxes: str | Loss = own if box.name == "auto" else box.name
+    box_hyper = {item.name: getattr(box, item.name) for item in fields(box) if item.name not in ("name", "weight")}
+    if isinstance(loss, CustomConfig):
+        classes, hyper = _own("loss", loss, "elementwise"), loss.hyper
+    else:
+        hyper = _hyper("loss", loss, LOSSES[loss.name].hyper)
+    if isinstance(box, CustomBoxConfig):
+        boxes, box_hyper = _own("box_loss", box, "boxes"), box.hyper
+    return DetectionLoss(classes, boxes, hyper=hyper, box_hyper=box_hyper, box_weight=box.weight, implementation=loss.implementation)
+
+
+WANTED = {
+    "elementwise": "a detector asks of each class whether it is there, so that only losses of elements fit (lossforge.losses.elementwise)",
+    "boxes": "only losses of pairs of boxes fit (lossforge.losses.boxes)",
+}
+
+
+def _own(group: str, config: CustomConfig | CustomBoxConfig, template: str) -> Loss:
+    """The loss that the settings of `group` name, of this template."""
+    found = cast(Loss, custom_loss(group, config.target, config.hyper))
+    if found.template != template:
+        kind = {"rowwise": "of rows under a softmax", "elementwise": "of elements", "boxes": "of pairs of boxes"}[found.template]
+        raise UserError(f"{group}.target={config.target}: is a loss {kind}; {WANTED[template]}.")
+    return found
 
 
 def _hyper(group: str, config: LossConfig, hyper: Mapping[str, Any]) -> dict[str, Any]:

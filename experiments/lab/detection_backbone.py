@@ -1,7 +1,7 @@
 """Feature pyramids on timm's backbones."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,15 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from lab.errors import UserError
 from lab.models import check_model_name
+from lab.simple_pyramid import SimplePyramid
 
 STRIDES = (8, 16, 32)
-WORKING = "resnet50, convnext_tiny, swin_tiny_patch4_window7_224, efficientnet_b0, pvt_v2_b1, test_resnet"
+PLAIN = 16  # the one stride of vision transformers that a simple pyramid is made on
+WORKING = "resnet50, convnext_tiny, swin_tiny_patch4_window7_224, efficientnet_b0, pvt_v2_b1, vit_tiny_patch16_224, test_resnet"
 
 
 class Pyramid(nn.Module):
-    """Levels of strides 8 to 128 with `out_channels` each: a timm backbone's of 8, 16 and 32, with P6 and P7 made of P5.
+    """Levels of strides 8 to 128 with `out_channels` each: a timm backbone's of 8, 16 and 32, or a simple pyramid's, with P6 and P7 of P5.
 
     Source: Lin et al., Feature Pyramid Networks for Object Detection, 2017 (arXiv 1612.03144).
     """
@@ -27,7 +29,12 @@ class Pyramid(nn.Module):
         """channels: of the body's levels. channels_last: whether these are (N, H, W, C). only_size: of images, where it takes no other."""
         super().__init__()
         self.body, self.channels_last, self.out_channels, self.only_size = body, channels_last, out_channels, only_size
-        self.fpn = FeaturePyramidNetwork(channels, out_channels, LastLevelP6P7(out_channels, out_channels))
+        blocks = LastLevelP6P7(out_channels, out_channels)
+        self.fpn: nn.Module
+        if len(channels) == 1:
+            self.fpn = SimplePyramid(channels[0], out_channels, blocks)
+        else:
+            self.fpn = FeaturePyramidNetwork(channels, out_channels, blocks)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Levels (N, out_channels, H / stride, W / stride) of images (N, 3, H, W), the finest first."""
@@ -37,7 +44,7 @@ class Pyramid(nn.Module):
                 f"Pad all batches to that size, or take a model that can: {WORKING}."
             )
         levels = [level.permute(0, 3, 1, 2) if self.channels_last else level for level in self.body(images)]
-        return self.fpn(OrderedDict((str(i), level) for i, level in enumerate(levels)))
+        return cast(dict[str, Tensor], self.fpn(OrderedDict((str(i), level) for i, level in enumerate(levels))))
 
 
 def backbone(
@@ -90,18 +97,19 @@ def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> t
 
     known = timm.get_pretrained_cfg(name)
     tries: list[dict[str, Any]] = [{}]
-    if known and known.fixed_input_size:  # models of windows take other sizes than the first one's too, if told so
-        tries = [{"img_size": image_size, "strict_img_size": False}, {"img_size": image_size}]
+    if known and known.fixed_input_size:  # vision transformers and models of windows take other sizes too, if told so
+        tries = [{"dynamic_img_size": True}, {"img_size": image_size, "strict_img_size": False}, {"img_size": image_size}]
     reason: Exception | None = None
     for sized in tries:
         try:
             model: Any = timm.create_model(name, **(sized | options))
             info = model.feature_info
             found = dict(zip(info.reduction(), info.out_indices, strict=True))  # the last level of each stride
-            if any(stride not in found for stride in STRIDES):
+            chosen = (PLAIN,) if set(found) == {PLAIN} else STRIDES
+            if any(stride not in found for stride in chosen):
                 strides = ", ".join(map(str, info.reduction()))
-                raise _refusal(name, f"its levels have the strides {strides}, and detectors need 8, 16 and 32")
-            options = sized | options | {"out_indices": tuple(found[stride] for stride in STRIDES)}
+                raise _refusal(name, f"its levels have the strides {strides}, and detectors need 8, 16 and 32, or 16 alone")
+            options = sized | options | {"out_indices": tuple(found[stride] for stride in chosen)}
             return timm.create_model(name, **options), options
         except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
             reason = error
@@ -116,8 +124,9 @@ def _levels_are_last(name: str, model: Any, image_size: tuple[int, int]) -> bool
     except (ValueError, AssertionError, RuntimeError) as error:
         raise _refusal(name, f"it does not take images of {height}×{width}: {_first_line(error)}") from None
     for order in (False, True):
-        expected = [(-(-height // stride), -(-width // stride)) for stride in STRIDES]
         channels = model.feature_info.channels()
+        strides = STRIDES if len(channels) > 1 else (PLAIN,)
+        expected = [(-(-height // stride), -(-width // stride)) for stride in strides]
         if shapes == [(*size, count) if order else (count, *size) for size, count in zip(expected, channels, strict=True)]:
             return order
     raise _refusal(name, f"its levels have the shapes {', '.join(map(str, shapes))} for images of {height}×{width}")

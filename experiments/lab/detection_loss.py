@@ -11,7 +11,7 @@ from lab.detection_stock import StockLoss
 from lab.detection_types import Coder, DetectorOutput, Matched
 from lab.errors import unknown
 from lossforge.losses import binary_cross_entropy_with_logits
-from lossforge.losses.registry import LOSSES
+from lossforge.losses.registry import LOSSES, Loss
 
 SCORED = ("quality_focal", "varifocal")
 """Losses whose target of a positive is the IoU of its box."""
@@ -27,8 +27,8 @@ class DetectionLoss:
     Class indices go into the kernels as they are, one launch over the whole batch for each part; nothing waits for the device.
 
     Args:
-        name: of the classification loss, one of DETECTION_LOSSES.
-        box_loss: one of ENCODED or DECODED.
+        name: of the classification loss, one of DETECTION_LOSSES, or an element-wise loss of one's own.
+        box_loss: one of ENCODED or DECODED, or a loss of pairs of boxes of one's own.
         hyper, box_hyper: the losses' hyper-parameters, as the registry names them.
         box_weight: factor of the boxes' loss.
         implementation: "torch" computes by torchvision's ways, to compare with.
@@ -39,25 +39,24 @@ class DetectionLoss:
 
     def __init__(
         self,
-        name: str = "focal",
-        box_loss: str = "giou",
+        name: str | Loss = "focal",
+        box_loss: str | Loss = "giou",
         *,
         hyper: Mapping[str, Any] | None = None,
         box_hyper: Mapping[str, Any] | None = None,
         box_weight: float = 1.0,
         implementation: str = "lossforge",
     ) -> None:
-        _check("loss", name, DETECTION_LOSSES)
-        _check("box_loss", box_loss, (*ENCODED, *DECODED))
         _check("loss.implementation", implementation, IMPLEMENTATIONS)
-        self.classes, self.boxes = LOSSES[name], LOSSES[ENCODED.get(box_loss, box_loss)]
+        self.classes = _loss("loss", name, DETECTION_LOSSES)
+        self.boxes = _loss("box_loss", box_loss, (*ENCODED, *DECODED))
         self.hyper, self.box_hyper, self.box_weight = dict(hyper or {}), dict(box_hyper or {}), box_weight
         for key in self.hyper:
             _check("loss.hyper", key, tuple(self.classes.hyper))
         for key in self.box_hyper:
             _check("box_loss.hyper", key, tuple(self.boxes.hyper))
-        self.scored, self.encoded = name in SCORED, box_loss in ENCODED
-        self.stock = StockLoss(self.classes, self.hyper, box_loss, self.box_hyper) if implementation == "torch" else None
+        self.scored, self.encoded = self.classes.name in SCORED, self.boxes.name in ENCODED.values()
+        self.stock = StockLoss(self.classes, self.hyper, self.boxes, self.box_hyper) if implementation == "torch" else None
 
     def __call__(self, output: DetectorOutput, matched: Matched, coder: Coder, normalizer: Tensor) -> dict[str, Tensor]:
         """0-d losses "classification", "boxes" and with centerness "centerness": sums over the batch divided by `normalizer` ()."""
@@ -73,9 +72,10 @@ class DetectionLoss:
     ) -> dict[str, Tensor]:
         scores = {} if score is None else {"score": score}
         deltas, weight = _of_positives(output.regression, matched), matched.positive.float()
-        first, second = coder.decode(deltas, matched.anchors), matched.boxes
         if self.encoded:
             first, second = deltas, coder.encode(matched.anchors, matched.boxes)
+        else:
+            first, second = coder.decode(deltas, matched.anchors), matched.boxes
         losses = {
             "classification": self.classes.function(output.logits, matched.labels, **self.hyper, **scores, **total),
             "boxes": self.boxes.function(first, second, weight=weight, **self.box_hyper, **total),
@@ -115,6 +115,13 @@ def centerness(distances: Tensor) -> Tensor:
     across = torch.minimum(left, right) / torch.maximum(left, right)
     down = torch.minimum(top, bottom) / torch.maximum(top, bottom)
     return (across * down).sqrt()
+
+
+def _loss(setting: str, given: str | Loss, choices: tuple[str, ...]) -> Loss:
+    if isinstance(given, Loss):
+        return given
+    _check(setting, given, choices)
+    return LOSSES[ENCODED.get(given, given) if setting == "box_loss" else given]
 
 
 def _check(setting: str, value: str, choices: tuple[str, ...]) -> None:

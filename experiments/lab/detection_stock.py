@@ -8,7 +8,6 @@ import torchvision.ops
 from torch import Tensor
 
 from lab.detection_types import IGNORED, Coder, DetectorOutput, Matched
-from lossforge.losses import box_iou_loss, efficient_box_iou_loss, plain_torch
 from lossforge.losses.registry.common import Loss
 
 STOCK_BOXES = {
@@ -16,17 +15,15 @@ STOCK_BOXES = {
     "diou": torchvision.ops.distance_box_iou_loss,
     "ciou": torchvision.ops.complete_box_iou_loss,
 }
-ENCODED = {"l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}
-OTHERS = {"iou": box_iou_loss, "eiou": efficient_box_iou_loss}
-"""Losses that torchvision does not have: by our reference."""
+ENCODED = {"box_l1": F.l1_loss, "box_smooth_l1": F.smooth_l1_loss}
 
 
 class StockLoss:
     """Sums over the batch of each part's loss, in the logits' precision under autocast as torchvision's training has it."""
 
-    def __init__(self, classes: Loss, hyper: dict[str, Any], box_loss: str, box_hyper: dict[str, Any]) -> None:
+    def __init__(self, classes: Loss, hyper: dict[str, Any], boxes: Loss, box_hyper: dict[str, Any]) -> None:
         self.classes = classes.judged() or classes.reference
-        self.hyper, self.box_loss, self.box_hyper = hyper, box_loss, box_hyper
+        self.hyper, self.boxes, self.box_hyper = hyper, boxes, box_hyper
 
     def __call__(self, output: DetectorOutput, matched: Matched, coder: Coder, score: Tensor | None) -> dict[str, Tensor]:
         dtype = output.logits.dtype
@@ -56,10 +53,9 @@ class StockLoss:
         positive, boxes = matched.positive, matched.boxes[matched.positive]
         deltas = output.regression[positive].float()
         anchors = matched.anchors.expand_as(matched.boxes)[positive]
-        if self.box_loss in ENCODED:
-            return ENCODED[self.box_loss](deltas, coder.encode(anchors, boxes), reduction="sum", **self.box_hyper)
+        if self.boxes.name in ENCODED:
+            return ENCODED[self.boxes.name](deltas, coder.encode(anchors, boxes), reduction="sum", **self.box_hyper)
         predicted = coder.decode(deltas, anchors)
-        if self.box_loss in STOCK_BOXES:
-            return STOCK_BOXES[self.box_loss](predicted, boxes, reduction="sum", **self.box_hyper)
-        with plain_torch():
-            return OTHERS[self.box_loss](predicted, boxes, "sum", **self.box_hyper)
+        # what torchvision does not have, such as EIoU or a loss of one's own, by our reference
+        function = STOCK_BOXES.get(self.boxes.name, self.boxes.reference)
+        return function(predicted, boxes, reduction="sum", **self.box_hyper)

@@ -2,7 +2,7 @@
 
 # ruff: noqa: RUF009 (number, choice and some return dataclass fields)
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lab.fields import choice, number, some
 from lab.schema import BoxLossConfig, ModelConfig, TaskConfig
@@ -61,6 +61,15 @@ class RetinaNetConfig(DetectorConfig):
 
 
 @dataclass
+class CustomBoxConfig(BoxLossConfig):
+    """A loss of one's own over predicted boxes and theirs, both as corners in pixels: target is module:name or path/to/file.py:name."""
+
+    name: str = "custom"
+    target: str = "???"
+    hyper: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
 class SmoothL1BoxConfig(BoxLossConfig):
     name: str = "smooth_l1"
     beta: float = number(1.0, least=0)
@@ -70,4 +79,5 @@ DETECTORS: dict[str, type[DetectorConfig]] = {"fcos": FcosConfig, "retinanet": R
 BOX_LOSSES: dict[str, type[BoxLossConfig]] = {
     **dict.fromkeys(("auto", "l1", "iou", "giou", "diou", "ciou", "eiou"), BoxLossConfig),
     "smooth_l1": SmoothL1BoxConfig,
+    "custom": CustomBoxConfig,
 }

@@ -18,7 +18,7 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from lab.box_coder import DeltaCoder
 from lab.detection_types import Coder, DetectorOutput, Matched, Targets
 from lab.errors import UserError
-from lab.matching import Match, by_centre, by_overlap, matched, with_a_row
+from lab.matching import Match, by_centre, by_overlap, in_parts, matched, with_a_row
 
 Loss = Callable[[DetectorOutput, Matched, Coder, Tensor], dict[str, Tensor]]
 STRIDES = (8, 16, 32, 64, 128)
@@ -34,7 +34,7 @@ class _Detector(nn.Module):
     anchor_generator: Any
     backbone: Any
     head: Any
-    match_image: Callable[[Tensor, Tensor, list[Tensor]], Match]  # (boxes, which rows are boxes, levels) of one image
+    match_boxes: Callable[[Tensor, Tensor, list[Tensor]], Match]  # (boxes (N, K, 4), which of them there are (N, K), levels)
     postprocess_detections: Any
 
     def forward(self, images: Tensor) -> DetectorOutput:
@@ -59,9 +59,9 @@ class _Detector(nn.Module):
         height, width = batch.images.shape[-2:]
         levels = self.anchors(height, width, batch.boxes.device)
         boxes, labels = with_a_row(batch.boxes.float(), batch.labels)
-        # an image at a time: a matrix of boxes and anchors for each
-        matches = [self.match_image(*each, levels) for each in zip(boxes, labels >= 0, strict=True)]
-        return matched(matches, boxes, labels, torch.cat(levels))
+        anchors = torch.cat(levels)
+        match = in_parts(lambda boxes, there: self.match_boxes(boxes, there, levels), boxes, labels >= 0, len(anchors))
+        return matched(match, boxes, labels, anchors)
 
     def loss(self, output: DetectorOutput, matched: Matched, normalizer: Tensor) -> dict[str, Tensor]:
         """Sums over the batch divided by `normalizer`: a 0-d tensor, the positives of all ranks' batches, at least 1."""
@@ -121,7 +121,7 @@ class RetinaNet(_Detector, detection.RetinaNet):
         detection.RetinaNet.__init__(self, backbone, classes, anchor_generator=generator, head=head, **options)
         self.coder, self.criterion = DeltaCoder(), criterion
 
-    def match_image(self, boxes: Tensor, there: Tensor, levels: list[Tensor]) -> Match:
+    def match_boxes(self, boxes: Tensor, there: Tensor, levels: list[Tensor]) -> Match:
         matcher = cast(Matcher, self.proposal_matcher)
         return by_overlap(boxes, there, torch.cat(levels), matcher.high_threshold, matcher.low_threshold)
 
@@ -154,7 +154,7 @@ class FCOS(_Detector, detection.FCOS):
         detection.FCOS.__init__(self, backbone, classes, head=head, score_thresh=score_thresh, **options)
         self.coder, self.criterion = cast(Coder, self.box_coder), criterion
 
-    def match_image(self, boxes: Tensor, there: Tensor, levels: list[Tensor]) -> Match:
+    def match_boxes(self, boxes: Tensor, there: Tensor, levels: list[Tensor]) -> Match:
         return by_centre(boxes, there, levels, cast(float, self.center_sampling_radius))
 
 

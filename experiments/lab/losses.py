@@ -1,6 +1,6 @@
 """From a loss's settings to a function of logits and a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ class Criterion:
 
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
-        self.loss = _custom(config) if isinstance(config, CustomConfig) else LOSSES[config.name]
+        self.loss = custom_loss("loss", config.target, config.hyper) if isinstance(config, CustomConfig) else LOSSES[config.name]
         self.rowwise = self.loss.template == "rowwise"
         names = {field.name for field in fields(config)} & set(self.loss.hyper)
         self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
@@ -120,7 +120,7 @@ class Criterion:
 def said_by(config: LossConfig) -> str:
     """softmax or sigmoid: what the loss teaches a model's logits to mean."""
     if isinstance(config, CustomConfig):
-        return "softmax" if _custom(config).template == "rowwise" else "sigmoid"
+        return "softmax" if custom_loss("loss", config.target, config.hyper).template == "rowwise" else "sigmoid"
     return config.says
 
 
@@ -129,17 +129,17 @@ def probabilities(logits: Tensor, kind: str) -> Tensor:
     return logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
 
 
-def _custom(config: CustomConfig) -> Any:
-    """The registry's kind of entry for a loss of one's own."""
+def custom_loss(group: str, target: str, hyper: Mapping[str, float]) -> Any:
+    """The registry's kind of entry for a loss of one's own, which the settings of `group` name."""
     from lossforge.losses.custom import find
 
     try:
-        loss = find(config.target).loss
+        loss = find(target).loss
     except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
-        raise UserError(f"loss.target={config.target}: {problem}") from None
-    for name in config.hyper:
+        raise UserError(f"{group}.target={target}: {problem}") from None
+    for name in hyper:
         if name not in loss.hyper:
-            raise unknown(f"loss.hyper.{name}", name, loss.hyper)
+            raise unknown(f"{group}.hyper.{name}", name, loss.hyper)
     return loss
 
 

@@ -1,5 +1,9 @@
-"""Which anchor shall predict which box: torchvision's rules for whole batches, in static shapes and without a wait for the device."""
+"""Which anchor shall predict which box: torchvision's rules for whole batches, in static shapes and without a wait for the device.
 
+N images have K boxes each, of which some rows are none, and the same A anchors.
+"""
+
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,13 +13,21 @@ from torchvision.ops import box_iou
 
 from lab.detection_types import BACKGROUND, IGNORED, Matched
 
+PAIRS = 2**23
+"""Of boxes and anchors that are compared at once; some hundred MiB of them."""
+
 
 class Match(NamedTuple):
-    """Of one image's anchors."""
+    box: Tensor  # (N, A) the index of each anchor's, whether positive or not
+    positive: Tensor  # (N, A) bool
+    ignored: Tensor  # (N, A) bool
 
-    box: Tensor  # (A,) the index of each one's, whether positive or not
-    positive: Tensor  # (A,) bool
-    ignored: Tensor  # (A,) bool
+
+def in_parts(rule: Callable[[Tensor, Tensor], Match], boxes: Tensor, there: Tensor, anchors: int) -> Match:
+    """The rule's matches of boxes (N, K, 4) and of what there is (N, K), as many images at a time as PAIRS allows."""
+    images = max(1, PAIRS // (boxes.shape[1] * anchors))
+    parts = [rule(*part) for part in zip(boxes.split(images), there.split(images), strict=True)]
+    return Match(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def by_overlap(boxes: Tensor, there: Tensor, anchors: Tensor, high: float, low: float) -> Match:
@@ -24,14 +36,15 @@ def by_overlap(boxes: Tensor, there: Tensor, anchors: Tensor, high: float, low: 
     A box that no anchor overlaps has no best anchors, where torchvision takes them all.
 
     Args:
-        boxes: (K, 4), K at least 1.
-        there: (K,) bool, which rows are boxes.
+        boxes: (N, K, 4), K at least 1.
+        there: (N, K) bool, which rows are boxes.
         anchors: (A, 4)
     """
-    quality = torch.where(there[:, None], box_iou(boxes, anchors), -1.0)
-    best, box = quality.max(dim=0)
-    best_of_box = quality.amax(dim=1, keepdim=True)
-    lifted = ((quality == best_of_box) & (best_of_box > 0)).any(dim=0)
+    overlaps = box_iou(boxes.flatten(0, 1), anchors).unflatten(0, there.shape)
+    quality = torch.where(there[..., None], overlaps, -1.0)  # (N, K, A)
+    best, box = quality.max(dim=1)
+    best_of_box = quality.amax(dim=2, keepdim=True)
+    lifted = ((quality == best_of_box) & (best_of_box > 0)).any(dim=1)
     positive = (best >= high) | lifted
     return Match(box, positive, (best >= low) & ~positive)
 
@@ -40,40 +53,33 @@ def by_centre(boxes: Tensor, there: Tensor, levels: list[Tensor], radius: float)
     """FCOS's rule: a point is positive near the centre of a box that is of its level's size; the smallest of several boxes counts.
 
     Args:
-        boxes: (K, 4), K at least 1.
-        there: (K,) bool, which rows are boxes.
+        boxes: (N, K, 4), K at least 1.
+        there: (N, K) bool, which rows are boxes.
         levels: (Aₗ, 4) square anchors of each level, as large as its stride.
         radius: of the neighbourhood of a centre, in strides.
     """
     anchors = torch.cat(levels)
-    points = (anchors[:, :2] + anchors[:, 2:]) / 2
+    points = (anchors[:, None, :2] + anchors[:, None, 2:]) / 2  # (A, 1, 2)
     stride = anchors[:, 2] - anchors[:, 0]
-    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
-    near = (points[:, None] - centres).abs().amax(2) < radius * stride[:, None]  # (A, K)
-    sides = torch.cat([points[:, None] - boxes[:, :2], boxes[:, 2:] - points[:, None]], 2)  # (A, K, 4)
-    longest = sides.amax(2)
+    corner, opposite = boxes[:, None, :, :2], boxes[:, None, :, 2:]  # (N, 1, K, 2)
+    near = (points - (corner + opposite) / 2).abs().amax(-1) < radius * stride[:, None]  # (N, A, K)
+    sides = torch.cat([points - corner, opposite - points], -1)  # (N, A, K, 4)
+    longest = sides.amax(-1)
     shortest_allowed, longest_allowed = 4 * stride, 8 * stride
     shortest_allowed[: len(levels[0])] = 0
     longest_allowed[-len(levels[-1]) :] = torch.inf
     fits = (longest > shortest_allowed[:, None]) & (longest < longest_allowed[:, None])
-    matches = near & (sides.amin(2) > 0) & fits & there
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    matches = near & (sides.amin(-1) > 0) & fits & there[:, None]
+    areas = (boxes[..., 2:] - boxes[..., :2]).prod(-1)
     # torchvision's way to the smallest area: boxes that float32 cannot tell apart beside 1e8 are ties, of which the first counts
-    value, box = (matches.float() * (1e8 - areas)).max(dim=1)
+    value, box = (matches.float() * (1e8 - areas[:, None])).max(dim=-1)
     positive = value >= 1e-5
     return Match(box, positive, torch.zeros_like(positive))
 
 
-def matched(matches: list[Match], boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matched:
-    """A batch's targets from its images' matches.
-
-    Args:
-        matches: one an image.
-        boxes: (N, K, 4)
-        labels: (N, K)
-        anchors: (A, 4)
-    """
-    box, positive, ignored = (torch.stack(parts) for parts in zip(*matches, strict=True))
+def matched(match: Match, boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matched:
+    """A batch's targets: of boxes (N, K, 4), labels (N, K) and anchors (A, 4)."""
+    box, positive, ignored = match
     nothing = torch.where(ignored, IGNORED, BACKGROUND)
     of_anchor = boxes.gather(1, box[..., None].expand(-1, -1, 4))
     return Matched(

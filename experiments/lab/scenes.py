@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -19,6 +20,7 @@ DRAWING = 1  # counted up when other pictures are drawn from the same settings, 
 LUMA = np.array([0.299, 0.587, 0.114])
 CONTRAST = 0.4  # of a digit's ink to what lies under it
 TRIES = 40
+FEW = 100  # scenes that are sooner drawn than worker processes started
 PARTS = ("train", "val")
 
 
@@ -48,7 +50,7 @@ def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
     except OSError as error:
         # another process may have been first
         if not folder.is_dir():
-            raise UserError(f"data.root={root}: the scenes cannot be written: {error.strerror}") from None
+            raise UserError(f"data.root={root}: the scenes cannot be written: {error.strerror or str(error).splitlines()[-1]}") from None
     return folder
 
 
@@ -79,18 +81,35 @@ def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
     return [((digits.images[part] / 16).astype(np.float32), digits.target[part]) for part in split]
 
 
+@dataclass
+class Drawing:
+    """The scenes of a part, by their numbers: each drawn, written and described, by whichever process is asked for it."""
+
+    config: DigitScenesConfig
+    part: int  # of PARTS
+    glyphs: np.ndarray
+    labels: np.ndarray
+    folder: Path
+
+    def __len__(self) -> int:
+        return int(getattr(self.config, f"{PARTS[self.part]}_scenes"))
+
+    def __getitem__(self, scene: int) -> tuple[str, list[tuple[int, list[int]]]]:
+        """The file's name, and of each digit the class and the box."""
+        random = np.random.default_rng([self.config.scene_seed, self.part, scene])
+        picture, found = draw_scene(self.config, self.glyphs, self.labels, random)
+        name = f"{PARTS[self.part]}_{scene:06}.png"
+        Image.fromarray(picture).save(self.folder / name, compress_level=1)
+        return name, found
+
+
 def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tuple[np.ndarray, np.ndarray]], folder: Path) -> None:
     (folder / "images").mkdir()
     first = 1
     for number, part in enumerate(PARTS):
-        count = getattr(config, f"{part}_scenes")
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
-        for scene in range(count):
-            random = np.random.default_rng([config.scene_seed, number, scene])
-            picture, found = draw_scene(config, *digits[number], random)
-            image_id, name = first + scene, f"{part}_{scene:06}.png"
-            Image.fromarray(picture).save(folder / "images" / name, compress_level=1)
+        for image_id, (name, found) in enumerate(_drawn(Drawing(config, number, *digits[number], folder / "images")), start=first):
             images.append({"id": image_id, "file_name": name, "width": config.scene_pixels, "height": config.scene_pixels})
             for label, box in found:
                 annotations.append(
@@ -103,10 +122,24 @@ def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tup
                         "iscrowd": 0,
                     }
                 )
-        first += count
+        first += len(images)
         categories = [{"id": digit + 1, "name": str(digit)} for digit in range(10)]
         tree = {"info": settings, "images": images, "annotations": annotations, "categories": categories}
         (folder / f"instances_{part}.json").write_text(json.dumps(tree))
+
+
+def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[tuple[int, list[int]]]]]:
+    """All scenes in their order, by worker processes where there are enough to be worth it."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    workers = min(drawing.config.workers, os.cpu_count() or 1) if len(drawing) > FEW else 0
+    # a generator of its own: whether scenes were there already must not change a run
+    return DataLoader(cast(Any, drawing), batch_size=None, collate_fn=_as_it_is, num_workers=workers, generator=torch.Generator())
+
+
+def _as_it_is(scene: Any) -> Any:
+    return scene
 
 
 def draw_scene(

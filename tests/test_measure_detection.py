@@ -1,0 +1,92 @@
+"""The measurement of detectors runs, and the README's tables follow from what it writes."""
+
+import json
+import pathlib
+import runpy
+
+import pytest
+import readme_detection
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(ROOT / "results" / "measure_detection.py"))
+
+
+@pytest.fixture(scope="module")
+def measured(script, tmp_path_factory):
+    """A few updates of a detector, and of RetinaNet under each loss, beside a part of an earlier run."""
+    path = tmp_path_factory.mktemp("results") / "detection.json"
+    path.write_text(json.dumps({"large": {"runs": []}}))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of work this small, more cost more
+    try:
+        assert script["main"]([str(path), "abc1234", "parts=retinanet,tables", "--smoke"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    return path
+
+
+def test_every_part_leaves_its_figures(measured):
+    found = json.loads(measured.read_text())
+    assert set(found) == {"large", "retinanet", "tables"}
+    assert {found[part]["commit"] for part in ("retinanet", "tables")} == {"abc1234"}
+    (trained,) = found["tables"]["runs"]
+    assert trained["loss_ms"] > 0
+    assert 0 <= trained["map"] <= trained["map50"] <= 1
+    assert [each["loss"] for each in found["retinanet"]["runs"]] == ["lossforge", "torchvision", "loss.implementation=torch"]
+
+
+def test_the_losses_are_the_same(measured):
+    """In float32: ours and torchvision's own, both against torchvision's in float64."""
+    for each in json.loads(measured.read_text())["retinanet"]["runs"]:
+        assert each["positives"] > 10
+        assert each["difference"] < 1e-6
+        assert each["agrees"]
+        assert max(each["gradient_difference"].values()) < 1e-5
+        assert each["step_ms"] > each["loss_ms"] > 0
+
+
+def test_tables_hold_the_figures(measured):
+    found = json.loads(measured.read_text())
+    del found["large"]
+    found["retinanet"]["runs"][0] |= {"step_ms": 151.04, "loss_ms": 0.987, "peak_mib": 20480.4}
+    found["tables"]["runs"][0] |= {"map50": 0.9126}
+    measured.write_text(json.dumps(found))
+    text = readme_detection.section(measured)
+    assert "| lossforge | 151.0 | 0.99 | 20,480 |" in text
+    assert "| `task=detection model=retinanet_tiny loss=focal` | " in text
+    assert " | 0.913 | " in text
+    assert "commit abc1234" in text
+
+
+def test_parts_that_do_not_exist(script, tmp_path, capsys):
+    assert script["main"]([str(tmp_path / "none.json"), "parts=table"]) == 1
+    assert "table: unknown; parts are retinanet, large, tables, more" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_commands_compose(script):
+    from lab.settings import load
+
+    commands = [(words, more) for part in ("tables", "more", "large") for words, more, _ in script["trainings"](part, smoke=False)]
+    assert len(commands) == 13
+    for words, more in commands:
+        load([*words.split(), *more])
+
+
+def test_the_readme_need_not_have_the_tables_before_they_are_measured(monkeypatch, tmp_path):
+    tables = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    names = tables["renewed"].__globals__
+    monkeypatch.setitem(names, "SECTIONS", {"detection": lambda: "the tables"})
+    monkeypatch.setitem(names["FILES"], "detection", tmp_path / "detection.json")
+    begin, end = "<!-- detection: uv run tests/readme_tables.py --write -->", "<!-- end of detection -->"
+    assert tables["renewed"]("text") == "text"
+    assert "Not measured yet." in tables["renewed"](f"{begin}{end}")
+    (tmp_path / "detection.json").touch()
+    assert "the tables" in tables["renewed"](f"{begin}{end}")
+    with pytest.raises(ValueError, match="lacks the lines"):
+        tables["renewed"]("text")
