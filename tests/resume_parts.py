@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = ["lab.assemble", "lab.run", "lab.summary", "lab.folder", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "train"]
+LIBRARIES = [
+    *("train", "lab.assemble", "lab.run", "lab.summary", "lab.folder", "lossforge.losses", "torch._dynamo", "torchvision.datasets"),
+    *("timm.data", "timm.optim", "timm.scheduler", "timm.utils", "matplotlib.figure", "matplotlib.backends.backend_agg", "rich.progress"),
+    *("mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store"),
+]
 
 
 def server() -> Any:

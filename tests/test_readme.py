@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.compare_schema import COMPARE, as_hydra
 from lab.errors import UserError
 from lab.settings import BENCH, combinations, load, load_for
 
@@ -38,6 +39,9 @@ def check_app(script: str, words: list[str]) -> None:
     if Path(script).name == "bench.py":
         app = runpy.run_path(str(ROOT / script))
         app["chosen"](load_for(BENCH, [app["as_list"](word) for word in words if not word.startswith("-")]).config)
+        return
+    if Path(script).name == "compare.py":
+        load_for(COMPARE, [as_hydra(word) for word in words])
         return
     settings = [word for word in words if "=" in word and not word.startswith(("checkpoint=", "out="))]
     if Path(script).name in ("evaluate.py", "predict.py"):

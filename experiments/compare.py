@@ -1,0 +1,145 @@
+"""Compare finished runs: `uv run experiments/compare.py sweep=<name> baseline=loss=ce`.
+
+A table of loss × model with intervals over seeds, tested differences to a baseline, costs and pictures: on the terminal, as CSV and
+Markdown, as one HTML page, and in MLflow. `--help` lists the settings.
+"""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from lab.compare_schema import COMPARE, CompareConfig, as_hydra
+from lab.errors import UserError
+from lab.settings import ROOT, Settings, absolute, load_for
+
+if TYPE_CHECKING:
+    from lab.compare_page import Links
+    from lab.compare_results import Comparison
+    from lab.run_folder import RunFolder
+
+PAGE = "comparison.html"
+DESCRIPTION = "mlflow.note.content"  # MLflow's UI shows it as Markdown
+HELP = """usage: experiments/compare.py [setting=value ...]
+       --cfg            print the resolved settings and stop
+       --help           this text
+
+which runs; names and values may be globs, several with commas:
+  experiment=lossforge           MLflow's experiments (tracking.experiment)
+  sweep=NAME                     the runs of a sweep, by its run's name or id
+  tag=host:gpu*                  a tag of the runs
+  where=data=digits,loss=ce,mae  settings of the runs, as train.py takes them: here the digits' data, and either loss
+
+what of them:
+  metric=best/top1               a metric of the runs; the best of the task's own where none is given
+  baseline=loss=ce               a value of rows or columns
+  rows=loss columns=model        settings; runs that differ in more than these and their seed get rows of their own
+  confidence=0.95                of intervals; 1 - confidence is the level of tests
+  goal=min                       where lower is better and the metric's name does not say it
+
+where to:
+  runs=FOLDER                    the run folder's parent (runs/)
+  tracking.uri=URI               the store that is read and written; tracking=none writes to none
+  ui=http://127.0.0.1:5000       MLflow's UI, for links
+
+examples:
+  experiments/compare.py
+  experiments/compare.py where=data=digits,trainer.epochs=8 baseline=loss=ce
+  experiments/compare.py rows=loss.gamma columns=model where=loss=focal baseline=loss.gamma=0.0 metric=val/loss"""
+
+
+def main(words: list[str]) -> int:
+    if {"--help", "-h"} & set(words):
+        print(HELP)
+        return 0
+    try:
+        settings = load_for(COMPARE, [as_hydra(word) for word in words if word != "--cfg"])
+        if "--cfg" in words:
+            import yaml
+
+            print(yaml.safe_dump(settings.tree(), sort_keys=False), end="")
+            return 0
+        return compare(settings, words)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
+    """One comparison, from the store to the page."""
+    config = settings.config
+
+    from lab.compare_page import lead, ui_links
+    from lab.compare_results import compare_runs
+    from lab.compare_runs import Store, select
+    from lab.compare_tables import sheets, terminal
+    from lab.console import Console
+    from lab.run_folder import RunFolder
+    from lab.tracking import Feeder, tracking_uri
+
+    uri = tracking_uri(config.tracking)
+    store = Store(uri)
+    runs, experiments = select(store, config)
+    found = compare_runs(runs, config, store)
+    links, hint = ui_links(config.ui, uri), "" if config.ui or uri.startswith("http") else f" (mlflow ui --backend-store-uri {uri})"
+
+    name = config.name or f"compare-{found.metric.rpartition('/')[2]}"
+    command = " ".join(["experiments/compare.py", *words])
+    folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
+    tags = {"compare": f"{len(found.runs)} runs", "command": command, DESCRIPTION: description(found)}
+    tags |= {"mlflow.source.name": "experiments/compare.py", "mlflow.source.type": "LOCAL"} | config.tracking.tags
+    folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
+    made = {"experiment": ", ".join(experiments.values()), "command": command, "made": time.strftime("%Y-%m-%d %H:%M")}
+    write(found, folder, links, made)
+    folder.close("FINISHED")
+    feeder = untracked = None
+    if config.tracking.enabled:
+        feeder = Feeder(folder.path, uri, next(iter(experiments.values())), config.tracking.patience_seconds)
+        feeder.start()
+        untracked = feeder.close()
+
+    console = Console(1)
+    for sheet in sheets(found):
+        console.show(terminal(sheet))
+    for note in found.notes:
+        console.say(note)
+    rows = {"page": os.path.relpath(folder.path / PAGE)}
+    if feeder:
+        rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{uri}, run {feeder.run_id}"
+    console.table(lead(found), rows)
+    console.say(f"side by side in MLflow's UI{hint}: {links.comparison(found.runs)}")
+    return 0
+
+
+def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[str, str]) -> None:
+    """The comparison's files, into its run folder."""
+    from lab.compare_page import page
+    from lab.compare_pictures import pictures, save
+    from lab.compare_tables import cells_csv, figures, markdown, runs_csv
+
+    for file, text in (
+        (PAGE, page(found, links, made)),
+        ("comparison.md", markdown(found)),
+        ("comparison.csv", cells_csv(found)),
+        ("runs.csv", runs_csv(found)),
+    ):
+        (folder.path / file).write_text(text, encoding="utf-8")
+        folder.artifact(folder.path / file)
+    for file, picture in pictures(found).items():
+        save(picture, folder.path / f"{file}.svg")
+        folder.artifact(folder.path / f"{file}.svg", "pictures")
+    folder.artifact(folder.path / "config.yaml")
+    folder.metrics(0, figures(found))
+
+
+def description(found: "Comparison") -> str:
+    """The tables, for MLflow's page of the run; a tag holds 8000 characters, and a table that is cut off reads badly."""
+    from lab.compare_page import lead
+    from lab.compare_tables import markdown
+
+    text = f"{lead(found)}\n\n{markdown(found)}"
+    return text if len(text) < 8000 else lead(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,391 @@
+"""experiments/compare.py on runs of known figures in a real store: what is averaged, paired, tested, written and refused."""
+
+import contextlib
+import csv
+import io
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from compare_parts import Journal
+from scipy import stats
+
+import compare
+from lab.compare_results import compare_runs
+from lab.compare_runs import Store, select
+from lab.compare_schema import COMPARE, as_hydra
+from lab.compare_tables import cells_csv, markdown, runs_csv
+from lab.errors import UserError
+from lab.settings import load_for
+
+CE, FOCAL = [0.90, 0.92, 0.94], [0.93, 0.94, 0.97]  # differences 0.03, 0.02, 0.03
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    return Journal(tmp_path_factory.mktemp("journal"))
+
+
+@pytest.fixture(scope="module")
+def table(journal):
+    """Two losses and two models, three seeds each; and runs that are no part of it."""
+    for model, shift in (("resnet18", 0.0), ("resnet50", 0.02)):
+        for loss, scores in (("ce", CE), ("focal", FOCAL)):
+            for seed, score in enumerate(scores):
+                costs = {"run/images_per_second": 1000.0 + seed, "memory/peak_process_mib": 512.0, "train/loss_ms": 0.5}
+                curve = {10: score / 2 + shift, 20: score + shift}
+                journal.run(loss, model, seed, score + shift, metrics=costs, curve=curve)
+    journal.run("ce", "resnet18", 3, None, status="FAILED", tags={"error": "OutOfMemoryError: no memory"})
+    journal.run("ce", "resnet18", 4, 0.99, status="RUNNING")
+    journal.run("focal", "resnet50", 5, 0.01, tags={"checkpoint": "runs/x/best.pt"})  # an evaluation
+    journal.run("focal", "resnet50", 6, 0.01, tags={"compare": "12 runs"})
+    return journal
+
+
+@dataclass
+class Result:
+    text: str  # tables and notes
+    cells: str
+    runs: str
+
+    def csv(self) -> list[dict[str, str]]:
+        return list(csv.DictReader(self.cells.splitlines()))
+
+    def runs_csv(self) -> list[dict[str, str]]:
+        return list(csv.DictReader(self.runs.splitlines()))
+
+
+@pytest.fixture
+def look(journal):
+    """Compare without writing anything."""
+
+    def look(*words: str) -> Result:
+        config = load_for(COMPARE, [as_hydra(word) for word in words]).config
+        store = Store(journal.uri)
+        found = compare_runs(select(store, config)[0], config, store)
+        return Result(markdown(found), cells_csv(found), runs_csv(found))
+
+    return look
+
+
+@dataclass
+class Written:
+    status: int
+    text: str
+    error: str
+    folder: Path
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def write(journal, tmp_path, capsys):
+    """The app, in this process."""
+
+    def write(*words: str, tracking: str = "none") -> Written:
+        runs = tmp_path / "runs"
+        capsys.readouterr()
+        status = compare.main([*words, f"tracking={tracking}", f"tracking.uri={journal.uri}", f"runs={runs}"])
+        out, error = capsys.readouterr()
+        assert status == 0, error
+        (folder,) = runs.iterdir()
+        return Written(status, out, error, folder)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def written(table, tmp_path_factory):
+    """What the app leaves behind of the table, and what it says."""
+    runs = tmp_path_factory.mktemp("written")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        words = ["tracking=none", f"tracking.uri={table.uri}", f"runs={runs}", "ui=http://mlflow.example:5000/", "name=mine"]
+        status = compare.main(words)
+    (folder,) = runs.iterdir()
+    return Written(status, out.getvalue(), "", folder)
+
+
+def test_the_table_of_losses_and_models(written):
+    rows = list(csv.DictReader(written.read("comparison.csv").splitlines()))
+    assert [(row["loss"], row["model"]) for row in rows] == [(a, b) for b in ("resnet18", "resnet50") for a in ("ce", "focal")]
+    for row, scores in zip(rows, [CE, FOCAL, [x + 0.02 for x in CE], [x + 0.02 for x in FOCAL]], strict=True):
+        low, high = stats.t.interval(0.95, 2, sum(scores) / 3, stats.sem(scores))
+        assert row["metric"] == "best/top1"
+        assert (int(row["n"]), float(row["mean"])) == (3, pytest.approx(sum(scores) / 3))
+        assert (float(row["low"]), float(row["high"])) == (pytest.approx(low), pytest.approx(high))
+        assert (float(row["images_per_second"]), float(row["peak_mib"]), float(row["loss_ms"])) == (1001, 512, 0.5)
+    tested = stats.ttest_rel(FOCAL, CE)
+    for row in (rows[1], rows[3]):
+        assert (row["baseline"], int(row["difference_n"])) == ("ce", 3)
+        assert float(row["difference_mean"]) == pytest.approx(0.08 / 3)
+        assert float(row["p"]) == pytest.approx(tested.pvalue)
+        assert float(row["p_holm"]) == pytest.approx(2 * tested.pvalue)  # two tests of one p
+        assert row["verdict"] == "better"
+    # the same on the terminal, in points and %
+    assert re.search(r"│ ce +│ 92\.00 ± 4\.97 │ 94\.00 ± 4\.97 │", written.text)
+    figures = rf"\+2\.67 ± 1\.43 │ 3 │ {tested.pvalue:.4f} │ {2 * tested.pvalue:.4f} │ ▲ better"
+    assert re.search(rf"│ focal │ resnet18 │ {figures}", written.text)
+    assert "2 losses × 2 models, 3 seeds of each: 12 runs" in written.text
+
+
+def test_runs_that_are_not_finished_are_listed_and_not_averaged(written):
+    assert re.search(r"ce-resnet18-\d+ │ \w{8} │ failed: OutOfMemoryError: no memory", written.text)
+    assert re.search(r"ce-resnet18-\d+ │ \w{8} │ running", written.text)
+    lines = list(csv.DictReader(written.read("runs.csv").splitlines()))
+    assert sum(line["why_left_out"] == "" for line in lines) == 12
+    assert {line["why_left_out"] for line in lines} == {"", "running", "failed: OutOfMemoryError: no memory"}
+    assert "0.01" not in {line["value"] for line in lines}  # evaluations and comparisons are no part of it
+
+
+def test_markdown_is_a_table(written):
+    text = written.read("comparison.md")
+    assert "| loss | resnet18 | resnet50 |\n| --- | ---: | ---: |\n| ce | 92.00 ± 4.97 | 94.00 ± 4.97 |\n| focal | **94.67" in text
+
+
+def test_the_page_is_one_file_with_everything_in_it(written):
+    page = written.read("comparison.html")
+    assert "<script" not in page
+    assert not re.search(r"""\bsrc(set)?=|@import|url\((?!#)""", page)
+    links = set(re.findall(r'\bhref="([^#"][^"]*)"', page))
+    assert all(link.startswith("http://mlflow.example:5000/#/") for link in links)
+    assert len(links) == 13  # each run, and the page of all
+    assert page.count("<svg") == 4  # differences, speed and memory, and a curve for each model
+    assert "92.00 ± 4.97" in page
+    assert not re.search(r"#010203|#ffffff", page.partition("</style>")[2])  # pictures follow the reader's colours
+
+
+def test_pictures_and_settings_are_in_the_folder(written):
+    assert {path.name for path in written.folder.iterdir()} >= {"curves.svg", "differences.svg", "tradeoff.svg", "config.yaml"}
+    assert written.folder.name.endswith("-mine")
+    curves = written.read("curves.svg")
+    assert "resnet50" in curves
+    assert "currentColor" not in curves
+    assert yaml.safe_load(written.read("config.yaml"))["rows"] == ["loss"]
+
+
+def test_it_is_logged_as_a_run_of_its_own_that_no_comparison_takes(journal, write, look):
+    for seed, score in enumerate((0.5, 0.6)):
+        journal.run("ce", "vit", seed, score, experiment="logged")
+        journal.run("focal", "vit", seed, score + 0.1 + seed / 100, experiment="logged")
+    found = write("experiment=logged", tracking="mlflow")
+    experiment = journal.experiments["logged"]
+    (logged,) = journal.client.search_runs([experiment], "tags.compare != ''")
+    assert logged.info.status == "FINISHED"
+    assert logged.info.run_name == "compare-top1"
+    assert f"run {logged.info.run_id}" in found.text
+    assert logged.data.tags["compare"] == "4 runs"
+    assert "| focal | **65.50" in logged.data.tags["mlflow.note.content"]
+    assert logged.data.metrics["focal/vit/mean"] == pytest.approx(0.655)
+    assert logged.data.metrics["focal/vit/difference"] == pytest.approx(0.105)
+    assert logged.data.params["baseline"] == "[]"
+    there = {item.path for item in journal.client.list_artifacts(logged.info.run_id)}
+    assert there >= {"comparison.html", "comparison.md", "comparison.csv", "runs.csv", "pictures"}
+    assert len(look("experiment=logged").runs_csv()) == 4
+
+
+def test_the_address_of_mlflows_comparison_page(written):
+    ids = [line["run_id"] for line in csv.DictReader(written.read("runs.csv").splitlines()) if not line["why_left_out"]]
+    quoted = "%22%2C%22".join(ids)
+    assert f"http://mlflow.example:5000/#/compare-runs?runs=%5B%22{quoted}%22%5D&experiments=%5B%221%22%5D" in written.text
+
+
+def test_of_runs_with_the_same_settings_and_seed_the_newest_counts(journal, look):
+    journal.run("ce", "m", 0, 0.1, experiment="twice")
+    new = journal.run("ce", "m", 0, 0.3, experiment="twice")
+    journal.run("ce", "m", 0, 0.7, experiment="twice", status="KILLED")
+    found = look("experiment=twice")
+    (row,) = found.csv()
+    assert (row["mean"], row["n"], row["low"]) == ("0.3", "1", "")
+    assert "only the newest counts; left for newer ones: ce-m-" in found.text
+    assert [line["run_id"] for line in found.runs_csv() if not line["why_left_out"]] == [new]
+
+
+def test_unlike_runs_get_rows_of_their_own(journal, look):
+    """Two learning rates: nothing is averaged over them, and each is paired with its own baseline."""
+    for lr in ("0.001", "0.01"):
+        for seed in (0, 1):
+            journal.run("ce", "m", seed, 0.5 + seed / 10, settings={"optim.lr": lr, "name": f"{lr} {seed}"}, experiment="rates")
+            score = 0.6 + seed / 8 if lr == "0.01" else 0.3 + seed / 20
+            journal.run("focal", "m", seed, score, settings={"optim.lr": lr, "loss.gamma": 2}, experiment="rates")
+    found = look("experiment=rates")
+    rows = {(row["loss"], row["optim.lr"]): row for row in found.csv()}
+    assert set(rows) == {(a, b) for a in ("ce", "focal") for b in ("0.001", "0.01")}
+    assert rows["focal", "0.01"]["baseline"] == "ce, lr=0.01"
+    assert float(rows["focal", "0.01"]["difference_mean"]) == pytest.approx(0.1125)
+    assert float(rows["focal", "0.001"]["difference_mean"]) == pytest.approx(-0.225)
+    assert rows["ce", "0.01"]["baseline"] == ""
+    one = look("experiment=rates", "baseline=loss=ce,optim.lr=0.001")
+    assert {row["baseline"] for row in one.csv() if row["optim.lr"] == "0.001"} == {"", "ce, lr=0.001"}
+
+
+def test_a_baseline_of_other_hyperparameters_is_found(journal, look):
+    for gamma in (1, 2):
+        for seed in (0, 1):
+            journal.run("focal", "m", seed, 0.6 + seed / 8 + gamma / 100, settings={"loss.gamma": gamma}, experiment="gammas")
+    for seed in (0, 1):
+        journal.run("ce", "m", seed, 0.5 + seed / 10, experiment="gammas")
+    rows = {(row["loss"], row["loss.gamma"]): row for row in look("experiment=gammas").csv()}
+    assert {row["baseline"] for (loss, _), row in rows.items() if loss == "focal"} == {"ce"}
+    assert float(rows["focal", "2"]["difference_mean"]) == pytest.approx(0.1325)
+    by_gamma = look("experiment=gammas", "where=loss=focal", "rows=loss.gamma", "baseline=loss.gamma=1").csv()
+    assert [(row["loss.gamma"], row["baseline"]) for row in by_gamma] == [("1", ""), ("2", "1")]
+
+
+def test_settings_that_differ_between_cells_are_named(journal, look):
+    journal.run("ce", "m", 0, 0.5, settings={"trainer.epochs": 3}, tags={"device": "H100"}, experiment="unlike")
+    journal.run("focal", "m", 0, 0.6, settings={"trainer.epochs": 8, "loss.gamma": 2}, tags={"device": "cpu"}, experiment="unlike")
+    found = look("experiment=unlike")
+    assert "Not only what is compared differs: trainer.epochs is 3 (ce × m); 8 (focal × m)." in found.text
+    assert "different devices: H100 (1 run), cpu (1 run)" in found.text
+    assert "loss.gamma" not in found.text
+    assert "cannot be tested: a single pair of seeds" in found.text
+    assert "A single seed has no interval and no test" in found.text
+
+
+def test_seeds_of_both_names_are_paired(journal, look):
+    journal.run("ce", "m", 7, 0.5, experiment="seeds")
+    journal.run("ce", "m", None, 0.6, settings={"seed": 8, "data.split_seed": 1}, experiment="seeds")
+    journal.run("focal", "m", None, 0.6, settings={"seed": 7}, experiment="seeds")
+    journal.run("focal", "m", None, 0.8, settings={"seed": 8}, experiment="seeds")
+    row = look("experiment=seeds").csv()[1]
+    assert (row["difference_n"], float(row["difference_mean"])) == ("2", pytest.approx(0.15))
+
+
+def test_seeds_that_only_one_has_are_said(journal, look):
+    for seed in (0, 1, 2):
+        journal.run("focal", "m", seed, 0.6 + seed / 8, experiment="some")
+    journal.run("ce", "m", 1, 0.5, experiment="some")
+    journal.run("mae", "m", 9, 0.5, experiment="some")
+    found = look("experiment=some")
+    assert "focal × m: the baseline has 1 of its 3 seeds; these are paired." in found.text
+    assert "mae × m: no seed is shared with the baseline." in found.text
+
+
+def test_lower_is_better_of_a_loss(journal, look):
+    for seed in (0, 1, 2):
+        journal.run("ce", "m", seed, 0.5, metrics={"val/loss": 1.0 + seed / 10}, experiment="lower")
+        journal.run("focal", "m", seed, 0.5, metrics={"val/loss": 0.5 + seed / 9}, experiment="lower")
+    found = look("experiment=lower", "metric=val/loss")
+    ce, focal = found.csv()
+    assert (ce["best"], focal["best"], focal["verdict"]) == ("0", "1", "better")
+    assert "Lower is better" in found.text
+    assert re.search(r"\| ce \| 1\.1 ± 0\.2484 \|", found.text)
+    assert look("experiment=lower", "metric=val/loss", "goal=max").csv()[1]["verdict"] == "worse"
+
+
+def test_a_baseline_among_columns(table, look):
+    rows = look("baseline=model=resnet18").csv()
+    assert [row["baseline"] for row in rows] == ["", "", "resnet18", "resnet18"]
+    assert float(rows[2]["difference_mean"]) == pytest.approx(0.02)
+    assert rows[2]["verdict"] == "the differences are all equal"
+
+
+def test_no_baseline_among_the_rows_is_said(table, look):
+    found = look("where=loss=focal")
+    assert "No differences: no row is loss=ce" in found.text
+    assert "difference_mean" not in found.csv()[0]
+
+
+def test_a_sweep_is_its_runs(journal, look):
+    """Of three sweeps of one name, whose own runs have the words of the command line as params, the last has no runs."""
+    experiment = journal.experiment_id("sweeps")
+    sweeps = [journal.client.create_run(experiment, 1000 + number, run_name="sweep-a").info.run_id for number in range(3)]
+    for number, sweep in enumerate(sweeps):
+        for name, value in (("loss", "ce,focal"), ("model", "m"), ("seed", "0,1")):
+            journal.client.log_param(sweep, name, value)
+        for seed in (0, 1) if number < 2 else ():
+            tags = {"mlflow.parentRunId": sweep}
+            journal.run("ce", "m", seed, 0.1 + number / 10 + seed / 2, experiment="sweeps", tags=tags)
+    journal.run("ce", "m", 0, 0.9, experiment="sweeps")
+    old = look("experiment=sweeps", f"sweep={sweeps[0]}")
+    assert (float(old.csv()[0]["mean"]), old.csv()[0]["n"]) == (pytest.approx(0.35), "2")
+    assert float(look("experiment=sweeps", "sweep=sweep-a").csv()[0]["mean"]) == pytest.approx(0.45)
+    assert len(look("experiment=sweeps").runs_csv()) == 2  # the newest of each seed, and no sweep
+    with pytest.raises(UserError, match="Choices: sweep-a"):
+        look("experiment=sweeps", "sweep=other")
+
+
+def test_titles_of_custom_losses_and_detectors(journal, look):
+    journal.run("custom", "resnet50", 0, 0.5, settings={"loss.target": "mine.py:margin", "model.detector": "fcos"}, experiment="titles")
+    (row,) = look("experiment=titles").csv()
+    assert (row["loss"], row["model"]) == ("margin", "fcos_resnet50")
+
+
+def test_tags_and_settings_choose_runs(table, look):
+    found = look("tag=host:he*", "where=model=resnet5*,loss=ce,data=digits", "confidence=0.5")
+    (row,) = found.csv()
+    low, _ = stats.t.interval(0.5, 2, 0.94, stats.sem(CE))
+    assert (row["loss"], row["model"], float(row["low"])) == ("ce", "resnet50", pytest.approx(low))
+
+
+def test_a_setting_takes_several_values(table, look):
+    rows = look("where=loss=ce,focal,model=resnet18").csv()
+    assert [(row["loss"], row["model"]) for row in rows] == [("ce", "resnet18"), ("focal", "resnet18")]
+
+
+def test_nothing_finite_is_averaged(journal, look):
+    journal.run("ce", "m", 0, math.nan, experiment="nan")
+    journal.run("ce", "m", 1, None, experiment="nan")
+    with pytest.raises(UserError, match=r"(?s)none of 2 runs.*best/top1 is nan.*no best/top1"):
+        look("experiment=nan", "metric=best/top1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["experiment=losforge"], ["experiment=losforge", "Did you mean 'lossforge'"]),
+        (["tag=host"], ["tag=host", "tag=host:gpu*"]),
+        (["tag=hots:x"], ["tag=hots", "'host'"]),
+        (["tag=host:there"], ["tag=host:there of 14 runs", "Choices: here"]),
+        (["where=loss=focl"], ["where=loss=focl of 14 runs", "'focal'", "ce, focal"]),
+        (["where=los=focal"], ["where=los", "'loss'"]),
+        (["where=loss"], ["where=loss", "where=data=digits"]),
+        (["where=loss=ce,model=resnet50", "where=data=digits", "sweep=x"], ["sweep=x", "no sweeps"]),
+        (["metric=best/top_1"], ["metric=best/top_1", "'best/top1'"]),
+        (["baseline=loss=mae"], ["baseline=loss=mae", "ce, focal"]),
+        (["baseline=data=digits"], ["baseline=data=digits", "loss, model"]),
+        (["rows=losses"], ["rows=losses", "'loss'"]),
+        (["rows=[]"], ["rows=", "rows=loss"]),
+        (["confidence=1"], ["confidence", "below 1"]),
+        (["goal=best"], ["goal=best", "max, min"]),
+        (["bseline=loss=ce"], ["'baseline'"]),
+        (["--hlep"], ["'--help'"]),
+        (["tracking.uri=sqlite:////nowhere/mlflow.db"], ["tracking.uri=sqlite:////nowhere/mlflow.db", "train first"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_mistake(table, tmp_path, capsys, words, said):
+    others = [] if any(word.startswith("tracking.uri") for word in words) else [f"tracking.uri={table.uri}"]
+    assert compare.main([*words, *others, f"runs={tmp_path / 'runs'}"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert [text for text in said if text not in error] == [], error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_experiment_without_training_runs(journal, look):
+    journal.experiment_id("empty")
+    with pytest.raises(UserError, match=r"experiment=empty in .*no training runs among 0 runs"):
+        look("experiment=empty")
+
+
+def test_runs_of_several_tasks_ask_for_a_choice(journal, look):
+    journal.run("ce", "m", 0, 0.5, experiment="tasks")
+    journal.run("focal", "m", 0, None, metrics={"best/map": 0.2}, experiment="tasks")
+    with pytest.raises(UserError, match=r"top1 \(1 run\), map \(1 run\)"):
+        look("experiment=tasks")
+
+
+def test_help_answers_at_once_and_cfg_prints(clone):
+    clone.script = "experiments/compare.py"
+    done = clone.run("--help")
+    assert (done.status, done.seconds < 1) == (0, True)
+    for text in ("sweep=", "baseline=loss=ce", "ui="):
+        assert text in done.output
+    done = clone.run("--cfg", "where=loss=ce,data=digits")
+    assert yaml.safe_load(done.output)["where"] == ["loss=ce", "data=digits"]
+    assert done.seconds < 2

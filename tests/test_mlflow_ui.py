@@ -1,0 +1,162 @@
+"""Trainings, their comparison through a tracking server, and MLflow's UI and the page in a browser, as a person sees them."""
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, WHY_NOT, browser, keep, mlflow_ui
+
+import compare
+import train
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
+TINY = [
+    "model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "data.held_out=0.8", "data.augment=false", "loss.implementation=torch",
+    "trainer.epochs=3", "trainer.timing_warmup=2", "trainer.log_every=2", "optim.lr=0.01",
+]  # fmt: skip
+SEEDS = (0, 1)
+
+
+@dataclass
+class Seen:
+    """What there is to see: the UI's address, the experiment's id, its runs by loss, the comparison's folder, output and errors."""
+
+    address: str
+    experiment: str
+    runs: dict[str, list[Any]]
+    comparison: Any
+    folder: Path
+    output: str
+    browser: Any
+
+    def page(self, width: int = 1400, scheme: str = "light") -> Any:
+        page = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.set_default_timeout(120_000)  # of waits: machines that test are busy
+        return page
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    from mlflow.tracking import MlflowClient
+
+    folder = tmp_path_factory.mktemp("ui")
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    for loss in ("ce", "focal"):
+        for seed in SEEDS:
+            words = [*TINY, f"loss={loss}", f"trainer.seed={seed}", f"name={loss}-seed{seed}"]
+            assert train.main([*words, f"trainer.runs={folder / 'runs'}", f"tracking.uri={store}"]) == 0
+    with mlflow_ui(store, folder) as address:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            assert compare.main([f"tracking.uri={address}", f"runs={folder / 'comparisons'}"]) == 0
+        client = MlflowClient(tracking_uri=address)
+        experiment = client.get_experiment_by_name("lossforge").experiment_id
+        stored = client.search_runs([experiment], order_by=["attributes.start_time"])
+        runs = {loss: [run for run in stored if run.data.params.get("loss.name") == loss] for loss in ("ce", "focal")}
+        (comparison,) = (run for run in stored if "compare" in run.data.tags)
+        (made,) = (folder / "comparisons").iterdir()
+        with browser() as running:
+            yield Seen(address, experiment, runs, comparison, made, output.getvalue(), running)
+
+
+def picture(page: Any, name: str, tmp_path: Path, full: bool = False) -> None:
+    path = tmp_path / f"{name}.png"
+    page.screenshot(path=path, full_page=full)
+    assert path.stat().st_size > 10_000
+    keep(path)
+
+
+def shown(value: float) -> str:
+    """As MLflow's comparison page writes a metric."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def test_the_comparison_is_of_the_trainings_over_http(seen):
+    assert "2 losses × 1 model, 2 seeds of each: 4 runs" in seen.output
+    for loss, runs in seen.runs.items():
+        scores = [run.data.metrics["best/top1"] for run in runs]
+        assert len(scores) == len(SEEDS)
+        assert re.search(rf"│ {loss} +│ +{50 * sum(scores):.2f} ± ", seen.output)
+    assert seen.comparison.info.status == "FINISHED"
+    assert f"{seen.address}/#/compare-runs?" in seen.output
+
+
+def test_the_runs_are_in_the_list_and_open(seen, tmp_path):
+    page = seen.page()
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs")
+    for loss in seen.runs:
+        for seed in SEEDS:
+            page.get_by_role("link", name=f"{loss}-seed{seed}").wait_for()
+    picture(page, "mlflow-runs", tmp_path)
+    page.get_by_role("link", name="focal-seed1").click()
+    page.get_by_text("best/top1", exact=True).first.wait_for()
+    text = page.inner_text("body")
+    (run,) = (run for run in seen.runs["focal"] if run.info.run_name == "focal-seed1")
+    assert "focal-seed1" in text
+    assert f"{run.data.metrics['best/top1']}"[:8] in text
+    picture(page, "mlflow-run", tmp_path)
+    page.close()
+
+
+def test_the_printed_address_shows_the_runs_side_by_side(seen, tmp_path):
+    address = re.search(r"http\S+/#/compare-runs\?\S+", seen.output)[0]
+    page = seen.page(1900)
+    page.goto(address)
+    page.get_by_text("Comparing 4 Runs from 1 Experiment").wait_for()
+    page.get_by_text("best/top1", exact=True).first.wait_for()
+    text = page.inner_text("body")
+    for loss, runs in seen.runs.items():
+        for run in runs:
+            assert run.info.run_id in text
+            assert f"{loss}-seed{run.data.params['trainer.seed']}" in text
+            for name in ("best/top1", "best/loss"):
+                assert shown(run.data.metrics[name]) in text.split(), name
+    page.get_by_text("best/top1", exact=True).first.scroll_into_view_if_needed()
+    picture(page, "mlflow-comparison", tmp_path)
+    page.close()
+
+
+def test_the_comparisons_own_run_shows_its_tables(seen, tmp_path):
+    page = seen.page()
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs/{seen.comparison.info.run_id}")
+    cell = page.locator("table td", has_text=re.compile(r"^\+|^−")).first
+    cell.wait_for()
+    assert page.get_by_text("Difference to ce in points, paired over seeds of the same model").is_visible()
+    picture(page, "mlflow-comparison-run", tmp_path)
+    page.close()
+
+
+@pytest.mark.parametrize(("name", "width", "scheme"), [("wide", 1200, "light"), ("phone", 390, "dark")])
+def test_the_page_is_read_without_a_network(seen, tmp_path, name, width, scheme):
+    page = seen.page(width, scheme)
+    asked, complaints = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    address = (seen.folder / "comparison.html").as_uri()
+    page.goto(address)
+    assert asked == [address]
+    assert complaints == []
+    cells = page.locator("#scores tbody tr")
+    assert cells.count() == 2
+    for place, (loss, runs) in enumerate(seen.runs.items()):
+        text = cells.nth(place).inner_text()
+        assert text.startswith(loss)
+        assert f"{50 * sum(run.data.metrics['best/top1'] for run in runs):.2f} ± " in text
+    pictures = page.locator("figure svg")
+    assert pictures.count() == 3
+    for place in range(3):
+        box = pictures.nth(place).bounding_box()
+        assert box["width"] > 250
+        assert box["height"] > 80
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing is cut off at the side
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    ink = page.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
+    brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (paper, ink)]
+    assert (brightness[0] < brightness[1]) == (scheme == "dark")
+    page.locator("summary").click()
+    assert page.get_by_role("link", name="focal-seed1").get_attribute("href").startswith(f"{seen.address}/#/experiments/")
+    picture(page, f"comparison-{name}", tmp_path, full=True)
+    page.close()
