@@ -97,12 +97,14 @@ class Watch(threading.Thread):
         os.close(self.write)
 
     def run(self) -> None:
-        store = _store()
+        store, signalled = _store(), False
         while not self.closed.is_set():
             if fault := _read(store):
                 return self._end_after(GRACE_SECONDS, fault)
-            if select.select([self.read], [], [], 0.5)[0] and set(os.read(self.read, 64)) & {signal.SIGTERM, signal.SIGINT}:
+            if signalled:  # and by no fault that is known
                 return self._end_after(STOP_SECONDS, "a signal came while this process waited for another one")
+            if select.select([self.read], [], [], 0.5)[0]:
+                signalled = bool(set(os.read(self.read, 64)) & {signal.SIGTERM, signal.SIGINT})
         return None
 
     def _end_after(self, seconds: float, reason: str) -> None:
