@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError, unknown
+from lab.ranks import refuse_several
 from lab.schema import BenchConfig
 from lab.settings import BENCH, Settings, load_for
 from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, SUITES, Case, UnknownNameError, matching, select
@@ -23,6 +24,7 @@ def main(words: list[str]) -> int:
         print(help_text())
         return 0
     try:
+        refuse_several("experiments/bench.py")
         settings = load_for(BENCH, [as_list(word) for word in words if word != "--cfg"])
         cases, names = chosen(settings.config)
         if "--cfg" in words:

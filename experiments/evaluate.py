@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
+from lab.ranks import refuse_several
 from lab.saved import checkpoint_of, load_checkpoint, without_teacher
 from lab.settings import Settings, reload
 
@@ -20,6 +21,7 @@ def main(words: list[str]) -> int:
         print(f"{USAGE}\n\n{__doc__.strip()}")
         return 0
     try:
+        refuse_several("experiments/evaluate.py")
         path, others = checkpoint_of(words, USAGE)
         state = load_checkpoint(path)
         return evaluate(reload(without_teacher(state["config"]), others), state, path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
+from lab.ranks import refuse_several
 from lab.saved import checkpoint_of, load_checkpoint
 from lab.settings import absolute, reload
 
@@ -24,6 +25,7 @@ def main(words: list[str]) -> int:
         print(f"{USAGE}\n\n{(__doc__ or '').strip()}")
         return 0
     try:
+        refuse_several("experiments/predict.py")
         path, others = checkpoint_of([word for word in words if "=" in word], USAGE)
         own = {name: value for name, _, value in (word.partition("=") for word in others) if name in ("out", "top", "score")}
         top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)

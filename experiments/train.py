@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from lab.errors import UserError
+from lab.ranks import launched, launched_first, refuse_several
 from lab.resume import Earlier, load_state, named, newest
 from lab.schema import TrainConfig
 from lab.settings import Settings, help_text, load, value_of
@@ -23,6 +24,7 @@ def main(words: list[str]) -> int:
         return 0
     try:
         if {"-m", "--multirun"} & set(words):
+            refuse_several("--multirun")
             if "--cfg" in words:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
             from lab.sweep import run_sweep
@@ -36,10 +38,20 @@ def main(words: list[str]) -> int:
             return 0
         return train(settings, earlier)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return refused(error)
     except KeyboardInterrupt:
         return 130
+
+
+def refused(error: UserError) -> int:
+    """Say it once, also where several processes come to the same; the exit status."""
+    if launched() == 1:
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        from lab.peers import announce
+
+        announce(error, f"error: {error}")
+    return 1
 
 
 def chosen(words: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
@@ -49,7 +61,7 @@ def chosen(words: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
         earlier = named(resume, words)
         return earlier.settings, earlier
     settings = load(words)
-    return settings, newest(settings) if resume else None
+    return settings, newest(settings) if resume and launched_first() else None
 
 
 def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> int:
@@ -61,20 +73,28 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
 
     check_model_name(config.model.name)
 
+    from lab import distributed
     from lab.assemble import assemble
     from lab.console import Console
     from lab.failures import explained
+    from lab.follow import follow
     from lab.machine import SystemSampler
+    from lab.peers import watched
     from lab.summary import rows
 
     with explained(config):
         trainer = assemble(settings)
+    earlier = distributed.of_first(earlier)
+    if not launched_first():
+        return follow(trainer, earlier)
     run, name = opened(settings, trainer, earlier)
     sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
     console = Console(trainer.updates, done=trainer.done)
     samples = f"{trainer.data.train.samples} training and {trainer.data.val.samples} held-out samples"
     console.say(f"{name}: {samples} on {trainer.device}, loss by {trainer.kernels.backend}")
+    if launched() > 1:
+        console.say(trainer.parallel.says(config.data.batch_size * config.trainer.accumulate))
     if earlier:
         console.say(f"going on with {os.path.relpath(earlier.path)} after update {trainer.done} of {trainer.updates}")
     elif config.resume:
@@ -82,8 +102,10 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
 
     if run.feeder:
         run.feeder.say = console.say
-    with run.noted(), explained(config, trainer, run.folder):
+    with run.noted(), watched(run.abandon), explained(config, trainer, run.folder):
         trainer.fit(run.folder, console, run.stop)
+        distributed.stop()
+    run.stop.deaf = launched() > 1  # torchrun stops all when another process has failed
     console.stop_bar()
     sampler.stop()
     figures: dict[str, float] = {}
@@ -94,7 +116,7 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
     places = run.close()
     console.table(f"{name}: {run.status.lower()}", rows(trainer, trainer.values | figures) | places)
     if run.status == "KILLED":
-        console.say(f"to go on: experiments/train.py resume={places['run folder']}")
+        console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py resume={places['run folder']}")
     return run.exit_status()
 
 

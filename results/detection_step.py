@@ -144,11 +144,13 @@ def measured(name: str, words: list[str], scenes: Scenes, device: torch.device, 
 
 def window(trainer: Trainer, updates: int) -> dict[str, float]:
     trainer.clock.restart()
+    images = 0
     for group in islice(trainer.groups(), updates):
         trainer.update(group)
+        images += sum(len(batch) for batch in group)
     if trainer.device.type == "cuda":
         torch.cuda.synchronize()
-    return trainer.clock.read()
+    return trainer.clock.read(images)
 
 
 def agreement(trainer: Trainer, task: Detection, scenes: Scenes) -> dict[str, Any]:

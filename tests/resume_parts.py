@@ -139,7 +139,7 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [record for line in (folder / "metrics.jsonl").read_text().splitlines() if (record := json.loads(line))["kind"] == kind]
 
 
-TIMED = ("_ms", "_per_second", "_mib", "/seconds")
+TIMED = ("_ms", "_per_second", "_share", "_mib", "/seconds")
 
 
 def figures(folder: Path) -> dict[tuple[str, int], Any]:

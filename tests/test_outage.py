@@ -170,7 +170,7 @@ def fed(run_folder, uri, experiment):
 @pytest.fixture
 def written_folder(run_folder):
     """A start, metrics with nan and names that MLflow refuses, tags, an artifact, an end."""
-    params = {"trainer.seed": "0", "tracking.uri": "http://me:secret@host"}
+    params = {"seed": "0", "tracking.uri": "http://me:secret@host"}
     run_folder.record("start", name="lost", params=params, tags={"command": "x" * 9000})
     for step in range(120):
         values = {"train/loss": 1 / (step + 1), "train/lr": float("nan") if step == 3 else 0.1, "a,b": float(step)}
@@ -198,7 +198,7 @@ def test_answers_that_are_lost(written_folder, server):
     assert set(stored.values()) == {1}
     assert stored["train/loss", 119, 1 / 120] == stored["a_b", 7, 7.0] == 1
     assert run["info"]["status"] == "FINISHED"
-    assert {param["key"]: param["value"] for param in run["data"]["params"]} == {"trainer.seed": "0", "tracking.uri": "http://me:***@host"}
+    assert {param["key"]: param["value"] for param in run["data"]["params"]} == {"seed": "0", "tracking.uri": "http://me:***@host"}
     assert server.artifacts(run, "settings") == {"settings/config.yaml"}
 
 

@@ -125,7 +125,7 @@ def figures(make_trainer, run_folder, quiet, *words):
     trainer = make_trainer(*words)
     trainer.fit(run_folder, quiet)
     lines = [json.loads(line) for line in (run_folder.path / "metrics.jsonl").read_text().splitlines()]
-    timed = ("_ms", "_per_second", "_mib")
+    timed = ("_ms", "_per_second", "_share", "_mib")
     seen = [{k: v for k, v in line["values"].items() if not k.endswith(timed)} for line in lines if line["kind"] == "metrics"]
     return seen, trainer
 
@@ -193,7 +193,7 @@ def test_scores_of_training_batches_are_the_models_own(make_trainer, lam):
         top1 += (order[:, 0] == wanted).sum().item()
         top5 += (order[:, :5] == wanted[:, None]).sum().item()
     trainer.update(batches)
-    assert trainer.window[4:].tolist() == [top1, top5]
+    assert trainer.window[4:].tolist() == [top1, top5, 128]
     assert 0 < top1 < top5 < 128
 
 

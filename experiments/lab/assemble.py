@@ -5,10 +5,11 @@ from typing import cast
 import torch
 from torch import nn
 
+from lab import distributed
 from lab.data import load_data
 from lab.detection_schema import DetectionDataConfig
 from lab.detector_schema import DetectionConfig, DetectorConfig
-from lab.machine import pick_device, seed_all
+from lab.machine import pick_device, seed_all, seed_rank
 from lab.models import check_model_name, model_norm
 from lab.optim import check_optimizer_name
 from lab.schema import ImagesConfig, TrainConfig
@@ -28,9 +29,13 @@ def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None) ->
     check_model_name(config.model.name)
     check_optimizer_name(config.optim.name)
     device = pick_device(config.trainer.device)
+    distributed.start(device)
     seed_all(config)
-    task = _task(config, device)
-    return Trainer(config, task, task.data, model or task.model(), device, settings.tree())
+    with distributed.in_turn():
+        task = _task(config, device)
+    trainer = Trainer(config, task, task.data, model or task.model(), device, settings.tree())
+    seed_rank(config)
+    return trainer
 
 
 def _task(config: TrainConfig, device: torch.device) -> Task:

@@ -18,20 +18,20 @@ class Clock:
 
     def __init__(self, device: torch.device, warmup: int) -> None:
         self.cuda, self.warmup = device.type == "cuda", warmup
-        self.updates = self.timed_updates = self.timed_images = 0
-        self.timed_seconds = 0.0
+        self.updates = self.timed_updates = 0
+        self.timed_images = self.timed_seconds = self.timed_waited = 0.0
         self.restart()
 
     def restart(self) -> None:
         """Begin a window."""
         self.began = time.perf_counter()
         self.waited = 0.0
-        self.window_updates = self.window_images = 0
+        self.window_updates = 0
         self.loss_marks: list[tuple[Any, Any]] = []
 
     def state(self) -> dict[str, float]:
         """Totals, and the window that is open."""
-        names = ("timed_updates", "timed_images", "timed_seconds", "window_updates", "window_images", "waited")
+        names = ("timed_updates", "timed_images", "timed_seconds", "timed_waited", "window_updates", "waited")
         return {name: getattr(self, name) for name in names} | {"window_seconds": time.perf_counter() - self.began}
 
     def load_state(self, state: dict[str, float]) -> None:
@@ -61,23 +61,31 @@ class Clock:
         yield
         self.loss_marks.append((start, self._mark()))
 
-    def updated(self, images: int) -> None:
+    def updated(self) -> None:
         self.updates += 1
         self.window_updates += 1
-        self.window_images += images
 
-    def read(self) -> dict[str, float]:
-        """Figures of the window that ends here; call after the device has been waited for."""
+    def read(self, images: float) -> dict[str, float]:
+        """Figures of the window that ends here, in which `images` were trained on; call after the device has been waited for.
+
+        train/data_wait_share is the share of a step's time in which the host waited for the next batch. A GPU that still had work then
+        did not wait: of its time the share is the most that can have been lost.
+        """
         seconds = time.perf_counter() - self.began
         count = max(self.window_updates, 1)
         marks = [start.elapsed_time(end) if self.cuda else (end - start) * 1e3 for start, end in self.loss_marks]
-        values = {"train/step_ms": seconds / count * 1e3, "train/data_wait_ms": self.waited / count * 1e3}
+        values = {
+            "train/step_ms": seconds / count * 1e3,
+            "train/data_wait_ms": self.waited / count * 1e3,
+            "train/data_wait_share": self.waited / seconds,
+        }
         if marks:
             values["train/loss_ms"] = sorted(marks)[len(marks) // 2]
         if self.updates - self.window_updates >= self.warmup:
-            values["train/images_per_second"] = self.window_images / seconds
+            values["train/images_per_second"] = images / seconds
             self.timed_seconds += seconds
-            self.timed_images += self.window_images
+            self.timed_waited += self.waited
+            self.timed_images += images
             self.timed_updates += self.window_updates
         self.restart()
         return values
@@ -89,6 +97,7 @@ class Clock:
         return {
             "run/images_per_second": self.timed_images / self.timed_seconds,
             "run/step_ms": self.timed_seconds / self.timed_updates * 1e3,
+            "run/data_wait_share": self.timed_waited / self.timed_seconds,
         }
 
     def _mark(self) -> Any:

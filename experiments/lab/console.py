@@ -5,11 +5,11 @@ from typing import Any
 
 
 class Console:
-    def __init__(self, updates: int, work: str = "training", done: int = 0) -> None:
+    def __init__(self, updates: int, work: str = "training", done: int = 0, *, quiet: bool = False) -> None:
         """done: how many of the updates an earlier process has made."""
         from rich.console import Console as Rich
 
-        self.rich = Rich(highlight=False, soft_wrap=True)
+        self.rich = Rich(highlight=False, soft_wrap=True, quiet=quiet)
         if not self.rich.is_terminal:
             self.rich.width = 140
         self.updates, self.before = updates, done
@@ -17,7 +17,7 @@ class Console:
         self.bar: Any = None
         self.entry: Any = None
         self.last_line = 0.0
-        if self.rich.is_terminal:
+        if self.rich.is_terminal and not quiet:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))

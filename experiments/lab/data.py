@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab import distributed
 from lab.augment import crop_and_flip, wobble
 from lab.batch import Batch
 from lab.corruption import corrupted
 from lab.errors import UserError
+from lab.places import Shares
 from lab.samples import Annotations, annotate
 from lab.schema import DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig, MemoryConfig
 from lab.seeds import seed_of
@@ -88,7 +90,8 @@ class MemoryLoader:
         self.weight = None if notes.weight is None else notes.weight.to(device)
         self.group = None if notes.group is None else notes.group.to(device)
         self.mean, self.deviation = (value.view(1, -1, 1, 1).to(device) for value in norm)
-        self.batch_size, self.device, self.samples = batch_size, device, len(self.targets)
+        self.device, self.samples = device, len(self.targets)
+        self.shares = Shares(self.samples, batch_size)
         self.augment: Any = None
         self.seed: int | None = None
         self.begin(1)
@@ -101,17 +104,17 @@ class MemoryLoader:
         self.epoch, self.batch = epoch, batch
 
     def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
+        return len(self.shares)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, first, noise = self.epoch, self.batch, torch.Generator(self.device)
         self.begin(epoch + 1)
-        for number, index in enumerate(self._order(epoch).split(self.batch_size)[first:], start=first):
+        for number, index in enumerate(self.shares.of(self._order(epoch))[first:], start=first):
             images = self.images[index]
             scaled = images.float() / 255 if images.dtype == torch.uint8 else images
             images = (scaled - self.mean) / self.deviation
             if self.augment is not None and self.seed is not None:
-                images = self.augment(images, noise.manual_seed(seed_of(self.seed, epoch, number)))
+                images = self.augment(images, noise.manual_seed(distributed.own_seed(seed_of(self.seed, epoch, number))))
             weight = None if self.weight is None else self.weight[index]
             group = None if self.group is None else self.group[index]
             yield Batch(images, self.targets[index], index, weight, group)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lab import distributed
 from lab.detection_backbone import backbone
 from lab.detection_batch import DetectionBatch
 from lab.detection_data import DetectionData
@@ -49,7 +50,7 @@ class Counts:
 
     def result(self) -> DetectionResult:
         result = self.detections.result()
-        total, positives = self.loss.tolist()
+        total, positives = distributed.total(self.loss).tolist()
         result.values["loss"] = total / positives if positives else float("nan")
         result.values |= {f"ap/{name}": value for name, value in result.per_class.items()}
         return result

@@ -41,13 +41,11 @@ class DetectionLoader:
         self.file, self.device, self.samples = file, device, len(file)
         self.mean, self.deviation = (value.view(1, 3, 1, 1).to(device) for value in norm)
         fill = (norm[0] * 255).round().int().tolist()
-        batch_size = config.batch_size if train else config.eval_batch_size
-        self.places = Places(len(file), batch_size, seed)
+        self.places = Places(len(file), config.batch_size if train else config.eval_batch_size, seed)
         workers = min(config.workers, os.cpu_count() or 1)
         self.loader = DataLoader(
             CocoImages(file, Prepare(config, fixed_size, fill, train=train)),
-            batch_size=batch_size,
-            sampler=self.places,
+            batch_sampler=self.places,
             collate_fn=Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size)),
             # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
             generator=torch.Generator(),

@@ -39,13 +39,11 @@ class FolderLoader:
     def __init__(self, folder: Any, notes: Annotations, config: FolderConfig, device: torch.device, seed: int | None) -> None:
         train = seed is not None
         self.samples, self.device, self.notes = len(folder), device, notes
-        batch_size = config.batch_size if train else config.eval_batch_size
-        self.places = Places(len(folder), batch_size, seed)
+        self.places = Places(len(folder), config.batch_size if train else config.eval_batch_size, seed)
         workers = min(config.workers, os.cpu_count() or 1)
         self.loader = DataLoader(
             Images(folder),
-            batch_size=batch_size,
-            sampler=self.places,
+            batch_sampler=self.places,
             # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
             generator=torch.Generator(),
             num_workers=workers,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab import distributed
 from lab.batch import Tensors
 
 
@@ -70,7 +71,7 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """Counters, and the kept batch if there has been one; waits for the device."""
         counters = {name: getattr(self, name) for name in ("total", "streak", "longest")}
-        return {**counters, "evidence": self.evidence() if self.longest else None}
+        return {**counters, "evidence": distributed.of_highest(self.evidence(), "update") if self.longest else None}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name in ("total", "streak", "longest"):

@@ -11,21 +11,37 @@ from typing import Any
 
 import torch
 
+from lab import distributed
 from lab.errors import UserError, unknown
+from lab.ranks import launched, local_rank
 from lab.run_folder import RunFolder
 from lab.schema import TrainConfig
 from lab.settings import ROOT
 
 
 def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
-    """The device of a setting; 'auto' takes a GPU where there is one."""
+    """The device of a setting; 'auto' takes a GPU where there is one, each of torchrun's processes its own."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if launched() > 1 and wanted != "cpu":
+        _check_one_gpu_each(wanted, setting, gpus)
+    mine = torch.device("cuda", local_rank())
     if wanted == "auto":
-        return torch.device("cuda", 0) if gpus else torch.device("cpu")
+        return mine if gpus else torch.device("cpu")
     choices = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
     if wanted not in choices:
         raise unknown(f"{setting}={wanted}", wanted, choices)
-    return torch.device("cuda", 0) if wanted == "cuda" else torch.device(wanted)
+    return mine if wanted == "cuda" else torch.device(wanted)
+
+
+def _check_one_gpu_each(wanted: str, setting: str, gpus: int) -> None:
+    if wanted.startswith("cuda:"):
+        raise UserError(f"{setting}={wanted}: each process takes the GPU of its own number; use {setting}=cuda, or auto.")
+    started = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
+    if gpus and started > gpus:
+        raise UserError(
+            f"{setting}={wanted}: torchrun started {started} processes on this host, which has {gpus} GPUs, and each needs one.\n"
+            f"Use --nproc-per-node {gpus}, or {setting}=cpu."
+        )
 
 
 def seed_all(config: TrainConfig) -> None:
@@ -46,6 +62,12 @@ def seed_all(config: TrainConfig) -> None:
     torch.set_float32_matmul_precision("high" if config.trainer.tf32 else "highest")
 
 
+def seed_rank(config: TrainConfig) -> None:
+    """Once the model is made, the same on all ranks: let each draw its own chances, such as dropout's."""
+    if distributed.rank() > 0:
+        torch.manual_seed(distributed.own_seed(config.seed))
+
+
 def describe(device: torch.device) -> dict[str, str]:
     """Tags of a run: versions, hardware, commit."""
     import timm
@@ -55,6 +77,7 @@ def describe(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "timm": timm.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({torch.get_num_threads()} threads)",
+        "processes": str(distributed.ranks()),
         "host": platform.node(),
         "command": " ".join(["experiments/" + os.path.basename(sys.argv[0]), *sys.argv[1:]]),
     }

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab import distributed
+
 
 class ClassificationCounts:
     """Adds up batches; every sample counts once, whatever the batch sizes."""
@@ -41,6 +43,9 @@ class ClassificationCounts:
         self.loss += torch.stack([loss_sum, share]).double()
 
     def result(self) -> "ClassificationResult":
+        """Of all ranks' batches together."""
+        for counts in (self.confusion, self.calibration, self.by_group, self.top5, self.loss):
+            distributed.total(counts)
         confusion = self.confusion.view(self.classes, self.classes).cpu()
         calibration = self.calibration.cpu()
         total = max(int(confusion.sum()), 1)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lab import distributed
 from lab.batch import Batch
 from lab.detection import Unmixed
 from lab.detection_data import DetectionData, DetectionLoader
@@ -60,10 +61,12 @@ class MultilabelCounts:
         self.loss += torch.stack([loss_sum, share]).double()
 
     def result(self) -> MultilabelResult:
-        """mAP is the mean over the classes that some image has."""
+        """Of all ranks together. mAP is the mean over the classes that some image has."""
         from torchmetrics.functional.classification import multilabel_average_precision, multilabel_f1_score
 
-        probability, target = torch.cat(self.probability).cpu(), torch.cat(self.target).long().cpu()
+        everyone = distributed.gathered([(p.cpu(), t.long().cpu()) for p, t in zip(self.probability, self.target, strict=True)])
+        probability, target = (torch.cat([batch[part] for batches in everyone for batch in batches]) for part in (0, 1))
+        distributed.total(self.loss)
         count, there = len(self.classes), target.any(0)
         precision = multilabel_average_precision(probability[:, there], target[:, there], int(there.sum()), average="none").double()
         each = dict(zip([name for name, known in zip(self.classes, there.tolist(), strict=True) if known], precision.tolist(), strict=True))

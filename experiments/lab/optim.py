@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from lab.errors import UserError, unknown
+from lab.parallel import as_parameters, in_parts, whole
 from lab.schema import OptimConfig
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
+FUSED_IN_PARTS = {"adam", "adamw"}  # those that torch can run on parameters that FSDP has spread
 
 
 def check_optimizer_name(name: str) -> None:
@@ -33,7 +35,7 @@ class Updater:
 
         self.config, self.device = config, device
         options: dict[str, Any] = dict(config.args)
-        on_device = config.name.lower() in FUSED
+        on_device = config.name.lower() in (FUSED_IN_PARTS if in_parts(model) else FUSED)
         if on_device:
             options.setdefault("fused", True)
         try:
@@ -77,7 +79,7 @@ class Updater:
             # the scaler looks at gradients alone: a nan in one of them makes it skip
             gradients[0].add_(torch.where(bad_loss, torch.nan, 0.0))
             self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
         bad_gradient = ~norm.isfinite()
         if self.config.clip is not None and self.config.clip_mode == "norm":
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
@@ -113,7 +115,7 @@ class Updater:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state; the schedule is a function of the count, and stays that of this run's length."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(as_parameters(self.optimizer, state["optimizer"]))
         self.scaler.load_state_dict(state["scaler"])
         self.count = state["count"]
         if self.schedule is not None and self.count:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lab import distributed
 from lab.detection import Unmixed
 from lab.loss_schema import BradleyTerryConfig
 from lab.losses import Criterion
@@ -57,6 +58,9 @@ class PreferenceCounts:
         self.calibration += chosen.T @ torch.stack([torch.ones_like(share), share, probability], dim=1).double()
 
     def result(self) -> PreferenceResult:
+        """Of all ranks together."""
+        for counts in (self.calibration, self.sums):
+            distributed.total(counts)
         pairs, share, probability = self.calibration.cpu().unbind(1)
         right, voted, margin, loss, divisor = self.sums.tolist()
         count = pairs.sum().item() or 1

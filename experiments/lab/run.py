@@ -64,6 +64,12 @@ class Run:
         finally:
             self.stop.patient = False
 
+    def abandon(self, failure: Exception) -> None:
+        """End it as failed from another thread, while the main one waits in vain."""
+        self.status, self.failure = "FAILED", failure
+        self.close()
+        report(failure)
+
     def seconds(self) -> float:
         """Since the run's start, without the time between its processes."""
         return self.folder.history.seconds + time.monotonic() - self.began
@@ -106,8 +112,9 @@ class Run:
 def report(failure: Exception) -> None:
     """A stop that we chose needs its message alone; a fault needs its place as well."""
     from lab.guard import NonFiniteError
+    from lab.peers import RankError
 
-    if isinstance(failure, (NonFiniteError, UserError)):
+    if isinstance(failure, (NonFiniteError, RankError, UserError)):
         print(f"error: {failure}", file=sys.stderr)
     else:
         traceback.print_exception(failure)

@@ -145,6 +145,8 @@ class TrainerConfig:
     channels_last: bool = False
     compile: bool = False
     accumulate: int = number(1, least=1)
+    parallel: str = choice("ddp", "ddp", "fsdp")
+    sync_batchnorm: bool = False
     ema: float | None = number(None, above=0, below=1)
     ema_warmup: bool = True
     log_every: int = number(10, least=1)

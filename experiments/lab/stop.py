@@ -14,14 +14,14 @@ class Stop:
     """Takes SIGINT and SIGTERM from now on.
 
     The first is a wish, which `wanted` tells to those who ask; the next one raises KeyboardInterrupt, and the one after that ends the
-    process. Where nobody asks (`patient=False`) the first one raises.
+    process. Where nobody asks (`patient=False`) the first one raises. Once it is `deaf`, signals are nothing to it.
     """
 
     PAUSE = 1.0
     """Seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already."""
 
-    def __init__(self, *, patient: bool) -> None:
-        self.patient = patient
+    def __init__(self, *, patient: bool, quiet: bool = False) -> None:
+        self.patient, self.quiet, self.deaf = patient, quiet, False
         self.signal: int | None = None
         self.seen, self.raised = 0.0, False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -38,12 +38,15 @@ class Stop:
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
+        if self.deaf:
+            return
         if self.signal is not None and now - self.seen < self.PAUSE:
             return
         first, self.seen = self.signal is None, now
         self.signal = self.signal or number
         if first and self.patient:
-            os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")
+            if not self.quiet:
+                os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")
         elif not self.raised:
             self.raised = True
             raise KeyboardInterrupt

@@ -21,6 +21,8 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
     table["loss"] = ", ".join(f"{part} {values[name]:.4f}" for part, name in losses.items() if name in values) or "none yet"
     speed = "run/images_per_second"
     table["images/s"] = f"{values[speed]:,.0f}" if speed in values else "too short a run to tell"
+    if "run/data_wait_share" in values:
+        table["waiting for data"] = f"{values['run/data_wait_share']:.1%} of a step's time"
     if "train/loss_ms" in values:
         table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {trainer.kernels.summary()}"
     skipped, nonfinite = (values.get(f"train/{name}", 0) for name in ("skipped_updates", "nonfinite_updates"))

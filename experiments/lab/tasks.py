@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lab.augment import Mix
 from lab.batch import Batch
 from lab.data import Data, Sets
+from lab.distributed import own_seed
 from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.metrics import ClassificationCounts, ClassificationResult
@@ -72,7 +73,7 @@ class Classification:
         self.config, self.data, self.device = config, data, device
         self.settings, self.images = cast(ClassificationConfig, config.task), cast(ImagesConfig, config.data)
         self.criterion = Criterion(config.loss, self.images, len(data.classes), data.groups, device, data.counts)
-        self.mix: Mixing = Mix(self.images.mixup, self.images.cutmix, self.images.mix_probability, device, config.seed)
+        self.mix: Mixing = Mix(self.images.mixup, self.images.cutmix, self.images.mix_probability, device, own_seed(config.seed))
 
     def model(self) -> nn.Module:
         classes = len(self.data.classes)

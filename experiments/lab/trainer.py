@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab import checkpoint
+from lab import checkpoint, distributed
 from lab.batch import Tensors
 from lab.clock import Clock
 from lab.console import Console
@@ -19,6 +19,7 @@ from lab.guard import Guard, NonFiniteError
 from lab.kernels_used import KernelsUsed
 from lab.machine import memory
 from lab.optim import Updater
+from lab.parallel import Parallel, whole_state
 from lab.run_folder import RunFolder
 from lab.schema import TrainConfig
 from lab.stop import Stop, StoppedError
@@ -38,17 +39,20 @@ class Best:
 class Trainer:
     """Trains a task's model on its data and leaves everything worth knowing in the run folder.
 
-    An update takes `trainer.accumulate` batches, fewer at an epoch's end, and its loss is that of one batch of all their samples.
+    An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end, and its loss is that of one batch of all their
+    samples. Figures are those of all ranks, and the same on each, so that they decide alike.
     Losses and counters stay on the device and are read every `trainer.log_every` updates.
     """
 
     def __init__(self, config: TrainConfig, task: Task, data: Sets, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
         settings = config.trainer
         self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
-        layout = torch.channels_last if settings.channels_last else torch.preserve_format
+        # FSDP takes parameters in torch's own layout only
+        layout = torch.channels_last if settings.channels_last and settings.parallel != "fsdp" else torch.preserve_format
         # torch's stubs lack the overload with memory_format alone
-        self.model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
-        self.forward: Callable[[Tensor], Any] = torch.compile(self.model) if settings.compile else self.model
+        self.parallel = Parallel(model.to(device).to(memory_format=layout), settings, device)  # type: ignore[call-overload]
+        self.model = self.parallel.model
+        self.forward: Callable[[Tensor], Any] = torch.compile(self.parallel.forward) if settings.compile else self.parallel.forward
         self.per_epoch = -(-len(data.train) // settings.accumulate)
         self.updates = min(self.per_epoch * settings.epochs, settings.max_updates or 2**62)
         self.updater = Updater(
@@ -91,6 +95,7 @@ class Trainer:
             self.save("last.pt", whole=True)
             raise
         self.stop = None  # it is too late now
+        self.see_best_again()
 
     def begin_epoch(self) -> bool:
         """Go on with the epoch that is not over, or to the next one; return whether there is any."""
@@ -118,7 +123,8 @@ class Trainer:
                 self.report()
             if self.save_is_due():
                 self.save("last.pt", whole=True)
-            self.end_if_wanted()
+            if self.meeting():
+                self.end_if_wanted()
         if self.clock.window_updates:
             self.report()
 
@@ -138,11 +144,16 @@ class Trainer:
         """Whether a checkpoint is due within the epoch, by the count of updates or by the clock."""
         updates, minutes = self.settings.save_updates, self.settings.save_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= minutes * 60
+        late = self.meeting() and distributed.anywhere(late, self.device)
         return late or (updates is not None and self.done % updates == 0)
 
+    def meeting(self) -> bool:
+        """Whether ranks can agree on what only one of them knows: where all have just waited for the device. One alone always can."""
+        return self.parallel.ranks == 1 or self.done % self.settings.log_every == 0
+
     def end_if_wanted(self) -> None:
-        """Raise StoppedError if the run shall end; called only where a checkpoint can be written."""
-        if self.stop is not None and self.stop.wanted:
+        """Raise StoppedError if the run shall end on any rank; called by all, and only where a checkpoint can be written."""
+        if distributed.anywhere(self.stop is not None and self.stop.wanted, self.device):
             raise StoppedError
 
     def groups(self) -> Iterator[list[Tensors]]:
@@ -158,11 +169,16 @@ class Trainer:
 
     def update(self, group: list[Tensors]) -> None:
         """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
-        normalizer = torch.stack([self.task.share(batch) for batch in group]).sum()
+        normalizer = distributed.total(torch.stack([self.task.share(batch) for batch in group]).sum())
         with self.guard.buffers_undone() as verdict:
-            parts = [self.backward(batch, normalizer) for batch in group]
+            parts = []
+            for batch in group:
+                with self.parallel.gradients(shared=batch is group[-1]):
+                    parts.append(self.backward(batch, normalizer))
             losses = [loss for loss, _ in parts]
-            loss = torch.stack(losses).sum()
+            images = torch.full((), float(sum(len(batch) for batch in group)), device=self.device)
+            sums = [torch.stack(losses).sum(), *torch.stack([scores for _, scores in parts]).sum(0), images]
+            loss, *counted = distributed.total(torch.stack(sums).double())
             bad_loss = ~loss.isfinite()
             verdict.append(bad_loss)
         bad_gradient, norm = self.updater.step(bad_loss)
@@ -174,10 +190,9 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(self.model, step=self.done)
         skipped = bad_loss | bad_gradient
-        seen = torch.stack([torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped])
-        self.window += torch.cat([seen, torch.stack([scores for _, scores in parts]).sum(0)]).double()
+        self.window += torch.stack([torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped, *counted])
         self.done += 1
-        self.clock.updated(sum(len(batch) for batch in group))
+        self.clock.updated()
 
     def backward(self, batch: Tensors, normalizer: Tensor) -> tuple[Tensor, Tensor]:
         """Add this batch's gradients; return its part of the loss and its scores.
@@ -191,7 +206,7 @@ class Trainer:
         given = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
         with self.clock.loss():
             loss = self.task.loss(given, batch, normalizer)
-            self.updater.scaler.scale(loss).backward()
+            self.updater.scaler.scale(self.parallel.scaled(loss)).backward()
         walked = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
         torch.autograd.backward([part for part, _ in walked], [gradient for _, gradient in walked])
         with torch.no_grad():
@@ -207,18 +222,17 @@ class Trainer:
         """Read the device's counters, the only wait of a window, and write the window's figures."""
         guard = self.guard
         counters = torch.stack([guard.total, guard.streak, guard.longest]).double()
-        bad, streak, longest, loss, finite, norm, applied, *scores = torch.cat([counters, self.window]).tolist()
+        bad, streak, longest, loss, finite, norm, applied, *scores, images = torch.cat([counters, self.window]).tolist()
         self._clear_window()
         self.skipped += self.clock.window_updates - int(applied)
         values = {
             "train/loss": loss / finite if finite else float("nan"),
-            **{f"train/{name}": score / self.clock.window_images for name, score in zip(self.task.score_names, scores, strict=True)},
+            **{f"train/{name}": score / images for name, score in zip(self.task.score_names, scores, strict=True)},
             "train/gradient_norm": norm / applied if applied else float("nan"),
             "train/lr": self.updater.lr,
             "train/skipped_updates": self.skipped,
             "train/nonfinite_updates": bad,
-            **self.clock.read(),
-            **memory(self.device),
+            **distributed.highest(self.clock.read(images) | memory(self.device), self.device),
         }
         self.values |= values
         self.folder.metrics(self.done, values | {"train/epoch": self.done / self.per_epoch})
@@ -249,16 +263,22 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader) -> Any:
         model.eval()
+        distributed.average_statistics(model)
         counts = self.task.counts()
         for batch in loader:
-            self.end_if_wanted()
+            if self.parallel.ranks == 1:
+                self.end_if_wanted()
             with self.autocast():
                 output = model(self.laid_out(batch))
             self.task.count(counts, output, batch)
         return counts.result()
 
     def save(self, name: str, *, whole: bool) -> None:
-        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs; else safetensors, too."""
+        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs; else safetensors, too.
+
+        Every rank has to call it, and the first one writes.
+        """
+        distributed.average_statistics(self.model)
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
@@ -273,23 +293,31 @@ class Trainer:
         }
         if whole:
             state |= state_of(self)
+            self.saved_at = time.monotonic()
+        state = whole_state(state)
+        if distributed.rank() > 0:
+            return
         path = self.folder.path / "checkpoints" / name
         checkpoint.save(state, path)
-        if whole:
-            self.saved_at = time.monotonic()
-        else:
+        if not whole:
             about = {name: state[name] for name in ("classes", "norm", "config")}
             checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
+
+    def see_best_again(self) -> None:
+        """Evaluate the best weights where an earlier process of the run did: its pictures are not drawn yet."""
+        if self.pictured is not None or self.best.values is None:
+            return
+        state = None
+        if distributed.rank() == 0 and (best := self.folder.path / "checkpoints" / "best.pt").is_file():
+            state = checkpoint.load(best)
+        if distributed.of_first(state is not None):
+            self.parallel.load_model_state(state and (state["ema"] or state["model"]))
+            self.pictured = self.evaluate(self.model, self.data.val)
 
     def finish(self) -> dict[str, float]:
         """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
         path: Path = self.folder.path
         best = path / "checkpoints" / "best.pt"
-        if self.pictured is None and self.best.values is not None and best.is_file():
-            # another process evaluated it
-            state = checkpoint.load(best)
-            self.model.load_state_dict(state["ema"] or state["model"])
-            self.pictured = self.evaluate(self.model, self.data.val)
         if self.pictured is not None:
             for picture in self.task.pictures(self.pictured, path):
                 self.folder.artifact(picture, "pictures")
@@ -307,11 +335,13 @@ class Trainer:
         return ModelEmaV3(self.model, decay=self.settings.ema, use_warmup=self.settings.ema_warmup)
 
     def _clear_window(self) -> None:
-        self.window = torch.zeros(4 + len(self.task.score_names), dtype=torch.float64, device=self.device)
+        self.window = torch.zeros(5 + len(self.task.score_names), dtype=torch.float64, device=self.device)
 
     def _stop_nonfinite(self) -> None:
+        evidence = distributed.of_highest(self.guard.evidence(), "update")
+        if distributed.rank() > 0:
+            raise NonFiniteError
         path = self.folder.path / "nonfinite_batch.pt"
-        evidence = self.guard.evidence()
         checkpoint.save(dict(evidence), path)
         self.folder.artifact(path)
         raise NonFiniteError(

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lab import distributed
 from lab.errors import UserError
 from lab.seeds import host_state, set_host_state
 
@@ -24,11 +25,13 @@ def state_of(trainer: "Trainer") -> dict[str, Any]:
         "nonfinite": trainer.guard.state(),
         "clock": trainer.clock.state(),
         "launches": trainer.kernels.state(),
-        "rng": {
-            **host_state(),
-            "cuda": torch.cuda.get_rng_state(trainer.device) if cuda else None,
-            "mix": trainer.task.mix.state(),
-        },
+        "rng": distributed.gathered(
+            {
+                **host_state(),
+                "cuda": torch.cuda.get_rng_state(trainer.device) if cuda else None,
+                "mix": trainer.task.mix.state(),
+            }
+        ),
     }
 
 
@@ -36,7 +39,7 @@ def restore(trainer: "Trainer", state: dict[str, Any]) -> None:
     """Put a trainer of the same settings where the one was that saved this.
 
     Raises:
-        UserError: the training data is not what it was.
+        UserError: the training data is not what it was, or the number of processes.
     """
     data = trainer.data
     if (data.classes, data.train.samples) != (state["classes"], state["samples"]):
@@ -44,7 +47,12 @@ def restore(trainer: "Trainer", state: dict[str, Any]) -> None:
             f"the training data has changed: it has {data.train.samples} samples of {len(data.classes)} classes, "
             f"while the run has seen {state['samples']} of {len(state['classes'])}."
         )
-    trainer.model.load_state_dict(state["model"])
+    if len(state["rng"]) != distributed.ranks():
+        raise UserError(
+            f"the run was one of {len(state['rng'])} processes, each with its part of every batch; this is one of {distributed.ranks()}. "
+            f"Go on with as many: torchrun's --nproc-per-node times --nnodes, or no torchrun for one."
+        )
+    trainer.parallel.load_model_state(state["model"])
     if trainer.ema is not None:
         trainer.ema.module.load_state_dict(state["ema"])
     trainer.updater.load_state(state)
@@ -56,7 +64,8 @@ def restore(trainer: "Trainer", state: dict[str, Any]) -> None:
     trainer.kernels.load_state(state["launches"])
     best = state["best"]
     trainer.best.score, trainer.best.epoch, trainer.best.values = best["score"], best["epoch"], best["values"]
-    trainer.task.mix.load_state(state["rng"]["mix"])
-    if state["rng"]["cuda"] is not None and trainer.device.type == "cuda":
-        torch.cuda.set_rng_state(state["rng"]["cuda"], trainer.device)
-    set_host_state(state["rng"])
+    rng = state["rng"][distributed.rank()]
+    trainer.task.mix.load_state(rng["mix"])
+    if rng["cuda"] is not None and trainer.device.type == "cuda":
+        torch.cuda.set_rng_state(rng["cuda"], trainer.device)
+    set_host_state(rng)

@@ -1,0 +1,235 @@
+"""Real processes under torchrun, over gloo: what two train is what one trains on the whole batch, and a fault of one ends both."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_worker import CASES, SCENES, VIT, assembled, evaluated, updated
+
+from lab.errors import UserError
+from lab.places import Shares
+from lab.seeds import seed_of
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# losses of float32, summed in another order
+LOSS = {"rtol": 1e-5, "atol": 1e-5}
+# and weights after four steps at a learning rate of 1e-1
+WEIGHT = {"rtol": 1e-4, "atol": 1e-5}
+EXACT = {"rtol": 0, "atol": 0}
+
+
+def torchrun(*words, timeout=400):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))} | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*TORCHRUN, *map(str, words)], capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What both ranks kept of each case, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    done = torchrun(ROOT / "tests/distributed_worker.py", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = {name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(2)] for name in CASES}
+    return kept | {"folder": folder, "output": done.stdout}
+
+
+def assert_same(one, other, **tolerance):
+    """Trees of tensors and numbers."""
+    (leaves, tree), (others, same) = (torch.utils._pytree.tree_flatten(each) for each in (one, other))
+    assert tree == same
+    for value, wanted in zip(leaves, others, strict=True):
+        torch.testing.assert_close(value, wanted, **tolerance)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """One process with the batches of both: with class weights, and 29 samples in the last one."""
+    return updated(assembled(*VIT, "data.batch_size=64"))
+
+
+@pytest.mark.parametrize("case", ["ddp", "accumulated", "fsdp", "fsdp accumulated"])
+def test_two_processes_train_as_one_with_the_whole_batch(results, whole, case):
+    one, other = results[case]
+    assert_same(one["windows"], other["windows"], **EXACT)
+    assert one["updates"] == whole["updates"] == 23
+    assert bool(one["spread"]) == ("fsdp" in case)
+    assert_same(one["windows"], whole["windows"], **LOSS)
+    assert whole["windows"][:, -1].tolist() == [64, 64, 64, 29]
+    for part in ("model", "optimizer"):
+        assert_same(one[part], whole[part], **WEIGHT)
+
+
+@pytest.mark.parametrize("case", ["evaluated", "evaluated fsdp"])
+def test_each_held_out_sample_counts_once_over_ranks(results, case):
+    alone = evaluated(assembled(*VIT))
+    one, other = results[case]
+    assert one == other
+    assert one["values"]["samples"] == 360
+    assert one["confusion"] == alone["confusion"]
+    assert one["values"] == pytest.approx(alone["values"], abs=1e-6)
+
+
+def test_detection_counts_positives_and_images_over_ranks(results):
+    root = f"data.root={results['folder']}"
+    alone = updated(assembled(*SCENES, root, "data.batch_size=4"), first=1)
+    one, other = results["scenes"]
+    assert_same(one["windows"], other["windows"], **EXACT)
+    assert alone["windows"][:, -1].tolist() == [4, 3]
+    assert alone["windows"][:, -2].min() > 0
+    assert_same(one["windows"], alone["windows"], rtol=1e-4, atol=1e-5)
+    assert_same(one["model"], alone["model"], **WEIGHT)
+    whole = evaluated(assembled(*SCENES, root))["values"]
+    for values in (each["values"] for each in results["evaluated scenes"]):
+        assert values["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+        assert values == pytest.approx(whole, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("case", ["bad ddp", "bad fsdp"])
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(results, case):
+    for each in results[case]:
+        assert each["bad"] == 1
+        assert each["evidence"]["update"] == 1
+        assert each["evidence"]["images"][0].isnan().all()
+    before, after = results[case][0]["before"], results[case][0]["after"]
+    assert_same(after, before, **EXACT)
+    if case == "bad ddp":
+        assert_same(results[case][1]["after"], after, **EXACT)
+
+
+def test_running_statistics_are_averaged_over_ranks(results):
+    one, other = results["statistics"]
+    assert not torch.equal(one["own"], other["own"])
+    assert_same(one["averaged"], (one["own"] + other["own"]) / 2, **EXACT)
+    assert_same(other["averaged"], one["averaged"], **EXACT)
+    assert one["values"] == other["values"]
+
+
+@pytest.mark.parametrize("case", ["continued", "continued fsdp"])
+def test_all_ranks_stop_when_one_is_asked_to_and_go_on_as_if_they_had_not(results, case):
+    one, other = results[case]
+    assert one["stopped at"] == other["stopped at"] == 3
+    for each in (one, other) if case == "continued" else (one,):
+        assert_same(each["resumed"], each["straight"], **EXACT)
+    assert "DTensor" not in one["kinds"]
+
+
+def test_a_checkpoint_of_shards_is_a_whole_models(results):
+    """One process loads and scores it; it does not go on with it, as its batches would be others."""
+    from lab.trainer_state import restore
+
+    state = torch.load(results["continued fsdp"][0]["path"], weights_only=True)
+    trainer = assembled("model=tiny_vit", "trainer.device=cpu")
+    trainer.model.load_state_dict(state["model"])
+    trainer.updater.load_state(state)
+    assert_same(trainer.model.state_dict(), results["continued fsdp"][0]["straight"]["model"], **EXACT)
+    assert evaluated(trainer)["values"] == pytest.approx(state["best"]["values"], abs=1e-6)
+    with pytest.raises(UserError, match=r"run was one of 2 processes.*this is one of 1"):
+        restore(trainer, state)
+
+
+def test_only_the_first_rank_writes_and_speaks(results):
+    from mlflow.tracking import MlflowClient
+
+    (folder,) = (results["folder"] / "run").iterdir()
+    client = MlflowClient(tracking_uri=f"sqlite:///{results['folder']}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("lossforge").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["val/samples"] == 360
+    assert run.data.tags["processes"] == "2"
+    assert 0 <= run.data.metrics["train/data_wait_share"] < 1
+    assert len(client.get_metric_history(run.info.run_id, "val/top1")) == 1
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [r["kind"] for r in records].count("start") == 1
+    assert records[-1]["status"] == "FINISHED"
+    for line in ("an update has 256", "held-out top-1 ", "finished"):
+        assert results["output"].count(line) == (2 if "top-1" in line else 1), results["output"]
+
+
+def test_a_fault_of_one_process_ends_the_run(tmp_path):
+    """An image that cannot be read, in the second rank's part of the first batch."""
+    from PIL import Image
+
+    for part in ("train", "val"):
+        for number in range(16):
+            path = tmp_path / part / "ab"[number % 2] / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (12 * number, 90, 60)).save(path)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed_of(0, 1)))
+    files = sorted((tmp_path / "train").rglob("*.png"))
+    files[Shares(16, 4, (1, 2)).of(order)[0][0]].write_bytes(b"no picture")
+    words = [f"data.root={tmp_path}", "data=folder", "data.image_size=32", "data.batch_size=4", "data.workers=0", "model=tiny_vit"]
+    done = torchrun("experiments/train.py", *words, "trainer.device=cpu", "tracking=none", f"trainer.runs={tmp_path}/runs")
+    assert done.returncode == 1
+    assert done.stderr.count("PIL.UnidentifiedImageError") == 1, done.stderr
+    assert "rank 1: Traceback" in done.stderr
+    assert "error: rank 1: UnidentifiedImageError: cannot identify" in done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["status"] == "FAILED"
+    assert any("rank 1: UnidentifiedImageError" in r["values"].get("error", "") for r in records if r["kind"] == "tags")
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "ranks"), [(37, 4, 3), (24, 4, 3), (26, 4, 3), (25, 4, 3), (2, 4, 2), (7, 4, 2), (10, 3, 1)]
+)
+def test_every_sample_is_in_one_batch_of_one_rank(samples, batch_size, ranks):
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+    parts = [Shares(samples, batch_size, (rank, ranks)).of(order) for rank in range(ranks)]
+    assert len({len(batches) for batches in parts}) == 1
+    sizes = [[len(batch) for batch in together] for together in zip(*parts, strict=True)]
+    assert all(min(together) >= 1 and max(together) - min(together) <= 1 for together in sizes)
+    assert all(together == [batch_size] * ranks for together in sizes[:-2])
+    assert max(map(max, sizes)) <= batch_size + 1
+    # batch by batch the samples are those of one process
+    seen = torch.cat([torch.cat(together) for together in zip(*parts, strict=True)])
+    assert sorted(seen.tolist()) == list(range(samples))
+    assert set(seen[: sum(sizes[0])].tolist()) == set(order[: sum(sizes[0])].tolist())
+
+
+def test_fewer_samples_than_processes_are_refused():
+    with pytest.raises(UserError, match="3 samples cannot be shared out among 4 processes"):
+        Shares(3, 8, (0, 4))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [("cuda:0", r"takes the GPU of its own number"), ("auto", r"started 4 processes on this host, which has 2 GPUs.*--nproc-per-node 2")],
+)
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch, wanted, message):
+    from lab.machine import pick_device
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        pick_device(wanted)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert pick_device("auto") == torch.device("cuda", 1)
+
+
+def test_apps_of_one_process_refuse_torchrun(monkeypatch, capsys):
+    import evaluate
+    import train
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert evaluate.main(["checkpoint=x"]) == 1
+    assert "experiments/evaluate.py runs in one process; torchrun started 2" in capsys.readouterr().err
+    assert train.main(["-m", "seed=0,1"]) == 1
+    assert "--multirun runs in one process" in capsys.readouterr().err
+
+
+def test_a_process_that_waits_in_vain_is_ended(tmp_path):
+    began = time.monotonic()
+    done = torchrun(ROOT / "tests/waiting_worker.py", tmp_path / "ended")
+    assert done.returncode == 1
+    assert time.monotonic() - began < 250
+    assert (tmp_path / "ended").read_text() == "rank 1: ValueError: the second one's fault"
+    assert done.stderr.count("ValueError: the second one's fault\n") == 1
+    assert "rank 1: Traceback" in done.stderr
