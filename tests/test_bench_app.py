@@ -81,7 +81,7 @@ def test_a_report_compares_with_itself(ran):
     command = [sys.executable, "-m", "lossforge.bench.compare", "figures.json", "figures.json"]
     done = subprocess.run(command, cwd=ran.path, env=ran.env, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "0 changed, 0 in one only, 0 regressions (abc123 → abc123)" in done.stdout
+    assert "0 changed, 0 in one only, 0 regressions (3319e81 → 3319e81)" in done.stdout
 
 
 @pytest.mark.parametrize(
