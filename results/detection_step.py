@@ -119,7 +119,7 @@ def contenders(smoke: bool) -> Iterator[dict[str, Any]]:
 def assembled(name: str, words: list[str], scenes: Scenes, device: torch.device) -> tuple[Trainer, Detection]:
     settings = load([*words, *([name] if "=" in name else [])])
     config, model = settings.config, settings.config.model
-    seed_all(config.trainer)
+    seed_all(config)
     classes = [str(number) for number in range(CLASSES)]
     data: Any = SimpleNamespace(
         classes=classes, category_ids=list(range(CLASSES)), norm=Norm([0.0] * 3, [1.0] * 3), train=scenes, val=scenes, counts=None
