@@ -18,6 +18,20 @@ SCENES = [
     *("task=detection", "model.frozen_norm=true", *PLAIN, "data.train_scenes=7", "data.val_scenes=5", "data.workers=0"),
     *("data.scene_pixels=64", "data.digits=[1,3]", "data.digit_pixels=[14,24]"),
 ]
+SMALL = ["model=tiny_resnet", *PLAIN]
+LABELS = [
+    *("task=multilabel", "loss=bce", "data=digit_scenes", "data.train_scenes=4", "data.val_scenes=9", "data.scene_pixels=32"),
+    *("data.digits=[1,2]", "data.digit_pixels=[10,16]", "data.workers=0", *SMALL),
+]
+PAIRS = [
+    "task=preference",
+    "loss=bradley_terry",
+    "data=digit_pairs",
+    "data.train_pairs=8",
+    "data.val_pairs=37",
+    "data.image_size=16",
+    *SMALL,
+]
 FSDP = "trainer.parallel=fsdp"
 LONG = ["model=tiny_vit", "model.drop_rate=0.2", "trainer.device=cpu", "data.mixup=0.3", "trainer.max_updates=6", "trainer.log_every=3"]
 RUN = ["model=tiny_resnet", "data.image_size=16", "trainer.device=cpu", "trainer.max_updates=6", "trainer.ema=0.9", "trainer.accumulate=2"]
@@ -122,6 +136,8 @@ CASES: dict[str, Any] = {
     "statistics": lambda folder: statistics(assembled("model=tiny_resnet", "data.image_size=16", *PLAIN)),
     "scenes": lambda folder: updated(assembled(*SCENES, f"data.root={folder}", "data.batch_size=2"), first=1),
     "evaluated scenes": lambda folder: evaluated(assembled(*SCENES, f"data.root={folder}", "data.eval_batch_size=2")),
+    "evaluated labels": lambda folder: evaluated(assembled(*LABELS, f"data.root={folder}/labels", "data.eval_batch_size=2")),
+    "evaluated pairs": lambda folder: evaluated(assembled(*PAIRS, "data.eval_batch_size=5")),
     "continued": lambda folder: continued(folder, *LONG),
     "continued fsdp": lambda folder: continued(folder, *LONG, FSDP),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_worker import CASES, SCENES, VIT, assembled, evaluated, updated
+from distributed_worker import CASES, LABELS, PAIRS, SCENES, VIT, assembled, evaluated, updated
 
 from lab.errors import UserError
 from lab.places import Shares
@@ -88,6 +88,16 @@ def test_detection_counts_positives_and_images_over_ranks(results):
     for values in (each["values"] for each in results["evaluated scenes"]):
         assert values["loss"] == pytest.approx(whole["loss"], rel=1e-5)
         assert values == pytest.approx(whole, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize(("case", "samples"), [("labels", 9), ("pairs", 37)])
+def test_other_tasks_count_over_ranks(results, case, samples):
+    words = {"labels": [*LABELS, f"data.root={results['folder']}/labels"], "pairs": PAIRS}[case]
+    alone = evaluated(assembled(*words))["values"]
+    one, other = results[f"evaluated {case}"]
+    assert one == other
+    assert one["values"]["samples"] == samples
+    assert one["values"] == pytest.approx(alone, abs=1e-5)
 
 
 @pytest.mark.parametrize("case", ["bad ddp", "bad fsdp"])
