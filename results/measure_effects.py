@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
 QUIET = "tracking=none trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
 DIGITS = "seed={seed} data.split_seed={seed}"
 
