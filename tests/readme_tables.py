@@ -165,7 +165,8 @@ def effect(ours: list[float], baseline: list[float]) -> list[str]:
     test = stats.ttest_rel(ours, baseline)
     low, high = (100 * bound for bound in test.confidence_interval(0.95))
     said = ("**yes**" if test.statistic > 0 else "**the opposite**") if test.pvalue < 0.05 else "no"
-    return [f"{(low + high) / 2:+.1f} ({low:+.1f} to {high:+.1f})", f"{test.pvalue:.3f}", said]
+    p = "< 0.001" if test.pvalue < 0.001 else f"{test.pvalue:.3f}"
+    return [f"{(low + high) / 2:+.1f} ({low:+.1f} to {high:+.1f})", p, said]
 
 
 def effects() -> str:
