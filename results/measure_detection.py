@@ -7,10 +7,8 @@ is timed as a command of its own, scenes drawn by it included, with the settings
 the others run one after another in this process. --smoke: a few updates, with or without a GPU.
 """
 
-import gc
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +32,7 @@ MORE = (
     f"loss=focal {GIOU} loss.implementation=torch",
 )
 # the last epoch's detector counts: choosing the best by the held-out scenes would flatter it
-BASE = "task=detection data.workers=12 trainer.eval_every=1000 tracking=none"
+BASE = "task=detection data.workers=12 trainer.eval_every=1000"
 LARGE = "experiment=digit_scenes_large"
 SMOKE = "trainer.epochs=1 trainer.max_updates=2 trainer.log_every=1 data.train_scenes=8 data.val_scenes=4 data.batch_size=4 data.workers=0"
 SMALLER = (
@@ -42,34 +40,17 @@ SMALLER = (
 )
 
 
-def run(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
-    """One training: command, held-out figures and costs. whole: as a command of its own."""
-    import torch
+def figures_of(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
+    """One training: command, held-out figures and costs."""
+    from one_training import run
 
-    with tempfile.TemporaryDirectory() as runs:
-        given = [*words.split(), *more, f"trainer.runs={runs}"]
-        began = time.monotonic()
-        if whole:
-            status = subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), *given]).returncode
-        else:
-            from train import main as train
-
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-            status = train(given)
-        seconds = time.monotonic() - began
-        if status:
-            raise RuntimeError(f"{words}: status {status}")
-        (folder,) = Path(runs).iterdir()
-        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    gc.collect()
-    values = [record["values"] for record in records if record["kind"] == "metrics"]
-    start = next(record for record in records if record["kind"] == "start")
+    done = run(words, *more, whole=whole)
+    values = done["values"]
     figures = {name: last(values, f"val/{name}") for name in ("map", "map50", "map75")}
     costs = {"loss_ms": "train/loss_ms", "step_ms": "run/step_ms", "images_per_second": "run/images_per_second"}
     costs |= {"data_wait_ms": "train/data_wait_ms", "peak_mib": "memory/peak_allocated_mib"}
     figures |= {name: last(values, theirs) for name, theirs in costs.items()}
-    return {"command": words, **figures, "seconds": seconds, "backend": start["tags"]["loss.backend"]}
+    return {"command": words, **figures, "seconds": done["seconds"], "backend": done["tags"]["loss.backend"]}
 
 
 def last(values: list[dict[str, float]], name: str) -> float | None:
@@ -81,7 +62,7 @@ def trainings(part: str, smoke: bool, changed: str = "") -> list[tuple[str, list
     """(what is compared, further words, whether as a command of its own) of each training of a part."""
     few = SMOKE.split() if smoke else []
     if part == "large":
-        return [(f"{LARGE} {changed}".strip(), ["tracking=none", *few, *(SMALLER.split() if smoke else [])], True)]
+        return [(f"{LARGE} {changed}".strip(), [*few, *(SMALLER.split() if smoke else [])], True)]
     chosen = TABLES if part == "tables" else MORE
     return [(words, [*BASE.split(), *few], False) for words in (chosen[-1:] if smoke else chosen)]
 
@@ -98,7 +79,9 @@ def main(arguments: list[str]) -> int:
         return 1
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of trainer.deterministic, read when CUDA starts
     found = json.loads(path.read_text()) if path.exists() else {}
-    about = provenance(places[1] if len(places) > 1 else _commit())
+    from lossforge.bench.run import current_commit
+
+    about = provenance(places[1] if len(places) > 1 else current_commit())
     failed = []
     for part in parts:
         began = time.monotonic()
@@ -127,7 +110,7 @@ def measured(part: str, smoke: bool, changed: str) -> Any:
         return
     with tempfile.TemporaryDirectory() as scenes:
         for words, more, whole in trainings(part, smoke, changed):
-            yield run(words, *more, f"data.root={scenes}", whole=whole)
+            yield figures_of(words, *more, f"data.root={scenes}", whole=whole)
 
 
 def provenance(commit: str) -> dict[str, str]:
@@ -144,11 +127,6 @@ def _write(path: Path, found: dict[str, Any]) -> None:
     draft = path.with_name(f".{path.name}")
     draft.write_text(json.dumps(found, indent=1) + "\n")
     draft.replace(path)
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

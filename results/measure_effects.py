@@ -7,7 +7,6 @@ the runs of a comparison share it. The metrics are the last epoch's: no epoch is
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -97,13 +96,15 @@ def provenance(preset: str) -> dict[str, Any]:
     import timm
     import torch
 
+    from lossforge.bench.run import current_commit
+
     return {
         "metric": COMPARISONS[preset]["metric"],
         "seeded": COMPARISONS[preset]["seeded"],
         "device": f"{_processor()}, one thread",
         "torch": torch.__version__,
         "timm": timm.__version__,
-        "commit": _commit(),
+        "commit": current_commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "runs": [],
     }
@@ -131,11 +132,6 @@ def main(arguments: list[str]) -> int:
 def _processor() -> str:
     names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else "CPU"
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

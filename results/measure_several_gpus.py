@@ -145,6 +145,8 @@ def main(arguments: list[str]) -> int:
     import torch
     import triton
 
+    from lossforge.bench.run import current_commit
+
     if torch.cuda.device_count() < max(GPUS):
         print(f"{max(GPUS)} GPUs are needed; here are {torch.cuda.device_count()}.", file=sys.stderr)
         return 1
@@ -154,7 +156,7 @@ def main(arguments: list[str]) -> int:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "commit": arguments[1] if len(arguments) > 1 else _commit(),
+        "commit": arguments[1] if len(arguments) > 1 else current_commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "tolerance": TOLERANCE,
         "losses": [],
@@ -173,11 +175,6 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]) if arguments else ROOT / "results" / "several-gpus-h200.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     return int(any(row["largest_difference"] > TOLERANCE for row in report["losses"]))
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -4,13 +4,9 @@
 whole; the others run one after the other in this process, which has imported everything.
 """
 
-import gc
 import json
 import os
-import subprocess
 import sys
-import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,30 +29,6 @@ def commands() -> list[str]:
     return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]
 
 
-def run(words: str, whole: bool = False) -> dict[str, Any]:
-    """One training: its tags, its metrics and its wall time. whole: as a command of its own."""
-    import torch
-
-    with tempfile.TemporaryDirectory() as runs:
-        given = [*words.split(), f"trainer.runs={runs}", "tracking=none"]
-        began = time.monotonic()
-        if whole:
-            status = subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), *given]).returncode
-        else:
-            from train import main as train
-
-            torch.cuda.reset_peak_memory_stats()
-            status = train(given)
-        seconds = time.monotonic() - began
-        if status:
-            raise RuntimeError(f"{words}: status {status}")
-        (folder,) = Path(runs).iterdir()
-        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    gc.collect()
-    start = next(r for r in records if r["kind"] == "start")
-    return {"tags": start["tags"], "values": [r["values"] for r in records if r["kind"] == "metrics"], "seconds": seconds}
-
-
 def last(values: list[dict[str, float]], name: str) -> float:
     return next(v[name] for v in reversed(values) if name in v)
 
@@ -64,12 +36,15 @@ def last(values: list[dict[str, float]], name: str) -> float:
 def main(arguments: list[str]) -> int:
     import torch
     import triton
+    from one_training import run
+
+    from lossforge.bench.run import current_commit
 
     found: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "commit": arguments[1] if len(arguments) > 1 else _commit(),
+        "commit": arguments[1] if len(arguments) > 1 else current_commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "runs": [],
         "parity": [],
@@ -77,7 +52,7 @@ def main(arguments: list[str]) -> int:
     sys.path.insert(0, str(ROOT / "experiments"))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of trainer.deterministic, read when CUDA starts
     for words in (WHOLE, *commands()):
-        done = run(words, words == WHOLE)
+        done = run(words, whole=words == WHOLE)
         found["runs"].append(
             {
                 "command": words,
@@ -101,11 +76,6 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]) if arguments else ROOT / "results" / "training-h200.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
     return 0
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

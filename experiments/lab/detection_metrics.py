@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab import distributed
 from lab.coco_file import CocoFile
 from lab.detection_batch import DetectionBatch
 
@@ -86,30 +87,23 @@ class DetectionCounts:
 
     def result(self) -> DetectionResult:
         """The figures over all ranks; an image that several batches held counts once."""
-        together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        first = not together or torch.distributed.get_rank() == 0
-        found = self._gather(together)
-        result = [self._evaluate(found) if first else None]
-        if together:
-            if result[0] is not None:
-                result[0].found = {}
-            torch.distributed.broadcast_object_list(result, src=0, device=self.device)
-        assert result[0] is not None
+        found = self._gather()
+        first = distributed.rank() == 0
+        result = self._evaluate(found) if first else None
+        if result is not None:
+            result.found = {}  # too much to send to the other ranks
+        result = distributed.of_first(result)
+        assert result is not None
         if first:
-            result[0].found = {self.truth.image_ids[position]: each for position, each in found.items()}
-        return result[0]
+            result.found = {self.truth.image_ids[position]: each for position, each in found.items()}
+        return result
 
-    def _gather(self, together: bool) -> dict[int, Found]:
+    def _gather(self) -> dict[int, Found]:
         """Every rank's detections by position in the data set."""
         rows = torch.cat(self.rows).cpu() if self.rows else torch.empty(0, 6)
         index = torch.cat(self.index).tolist() if self.index else []
-        mine = (index, self.lengths, rows.numpy())
-        everyone: list[Any] = [mine]
-        if together:
-            everyone = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(everyone, mine)
         found: dict[int, Found] = {}
-        for positions, lengths, table in everyone:
+        for positions, lengths, table in distributed.gathered((index, self.lengths, rows.numpy())):
             for position, part in zip(positions, torch.from_numpy(table).split(lengths), strict=True):
                 part = part[part.isfinite().all(1)]
                 found[position] = Found(part[:, :4], part[:, 4], part[:, 5].long())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lab.batch import Batch
 from lab.data import Data, Norm
 from lab.errors import UserError
-from lab.models import build_model
+from lab.models import build_model, placed
 from lab.saved import load_checkpoint
 from lab.schema import ClassifierConfig, ImagesConfig, TrainConfig
 from lab.settings import ROOT, absolute, reload
@@ -86,9 +86,8 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
     with torch.random.fork_rng(devices=[]):  # the student starts as it would without a teacher
         model = build_model(architecture, channels=data.channels, classes=len(data.classes), image_size=size)
     model.load_state_dict(state["ema"] or state["model"])
-    model = model.to(device).eval().requires_grad_(False)
-    layout = torch.channels_last if config.trainer.channels_last else torch.preserve_format
-    return _renormalised(model.to(memory_format=layout), data.norm, Norm(**state["norm"]), device)  # type: ignore[call-overload]
+    model = placed(model, device, channels_last=config.trainer.channels_last).eval().requires_grad_(False)
+    return _renormalised(model, data.norm, Norm(**state["norm"]), device)
 
 
 def _renormalised(model: nn.Module, given: Norm, wanted: Norm, device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import torch
 from torch import nn
 
 from lab.errors import UserError, nearest
@@ -72,3 +73,9 @@ def classifier_bias(model: nn.Module) -> nn.Parameter | None:
     head = getattr(model, "get_classifier", lambda: None)()
     bias = getattr(head, "bias", None) if isinstance(head, nn.Module) else None
     return bias if isinstance(bias, nn.Parameter) else None
+
+
+def placed(model: nn.Module, device: torch.device, *, channels_last: bool) -> nn.Module:
+    """The model on the device, in the memory format that its convolutions are to have."""
+    layout = torch.channels_last if channels_last else torch.preserve_format
+    return model.to(device).to(memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack memory_format alone

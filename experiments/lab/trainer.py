@@ -18,6 +18,7 @@ from lab.data import Loader, Sets
 from lab.guard import Guard, NonFiniteError
 from lab.kernels_used import KernelsUsed
 from lab.machine import memory
+from lab.models import placed
 from lab.optim import Updater
 from lab.parallel import Parallel, whole_state
 from lab.run_folder import RunFolder
@@ -47,10 +48,8 @@ class Trainer:
     def __init__(self, config: TrainConfig, task: Task, data: Sets, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
         settings = config.trainer
         self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
-        # FSDP takes parameters in torch's own layout only
-        layout = torch.channels_last if settings.channels_last and settings.parallel != "fsdp" else torch.preserve_format
-        # torch's stubs lack the overload with memory_format alone
-        self.parallel = Parallel(model.to(device).to(memory_format=layout), settings, device)  # type: ignore[call-overload]
+        channels_last = settings.channels_last and settings.parallel != "fsdp"  # which takes parameters in torch's own layout only
+        self.parallel = Parallel(placed(model, device, channels_last=channels_last), settings, device)
         self.model = self.parallel.model
         self.forward: Callable[[Tensor], Any] = torch.compile(self.parallel.forward) if settings.compile else self.parallel.forward
         self.per_epoch = -(-len(data.train) // settings.accumulate)

@@ -4,7 +4,7 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -100,7 +100,7 @@ def elementwise(
         values = made.values(options)
         parameter = values.pop() if values and isinstance(values[-1], Tensor) else None
         made.check(values)
-        given: ElementwiseOptions = options  # type: ignore[assignment]  # their names were checked
+        given = cast(ElementwiseOptions, options)  # their names were checked by made.values
         return elementwise_loss(made.name, input, target, values, reduction, given, weight=weight, parameter=parameter)
 
     return made.finish("elementwise", loss, domain)

@@ -1,0 +1,37 @@
+"""One training of the measurements beside this file."""
+
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
+    """One training: its tags, its metrics and its wall time. whole: as a command of its own."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as runs:
+        given = [*words.split(), *more, f"trainer.runs={runs}", "tracking=none"]
+        began = time.monotonic()
+        if whole:
+            status = subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), *given]).returncode
+        else:
+            from train import main as train
+
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            status = train(given)
+        seconds = time.monotonic() - began
+        if status:
+            raise RuntimeError(f"{words}: status {status}")
+        (folder,) = Path(runs).iterdir()
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    gc.collect()
+    start = next(r for r in records if r["kind"] == "start")
+    return {"tags": start["tags"], "values": [r["values"] for r in records if r["kind"] == "metrics"], "seconds": seconds}
