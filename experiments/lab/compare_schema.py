@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from lab.fields import choice, number
 from lab.schema import TrackingConfig
-from lab.settings import App
+from lab.settings import App, quoted
 
 
 @dataclass
@@ -44,9 +44,5 @@ def as_hydra(word: str) -> str:
     if not value or value[0] in "['\"" or value == "null":
         return word
     if name in LISTS:
-        return f"{name}=[{','.join(_quoted(each) for each in value.split(','))}]"
-    return f"{name}={_quoted(value)}" if name in TEXTS or "=" in value else word
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return f"{name}=[{','.join(quoted(each) for each in value.split(','))}]"
+    return f"{name}={quoted(value)}" if name in TEXTS or "=" in value else word

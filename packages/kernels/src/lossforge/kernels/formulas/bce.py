@@ -14,7 +14,8 @@ On probabilities, as in PyTorch with each logarithm kept above -100:
 
     L = -[y ln p + (1 - y) ln(1 - p)]                 dL/dp = (1 - y)/(1 - p) - y/p
 
-where each denominator is kept above `floor`, so that the derivative is exact wherever it is finite and finite at p = 0 and 1.
+computed as one quotient, where each denominator is kept above `floor`, so that the derivative is exact wherever it is finite and finite at
+p = 0 and 1.
 """
 
 import triton
