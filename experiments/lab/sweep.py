@@ -6,7 +6,6 @@ MLflow is fed. What is finished is read from the run folders alone.
 
 import csv
 import io
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -39,8 +38,6 @@ def run_sweep(words: Sequence[str]) -> int:
     Raises:
         UserError: nothing was started.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("-m: start a sweep without torchrun, which would start it once a process.")
     plan = plan_of(words)
     make_launcher(plan.launcher, plan.folder)
     sweep = Sweep(plan)

@@ -16,7 +16,7 @@ def coordinates(start, r, c, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, 
     """`at` of layout.address for elements start + r · G + c of an (n0, n1, n2) tensor, or (n0, COLUMNS) where that is given.
 
     The G elements of a group lie in one row, so that what belongs to the row is found once a group. A tile of at most COLUMNS elements
-    lies in two rows, which a comparison tells apart where others take a division.
+    lies in two rows at most, which a comparison tells apart where others take a division.
     """
     lane = r * G + c
     row, i0, i1, i2 = start, lane, lane, lane * 0
