@@ -1,6 +1,8 @@
 """What a sweep's words mean, checked before anything starts."""
 
 import importlib.util
+import os
+import signal
 
 import pytest
 import yaml
@@ -155,9 +157,7 @@ def test_a_job_is_finished_only_by_a_run_of_its_settings(tmp_path):
 
 
 def test_the_wish_to_stop_grows(tmp_path, monkeypatch):
-    import os
-    import signal
-
+    before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("lab.sweep_stop.PAUSE", 0.0)
     stop = Stop(tmp_path)
     stop.file.write_text("stop")  # of an earlier sweep
@@ -168,4 +168,4 @@ def test_the_wish_to_stop_grows(tmp_path, monkeypatch):
             os.kill(os.getpid(), number)
             asked.append(stop.asked)
     assert asked == ["", "stop", "kill", "leave", "leave"]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
