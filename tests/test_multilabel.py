@@ -44,6 +44,32 @@ def test_what_a_crop_cuts_away_is_not_there(make):
     assert 0 < sum(batch.target.sum().item() for batch in data.train) < before
 
 
+def test_images_held_in_memory_are_those_of_the_files(make):
+    read, held = (make("data.augment=false", f"task.in_memory={held}").data for held in ("false", "true"))
+    for part in ("train", "val"):
+        theirs = {
+            int(i): (image, target) for b in getattr(read, part) for i, image, target in zip(b.index, b.images, b.target, strict=True)
+        }
+        seen = 0
+        for batch in getattr(held, part):
+            for index, image, target in zip(batch.index.tolist(), batch.images, batch.target, strict=True):
+                torch.testing.assert_close(image, theirs[index][0])
+                assert torch.equal(target, theirs[index][1])
+                seen += 1
+        assert seen == len(theirs) > 0
+
+
+def test_images_held_in_memory_are_augmented_there(make, run_folder, quiet):
+    plain, moved = (next(iter(make(f"data.augment={given}", "task.in_memory=true").data.train)) for given in ("false", "true"))
+    assert torch.equal(plain.index, moved.index)
+    assert not torch.equal(plain.images, moved.images)
+    trainer = make("task.in_memory=true", "trainer.epochs=2")
+    trainer.fit(run_folder, quiet)
+    assert trainer.values["val/samples"] == 16
+    with pytest.raises(UserError, match=r"data.horizontal_flip=0.5: 0 is expected with task.in_memory=true"):
+        make("task.in_memory=true", "data.horizontal_flip=0.5")
+
+
 def test_multi_hot():
     labels = torch.tensor([[2, 0, 2, -1], [-1, -1, -1, -1]])
     assert multi_hot(labels, 4).tolist() == [[1, 0, 1, 0], [0, 0, 0, 0]]

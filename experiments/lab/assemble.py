@@ -43,15 +43,16 @@ def _task(config: TrainConfig, device: torch.device) -> Task:
     norm, seed = model_norm(config.model), config.seed
     if isinstance(config.task, (DetectionConfig, MultilabelConfig)):
         from lab.detection import Detection
-        from lab.detection_data import DetectionLoader, load_detection_data, size_of
-        from lab.multilabel import LabelSetLoader, Multilabel
+        from lab.detection_data import load_detection_data, size_of
+        from lab.multilabel import Multilabel, load_label_sets
 
         scenes = cast(DetectionDataConfig, config.data)
         if isinstance(config.task, MultilabelConfig):
             size = size_of(scenes, None)
-            return Multilabel(config, load_detection_data(scenes, list(size), norm, device, seed, LabelSetLoader), size[0], device)
+            sets = load_label_sets(scenes, list(size), norm, device, seed, in_memory=config.task.in_memory)
+            return Multilabel(config, sets, size[0], device)
         fixed = cast(DetectorConfig, config.model).fixed_size
-        return Detection(config, load_detection_data(scenes, fixed, norm, device, seed, DetectionLoader), size_of(scenes, fixed), device)
+        return Detection(config, load_detection_data(scenes, fixed, norm, device, seed), size_of(scenes, fixed), device)
     if isinstance(config.task, PreferenceTaskConfig):
         from lab.pairs import load_pairs
         from lab.preference import Preference

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -83,7 +84,12 @@ class Split:
 
 
 class MemoryLoader:
-    """Batches of images that lie on the device: nothing is waited for, nothing is copied from the host but one permutation an epoch."""
+    """Batches of images that lie on the device: nothing is waited for, nothing is copied from the host but one permutation an epoch.
+
+    Several batches' images are made at once, for small ones cost the host more than the device.
+    """
+
+    TOGETHER, ELEMENTS = 16, 2**24  # so many batches, or as many as have no more elements
 
     def __init__(self, split: Split, notes: Annotations, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
         self.images, self.targets = split.images.to(device), split.targets.to(device)
@@ -109,15 +115,20 @@ class MemoryLoader:
     def __iter__(self) -> Iterator[Batch]:
         epoch, first, noise = self.epoch, self.batch, torch.Generator(self.device)
         self.begin(epoch + 1)
-        for number, index in enumerate(self.shares.of(self._order(epoch))[first:], start=first):
-            images = self.images[index]
+        batches = self.shares.of(self._order(epoch))
+        together = max(1, min(self.TOGETHER, self.ELEMENTS // (len(batches[0]) * self.images[0].numel())))
+        for start in range(first // together * together, len(batches), together):
+            group = batches[start : start + together]
+            images = self.images[torch.cat(group)]
             scaled = images.float() / 255 if images.dtype == torch.uint8 else images
             images = (scaled - self.mean) / self.deviation
             if self.augment is not None and self.seed is not None:
-                images = self.augment(images, noise.manual_seed(distributed.own_seed(seed_of(self.seed, epoch, number))))
-            weight = None if self.weight is None else self.weight[index]
-            group = None if self.group is None else self.group[index]
-            yield Batch(images, self.targets[index], index, weight, group)
+                images = self.augment(images, noise.manual_seed(distributed.own_seed(seed_of(self.seed, epoch, start))))
+            made = zip(group, images.split([len(index) for index in group]), strict=True)
+            for index, part in islice(made, max(first - start, 0), None):
+                weight = None if self.weight is None else self.weight[index]
+                groups = None if self.group is None else self.group[index]
+                yield Batch(part, self.targets[index], index, weight, groups)
 
     def _order(self, epoch: int) -> Tensor:
         if self.seed is None:

@@ -1,10 +1,9 @@
 """Detection data: COCO files read by worker processes, digit scenes among them."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -12,14 +11,14 @@ from torch.utils.data import DataLoader
 
 from lab.coco import CocoImages, Collate, power_of_two
 from lab.coco_file import CocoFile, read_coco
-from lab.data import Norm
+from lab.data import Loader, Norm
 from lab.detection_augment import Prepare
 from lab.detection_batch import DetectionBatch
 from lab.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
 from lab.errors import UserError
-from lab.places import Places
+from lab.places import Epochs, Places
 from lab.settings import ROOT, absolute
-from lab.workers import shielded
+from lab.workers import number_of_workers, shielded
 
 # of ImageNet, where a model does not say
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -42,8 +41,8 @@ class DetectionLoader:
         self.mean, self.deviation = (value.view(1, 3, 1, 1).to(device) for value in norm)
         fill = (norm[0] * 255).round().int().tolist()
         self.places = Places(len(file), config.batch_size if train else config.eval_batch_size, seed)
-        workers = min(config.workers, os.cpu_count() or 1)
-        self.loader = DataLoader(
+        workers = number_of_workers(config.workers)
+        loader = DataLoader(
             CocoImages(file, Prepare(config, fixed_size, fill, train=train)),
             batch_sampler=self.places,
             collate_fn=Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size)),
@@ -54,13 +53,14 @@ class DetectionLoader:
             persistent_workers=train and workers > 0,
             pin_memory=device.type == "cuda",
         )
+        self.epochs = Epochs(loader, self.places)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.places)
 
     def __iter__(self) -> Iterator[DetectionBatch]:
         try:
-            for batch in self.loader:
+            for batch in self.epochs:
                 batch = batch.to(self.device, non_blocking=True)
                 batch.images = (batch.images.float() / 255 - self.mean) / self.deviation
                 yield batch
@@ -69,7 +69,13 @@ class DetectionLoader:
             raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
 
     def begin(self, epoch: int, batch: int = 0) -> None:
-        self.places.begin(epoch, batch)
+        self.epochs.begin(epoch, batch)
+
+
+class FileLoader(Loader, Protocol):
+    """Batches of a COCO file's images."""
+
+    file: CocoFile
 
 
 @dataclass
@@ -77,8 +83,8 @@ class DetectionData:
     classes: list[str]
     category_ids: list[int]  # the COCO file's, by class
     norm: Norm
-    train: DetectionLoader
-    val: DetectionLoader
+    train: FileLoader
+    val: FileLoader
     counts: Tensor  # (C,) training boxes
 
 
@@ -88,7 +94,7 @@ def load_detection_data(
     norm: dict[str, Any],
     device: torch.device,
     seed: int,
-    loader: type[DetectionLoader] = DetectionLoader,
+    loader: Callable[..., FileLoader] = DetectionLoader,
 ) -> DetectionData:
     """Open the data set a config names; digit scenes are drawn first if they are not there yet.
 

@@ -16,13 +16,14 @@ class DetectionDataConfig(DataConfig):
     scale: range of the random scale; above 1 the image is cropped, below 1 padded.
     min_visible: share of a box that a crop must leave for the box to be kept.
     check: how much of the images is looked at before the run starts.
+    workers: processes that read and prepare images; None takes this process's share of the cores, up to 16.
     """
 
     name: str = "digit_scenes"
     root: str | None = None
     batch_size: int = number(16, least=1)
     eval_batch_size: int = number(32, least=1)
-    workers: int = number(2, least=0)
+    workers: int | None = number(None, least=0)
     augment: bool = True
     scale: list[float] = some(lambda: [0.8, 1.25], above=0, most=16)
     min_visible: float = number(0.3, least=0, most=1)
@@ -58,7 +59,6 @@ class CocoConfig(DetectionDataConfig):
     """Folders and files count from `root`."""
 
     name: str = "coco"
-    workers: int = number(4, least=0)
     horizontal_flip: float = number(0.5, least=0, most=1)
     photometric: float = number(0.5, least=0, most=1)
     shortest: int | None = number(800, least=8)

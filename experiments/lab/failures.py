@@ -12,6 +12,7 @@ from torch import nn
 
 from lab.errors import UserError
 from lab.schema import ImagesConfig, TrainConfig
+from lab.workers import number_of_workers
 
 MIB = 2**20
 HOST_SAYS = ("can't allocate memory", "unable to mmap", "Cannot allocate memory")
@@ -74,7 +75,7 @@ def memory_report(error: BaseException, where: str, config: TrainConfig, device:
 def remedies(config: TrainConfig, where: str, part: str) -> list[tuple[str, str]]:
     """(setting, effect) of what this run could still change."""
     data, trainer = config.data, config.trainer
-    workers = getattr(data, "workers", 0)
+    workers = number_of_workers(getattr(data, "workers", 0))
     if where == "shared":
         return [
             (f"data.workers={workers // 2}", "fewer batches wait in shared memory"),

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, Dataset
 from lab.batch import Batch
 from lab.data import Data, Norm, count_groups, readable_folder
 from lab.errors import UserError
-from lab.places import Places
+from lab.places import Epochs, Places
 from lab.samples import Annotations, annotate
 from lab.schema import FolderConfig
 from lab.seeds import seeded
 from lab.settings import ROOT, absolute
-from lab.workers import shielded
+from lab.workers import number_of_workers, shielded
 
 
 class Images(Dataset[tuple[Tensor, int, int]]):
@@ -40,8 +40,8 @@ class FolderLoader:
         train = seed is not None
         self.samples, self.device, self.notes = len(folder), device, notes
         self.places = Places(len(folder), config.batch_size if train else config.eval_batch_size, seed)
-        workers = min(config.workers, os.cpu_count() or 1)
-        self.loader = DataLoader(
+        workers = number_of_workers(config.workers)
+        loader = DataLoader(
             Images(folder),
             batch_sampler=self.places,
             # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
@@ -51,12 +51,13 @@ class FolderLoader:
             persistent_workers=train and workers > 0,
             pin_memory=device.type == "cuda",
         )
+        self.epochs = Epochs(loader, self.places)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.places)
 
     def __iter__(self) -> Iterator[Batch]:
-        for images, target, index in self.loader:
+        for images, target, index in self.epochs:
             weight = None if self.notes.weight is None else self._on_device(self.notes.weight[index])
             group = None if self.notes.group is None else self._on_device(self.notes.group[index])
             yield Batch(self._on_device(images), self._on_device(target), self._on_device(index), weight, group)
@@ -67,7 +68,7 @@ class FolderLoader:
         return (value if value.is_pinned() else value.pin_memory()).to(self.device, non_blocking=True)
 
     def begin(self, epoch: int, batch: int = 0) -> None:
-        self.places.begin(epoch, batch)
+        self.epochs.begin(epoch, batch)
 
 
 def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:

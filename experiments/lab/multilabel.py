@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from lab import distributed
+from lab.augment import wobble
 from lab.batch import Batch
+from lab.coco_file import CocoFile
+from lab.data import MemoryLoader, Split
 from lab.detection import Unmixed
-from lab.detection_data import DetectionData, DetectionLoader
+from lab.detection_data import DetectionData, DetectionLoader, load_detection_data
+from lab.detection_schema import DetectionDataConfig
 from lab.errors import UserError
 from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.models import build_model, classifier_bias
 from lab.plots import average_precision_picture
+from lab.samples import Annotations
 from lab.schema import ClassifierConfig, TrainConfig
 from lab.task_schema import MultilabelConfig
 from lab.tasks import Mixing
@@ -28,6 +33,45 @@ class LabelSetLoader(DetectionLoader):
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield Batch(batch.images, multi_hot(batch.labels, len(self.file.classes)), batch.index)
+
+
+class HeldLabelSets(MemoryLoader):
+    """As `LabelSetLoader`, but all images are held on the device, and turned, scaled and shifted there by a little."""
+
+    def __init__(
+        self,
+        file: CocoFile,
+        config: DetectionDataConfig,
+        fixed_size: list[int] | None,
+        norm: tuple[Tensor, Tensor],
+        device: torch.device,
+        seed: int | None,
+    ) -> None:
+        self.file = file
+        read = list(DetectionLoader(file, config, fixed_size, norm, torch.device("cpu"), None).epochs)
+        split = Split(
+            torch.cat([batch.images for batch in read]), torch.cat([multi_hot(batch.labels, len(file.classes)) for batch in read]), []
+        )
+        super().__init__(split, Annotations(), config.eval_batch_size if seed is None else config.batch_size, device, norm)
+        if seed is not None:
+            self.shuffled(seed, wobble if config.augment else None)
+
+
+def load_label_sets(
+    config: DetectionDataConfig, size: list[int], norm: dict[str, Any], device: torch.device, seed: int, *, in_memory: bool
+) -> DetectionData:
+    """COCO files whose images are labelled with the set of their boxes' classes.
+
+    Raises:
+        UserError: as `load_detection_data`; or what is held in memory would have to be augmented in a way that is only known for files.
+    """
+    if in_memory and config.augment:
+        for name in ("horizontal_flip", "photometric"):
+            if given := getattr(config, name):
+                raise UserError(
+                    f"data.{name}={given}: 0 is expected with task.in_memory=true, which turns, scales and shifts images alone."
+                )
+    return load_detection_data(config, size, norm, device, seed, HeldLabelSets if in_memory else LabelSetLoader)
 
 
 def multi_hot(labels: Tensor, classes: int) -> Tensor:

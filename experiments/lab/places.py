@@ -1,10 +1,11 @@
 """Which samples come when: the order of an epoch follows from seed and epoch, so that any batch can be the first."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from lab import distributed
 from lab.errors import UserError
@@ -43,10 +44,8 @@ class Shares:
 
 
 class Places(Sampler[list[tuple[int, int]]]):
-    """Batches of positions in the data set, each with the seed of its augmentation; shuffled where a seed is given.
-
-    Each iteration is the epoch after the one before, unless `begin` says otherwise. It counts from its first batch on: a DataLoader
-    with workers makes an iterator that it never uses.
+    """Batches of positions in the data set, each with the seed of its augmentation: once through in order, or, where a seed is given,
+    shuffled epochs without an end, from the one that `begin` names.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
@@ -55,19 +54,56 @@ class Places(Sampler[list[tuple[int, int]]]):
         self.begin(1)
 
     def begin(self, epoch: int, batch: int = 0) -> None:
-        """Let the next iteration be this epoch's, from its batch number `batch` on."""
+        """Let the next iteration begin at this epoch's batch number `batch`."""
         self.epoch, self.batch = epoch, batch
 
     def __len__(self) -> int:
         return len(self.shares)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order, first = torch.arange(self.samples), self.batch
-        seeds = torch.zeros_like(order)
-        if self.seed is not None:
-            generator = torch.Generator().manual_seed(seed_of(self.seed, self.epoch))
+        if self.seed is None:
+            order = torch.arange(self.samples)
+            yield from self._batches(order, torch.zeros_like(order), 0)
+            return
+        epoch, first = self.epoch, self.batch
+        while True:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
             order = torch.randperm(self.samples, generator=generator)
-            seeds = torch.randint(2**62, (self.samples,), generator=generator)
-        self.begin(self.epoch + 1)
-        for places, their_seeds in zip(self.shares.of(order)[first:], self.shares.of(seeds)[first:], strict=True):
-            yield list(zip(places.tolist(), their_seeds.tolist(), strict=True))
+            yield from self._batches(order, torch.randint(2**62, (self.samples,), generator=generator), first)
+            epoch, first = epoch + 1, 0
+
+    def _batches(self, order: Tensor, seeds: Tensor, first: int) -> Iterator[list[tuple[int, int]]]:
+        for places, theirs in zip(self.shares.of(order)[first:], self.shares.of(seeds)[first:], strict=True):
+            yield list(zip(places.tolist(), theirs.tolist(), strict=True))
+
+
+class Epochs:
+    """What a DataLoader makes of `Places`, an epoch at a time.
+
+    Training data is read on without an end: while an epoch's last batches are trained on, and while the model is evaluated and saved,
+    the workers prepare the next epoch's first ones. Each iteration is the epoch after the one before, unless `begin` says otherwise.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", places: Places) -> None:
+        self.loader, self.places = loader, places
+        self.coming: Iterator[Any] | None = None
+        self.next = (1, 0)  # epoch, and number of the batch
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration be this epoch's, from its batch number `batch` on."""
+        if (epoch, batch) != self.next:
+            self.next, self.coming = (epoch, batch), None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.places.seed is None:
+            yield from self.loader
+            return
+        epoch, batch = self.next
+        if self.coming is None:
+            self.places.begin(epoch, batch)
+            self.coming = iter(self.loader)
+        while self.next[0] == epoch:
+            made = next(self.coming)
+            batch += 1
+            self.next = (epoch, batch) if batch < len(self.places) else (epoch + 1, 0)
+            yield made

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from PIL import Image, ImageDraw
 
 from lab.detection_schema import DetectionDataConfig, DigitScenesConfig
 from lab.errors import UserError
+from lab.workers import number_of_workers
 
 DRAWING = 1  # counted up when other pictures are drawn from the same settings, so that no old folder is taken for the new one
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -133,7 +133,7 @@ def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[tuple[int, list[int]]]]
     import torch
     from torch.utils.data import DataLoader
 
-    workers = min(drawing.config.workers, os.cpu_count() or 1) if len(drawing) > FEW else 0
+    workers = number_of_workers(drawing.config.workers) if len(drawing) > FEW else 0
     # a generator of its own: whether scenes were there already must not change a run
     return DataLoader(cast(Any, drawing), batch_size=None, collate_fn=_as_it_is, num_workers=workers, generator=torch.Generator())
 

@@ -91,7 +91,7 @@ class FolderConfig(ImagesConfig):
     root: str | None = None
     train: str = "train"
     val: str = "val"
-    workers: int = number(4, least=0)
+    workers: int | None = number(None, least=0)  # that read and prepare images; None: the share of the cores, up to 16
     color_jitter: float = number(0.4, least=0)
     auto_augment: str | None = None
     crop_scale: float = number(0.08, above=0, most=1)

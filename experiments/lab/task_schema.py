@@ -10,10 +10,15 @@ from lab.schema import ClassificationConfig, DataConfig, TaskConfig
 
 @dataclass
 class MultilabelConfig(TaskConfig):
-    """threshold: the probability above which a class counts as present, in F1 and in the share of right labels."""
+    """threshold: the probability above which a class counts as present, in F1 and in the share of right labels.
+
+    in_memory: all images are held on the device, for small sets: no worker reads them, and they are augmented there, by small turns,
+    moves and changes of size in place of data.scale, horizontal_flip and photometric.
+    """
 
     name: str = "multilabel"
     threshold: float = number(0.5, above=0, below=1)
+    in_memory: bool = False
 
 
 @dataclass

@@ -1,9 +1,19 @@
-"""Worker processes of data loaders: what stops a run reaches them as well, and must not end them."""
+"""Worker processes of data loaders: how many, and that what stops a run reaches them as well and must not end them."""
 
 import multiprocessing
 import os
 import signal
 import threading
+
+MOST = 16  # where a setting leaves it open
+
+
+def number_of_workers(wanted: int | None) -> int:
+    """As many as are wanted, but no more than there are cores; None: this process's share of the cores, up to MOST."""
+    cores = len(os.sched_getaffinity(0))
+    if wanted is None:
+        return max(1, min(MOST, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return min(wanted, cores)
 
 
 def shielded(_worker: int) -> None:
