@@ -73,7 +73,7 @@ def speed(name: str, parallel: str, batch: int) -> dict[str, Any]:
     words = ["model=timm", f"model.name={name}", f"trainer.parallel={parallel}", "data=folder", "optim=sgd", "tracking=none"]
     settings = load([*words, "trainer.amp=bf16", "trainer.channels_last=true", "trainer.epochs=100"])
     device = pick_device("auto")
-    seed_all(settings.config.trainer)
+    seed_all(settings.config)
     torch.cuda.reset_peak_memory_stats()
     generator = torch.Generator(device).manual_seed(0)
     count = max(IMAGES, 2 * batch * distributed.ranks())

@@ -1,12 +1,14 @@
-"""Train the digits classifiers on this machine's GPU under every loss: accuracy, time, memory, and agreement with torch's own losses.
+"""Train on this machine's GPU: the digits under every loss of a classifier, every preset, and ours beside torch's own losses.
 
-`python results/measure_training.py [FILE [COMMIT]]`; COMMIT where the sources are not a git checkout. The first command is timed as a
-whole; the others run one after the other in this process, which has imported everything.
+`python results/measure_training.py [FILE [COMMIT]] [--smoke]`; COMMIT where the sources are not a git checkout. The first command is timed
+as a whole; the others run one after the other in this process, which has imported everything. The file is written after every run.
+--smoke: a few runs of a few updates, with or without a GPU.
 """
 
 import json
 import os
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,13 @@ BESIDE = (
     "loss=ce loss.implementation=torch",
     "loss=focal loss.implementation=torch",
 )
-EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.log_every=1 trainer.max_updates=50"
+# the last one is measured by measure_detection.py; a teacher comes before its pupil
+PRESETS = ("quick", "fair_digits", "long_tail", "noisy_labels", "multilabel", "preference", "teacher", "distillation")
+DETECTION = "task=detection trainer.epochs=8 trainer.eval_every=1000"
+EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.log_every=1"
+PARITY = ("ce", "focal")
+FEW_SCENES = "data.train_scenes=64 data.val_scenes=16"
+SMOKE = "model=tiny_resnet trainer.epochs=1 trainer.max_updates=4 trainer.log_every=2 trainer.timing_warmup=0 data.batch_size=16"
 
 
 def commands() -> list[str]:
@@ -29,54 +37,88 @@ def commands() -> list[str]:
     return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]
 
 
-def last(values: list[dict[str, float]], name: str) -> float:
-    return next(v[name] for v in reversed(values) if name in v)
+def last(values: list[dict[str, float]], name: str) -> float | None:
+    """None: too short a run to have it, or no GPU."""
+    return next((each[name] for each in reversed(values) if name in each), None)
+
+
+def costs(done: dict[str, Any]) -> dict[str, Any]:
+    names = {"loss_ms": "train/loss_ms", "peak_mib": "memory/peak_allocated_mib", "step_ms": "run/step_ms"}
+    names |= {"images_per_second": "run/images_per_second", "data_wait_share": "run/data_wait_share"}
+    return {name: last(done["values"], theirs) for name, theirs in names.items()} | {"seconds": done["seconds"]}
+
+
+def trained(words: str, *more: str) -> dict[str, Any]:
+    from one_training import run
+
+    done = run(words, *more, whole=words == WHOLE)
+    top1 = last(done["values"], "val/top1") or 0.0
+    return {"command": words, "whole": words == WHOLE, "top1": 100 * top1, "backend": done["tags"]["loss.backend"], **costs(done)}
+
+
+def presets(smoke: bool) -> Any:
+    """What each preset costs, and how much of it is waiting for data; the detectors' default beside them."""
+    from one_training import run
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        scenes = [f"data.root={folder}/data", *(FEW_SCENES.split() if smoke else [])]
+        for command in (*(f"experiment={name}" for name in (PRESETS[-2:] if smoke else PRESETS)), DETECTION):
+            more = scenes if command in ("experiment=multilabel", DETECTION) else []
+            if command == "experiment=distillation":
+                more = [f"task.teacher={next(folder.glob('*teacher*'))}/checkpoints/last.pt"]
+            yield {"command": command, **costs(run(command, *more, *(SMOKE.split()[1:] if smoke else []), runs=folder))}
+
+
+def parity(loss: str, updates: int, more: list[str]) -> dict[str, Any]:
+    """The largest relative difference of a training loss under ours and torch's."""
+    from one_training import run
+
+    ours, theirs = (
+        [v["train/loss"] for v in run(f"loss={loss} loss.implementation={name} {EXACT}", *more)["values"] if "train/loss" in v]
+        for name in ("lossforge", "torch")
+    )
+    if not len(ours) == len(theirs) >= 0.9 * updates:
+        raise RuntimeError(f"{len(ours)} and {len(theirs)} losses of {updates} updates")
+    largest = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+    return {"loss": loss, "steps": len(ours), "largest_difference": largest, "ours": ours, "torch": theirs}
 
 
 def main(arguments: list[str]) -> int:
     import torch
     import triton
-    from one_training import run
 
     from lossforge.bench.run import current_commit
 
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of trainer.deterministic, read when CUDA starts
+    smoke, places = "--smoke" in arguments, [word for word in arguments if not word.startswith("--")]
+    path = Path(places[0]) if places else ROOT / "results" / "training-h200.json"
     found: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "commit": arguments[1] if len(arguments) > 1 else current_commit(),
+        "commit": places[1] if len(places) > 1 else current_commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "runs": [],
+        "presets": [],
         "parity": [],
     }
-    sys.path.insert(0, str(ROOT / "experiments"))
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of trainer.deterministic, read when CUDA starts
-    for words in (WHOLE, *commands()):
-        done = run(words, whole=words == WHOLE)
-        found["runs"].append(
-            {
-                "command": words,
-                "whole": words == WHOLE,
-                "top1": 100 * last(done["values"], "val/top1"),
-                "seconds": done["seconds"],
-                "backend": done["tags"]["loss.backend"],
-                "loss_ms": last(done["values"], "train/loss_ms"),
-                "peak_mib": last(done["values"], "memory/peak_allocated_mib"),
-            }
-        )
-    for loss in ("ce", "focal"):
-        ours, theirs = (
-            [v["train/loss"] for v in run(f"loss={loss} loss.implementation={name} {EXACT}")["values"] if "train/loss" in v]
-            for name in ("lossforge", "torch")
-        )
-        assert len(ours) == len(theirs) >= 45
-        largest = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
-        found["parity"].append({"loss": loss, "steps": len(ours), "largest_difference": largest, "ours": ours, "torch": theirs})
-        print(loss, len(ours), largest, flush=True)
-    path = Path(arguments[0]) if arguments else ROOT / "results" / "training-h200.json"
-    path.write_text(json.dumps(found, indent=1) + "\n")
+
+    def add(part: str, row: dict[str, Any]) -> None:
+        found[part].append(row)
+        print(json.dumps({name: value for name, value in row.items() if name not in ("ours", "torch")}), flush=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+    few, updates = SMOKE.split() if smoke else [], 4 if smoke else 50
+    for words in commands()[:1] if smoke else (WHOLE, *commands()):
+        add("runs", trained(words, *few))
+    for loss in PARITY:
+        add("parity", parity(loss, updates, [f"trainer.max_updates={updates}", *few[:1]]))
+    for row in presets(smoke):
+        add("presets", row)
     return 0
 
 
 if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "results")]
     sys.exit(main(sys.argv[1:]))

@@ -6,18 +6,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
-    """One training: its tags, its metrics and its wall time. whole: as a command of its own."""
+def run(words: str, *more: str, whole: bool = False, runs: Path | None = None) -> dict[str, Any]:
+    """One training: its tags, its metrics and its wall time. whole: as a command of its own. runs: where its folder stays."""
     import torch
 
-    with tempfile.TemporaryDirectory() as runs:
-        given = [*words.split(), *more, f"trainer.runs={runs}", "tracking=none"]
+    with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as place:
+        before = set(Path(place).iterdir())
+        given = [*words.split(), *more, f"trainer.runs={place}", "tracking=none"]
         began = time.monotonic()
         if whole:
             status = subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), *given]).returncode
@@ -30,7 +32,7 @@ def run(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
         seconds = time.monotonic() - began
         if status:
             raise RuntimeError(f"{words}: status {status}")
-        (folder,) = Path(runs).iterdir()
+        (folder,) = {each for each in set(Path(place).iterdir()) - before if (each / "metrics.jsonl").exists()}
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     gc.collect()
     start = next(r for r in records if r["kind"] == "start")

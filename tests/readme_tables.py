@@ -17,6 +17,7 @@ README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
 DETECTION = ROOT / "results" / "detection-h200.json"
 EFFECTS = ROOT / "results" / "effects.json"
+SEVERAL_GPUS = ROOT / "results" / "several-gpus-h200.json"
 PICTURES = {
     "time": (BENCH, pictures.time_picture, pictures.main_rows),
     "memory": (BENCH, pictures.memory_picture, pictures.main_rows),
@@ -77,9 +78,9 @@ def losses() -> str:
     return tables.markdown(HEADER, [row(loss) for loss in LOSSES.values()])
 
 
-def provenance(found: dict) -> str:
+def provenance(found: dict, gpus: str = "One") -> str:
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "triton"))
-    return f"One {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}"
+    return f"{gpus} {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}"
 
 
 def bench() -> str:
@@ -133,17 +134,47 @@ def training() -> str:
         costs = f"{each['loss_ms']:.2f}", f"{each['peak_mib']:,.0f}", f"{each['seconds']:.0f}" if each["whole"] else ""
         rows.append([f"`{each['command']}`", f"{each['top1']:.2f} %", *costs, each["backend"]])
     parity = [[each["loss"], f"{each['largest_difference']:.1e}", str(each["steps"])] for each in found["parity"]]
+    presets = [
+        [f"`{each['command']}`", f"{each['step_ms']:.1f}", f"{each['images_per_second']:,.0f}", f"{each['data_wait_share']:.1%}"]
+        for each in found.get("presets", [])
+    ]
+    said = [
+        f"{provenance(found)}; made by `python results/measure_training.py`: digits, held-out top-1. A step's loss, forward and "
+        "backward, in ms; the most memory that was allocated; seconds of the whole command, where it was one of its own.",
+        tables.markdown(("`uv run experiments/train.py`", "top-1, last epoch", "loss, ms", "peak MiB", "s", "loss computed by"), rows),
+        "Training losses under ours and torch's, same trainer and seed, fp32 (`model=vit_tiny`): largest relative difference.",
+        tables.markdown(("loss", "largest difference", "steps"), parity),
+    ]
+    if presets:
+        said += [
+            "The presets: a step in ms, images a second, and the share of a step's time in which the host waited for the next batch.",
+            tables.markdown(("`uv run experiments/train.py`", "step, ms", "images/s", "waiting for data"), presets),
+        ]
+    return "\n\n".join(said)
+
+
+def several_gpus() -> str:
+    found = json.loads(SEVERAL_GPUS.read_text(encoding="utf-8"))
+    losses = [[each["case"], str(each["updates"]), f"{each['largest_difference']:.1e}"] for each in found["losses"]]
+    speed = [
+        [
+            *(each["model"], PARALLEL[each["parallel"]], str(each["gpus"]), str(each["batch"]), f"{each['images_per_second']:,.0f}"),
+            *(f"{each['scaling']:.2f}" if each["gpus"] > 1 else "", f"{each['step_ms']:.1f}", f"{each['peak_mib']:,.0f}"),
+        ]
+        for each in found["speed"]
+    ]
     return "\n\n".join(
         [
-            f"{provenance(found)}; made by `python results/measure_training.py`: digits, held-out top-1. A step's loss, forward and "
-            "backward, in ms; the most memory that was allocated; seconds of the whole command, where it was one of its own.",
-            tables.markdown(("`uv run experiments/train.py`", "top-1, last epoch", "loss, ms", "peak MiB", "s", "loss computed by"), rows),
-            "Training losses under ours and torch's, same trainer and seed, fp32 (`model=vit_tiny`): largest relative difference.",
-            tables.markdown(("loss", "largest difference", "steps"), parity),
+            f"{provenance(found, 'Two')}, NCCL {found['nccl']}; made by `python results/measure_several_gpus.py`. The same samples on one "
+            "GPU as a whole batch and on two by halves, float32: largest relative difference of a training loss.",
+            tables.markdown(("under", "updates", "largest difference"), losses),
+            "Steps on images of 224 pixels that lie on the GPU, bf16 autocast. Scaling: images a second over twice those of one GPU.",
+            tables.markdown(("model", "by", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), speed),
         ]
     )
 
 
+PARALLEL = {"none": "one process", "ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
 METRICS = {"balanced_accuracy": "balanced accuracy", "map": "mAP", "top1": "top-1", "accuracy": "pairs right"}
 
 
@@ -205,8 +236,17 @@ SECTIONS = {
     "training": training,
     "detection": detection,
     "effects": effects,
+    "several gpus": several_gpus,
 }
-FILES = {"bench": BENCH, "targets": BENCH, "scaling": SCALING, "end to end": END_TO_END, "detection": DETECTION, "effects": EFFECTS}
+FILES = {
+    "bench": BENCH,
+    "targets": BENCH,
+    "scaling": SCALING,
+    "end to end": END_TO_END,
+    "detection": DETECTION,
+    "effects": EFFECTS,
+    "several gpus": SEVERAL_GPUS,
+}
 
 
 def renewed(text: str) -> str:

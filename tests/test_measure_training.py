@@ -1,0 +1,80 @@
+"""The measurement of classifiers and presets runs, and the README's tables follow from what it writes."""
+
+import json
+import pathlib
+import runpy
+import sys
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    path = tmp_path_factory.mktemp("results") / "training.json"
+    before, threads = sys.path[:], torch.get_num_threads()
+    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "results")]
+    torch.set_num_threads(1)  # of work this small, more cost more
+    try:
+        assert runpy.run_path(str(ROOT / "results" / "measure_training.py"))["main"]([str(path), "abc1234", "--smoke"]) == 0
+    finally:
+        sys.path[:] = before
+        torch.set_num_threads(threads)
+    return path
+
+
+def test_every_run_leaves_its_figures(measured):
+    found = json.loads(measured.read_text())
+    assert found["commit"] == "abc1234"
+    assert [each["loss"] for each in found["parity"]] == ["ce", "focal"]
+    assert all(each["steps"] == 4 and each["largest_difference"] < 1e-5 for each in found["parity"])
+    assert len(found["runs"]) == 1
+    assert len(found["presets"]) == 3
+    for each in found["runs"] + found["presets"]:
+        assert each["loss_ms"] > 0
+        assert each["step_ms"] > 0
+        assert 0 <= each["data_wait_share"] < 1
+
+
+def test_no_preset_is_left_out():
+    measured = set(runpy.run_path(str(ROOT / "results" / "measure_training.py"))["PRESETS"])
+    known = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    # of a folder of one's own; measured by measure_detection.py
+    assert known - measured == {"finetune_folder", "digit_scenes_large"}
+
+
+def test_tables_hold_the_figures(measured, monkeypatch):
+    found = json.loads(measured.read_text())
+    found["runs"][0] |= {"top1": 98.765, "peak_mib": 2763.4, "loss_ms": 1.234}
+    found["presets"][0] |= {"step_ms": 4.56, "images_per_second": 12345.6, "data_wait_share": 0.0321}
+    measured.write_text(json.dumps(found))
+    tables = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    monkeypatch.setitem(tables["training"].__globals__, "TRAINING", measured)
+    text = tables["training"]()
+    assert f"| `{found['runs'][0]['command']}` | 98.77 % | 1.23 | 2,763 |" in text
+    assert "| `experiment=teacher` | 4.6 | 12,346 | 3.2% |" in text
+    assert "commit abc1234" in text
+
+
+def test_two_gpus_beside_one(tmp_path, monkeypatch):
+    place = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "nccl": "2.27.5", "commit": "abc1234", "date": "2026-11-22"}
+    speed = {"case": "resnet50", "model": "resnet50", "batch": 256, "step_ms": 101.25, "peak_mib": 20480.4}
+    found = {
+        **place,
+        "losses": [{"case": "FSDP", "updates": 20, "largest_difference": 1.24e-6}],
+        "speed": [
+            speed | {"parallel": "none", "gpus": 1, "images_per_second": 2500.4, "scaling": 1.0},
+            speed | {"parallel": "ddp", "gpus": 2, "images_per_second": 4875.8, "scaling": 0.975},
+        ],
+    }
+    path = tmp_path / "several.json"
+    path.write_text(json.dumps(found))
+    tables = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    monkeypatch.setitem(tables["several_gpus"].__globals__, "SEVERAL_GPUS", path)
+    text = tables["several_gpus"]()
+    assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")
+    assert "| FSDP | 20 | 1.2e-06 |" in text
+    assert "| resnet50 | one process | 1 | 256 | 2,500 |  | 101.2 | 20,480 |" in text
+    assert "| resnet50 | DistributedDataParallel | 2 | 256 | 4,876 | 0.97 | 101.2 | 20,480 |" in text
