@@ -9,12 +9,13 @@ from pathlib import Path
 import readme_detection
 
 from lossforge.bench import pictures, tables
-from lossforge.bench.report import load
+from lossforge.bench.report import Report, load
 from lossforge.losses.registry import LOSSES, Loss
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
+BENCH_LOSSES = ROOT / "results" / "bench-losses-h200.json"
 DETECTION = ROOT / "results" / "detection-h200.json"
 EFFECTS = ROOT / "results" / "effects.json"
 SEVERAL_GPUS = ROOT / "results" / "several-gpus-h200.json"
@@ -83,12 +84,23 @@ def provenance(found: dict, gpus: str = "One") -> str:
     return f"{gpus} {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}"
 
 
-def bench() -> str:
+def benched() -> tuple[Report, str]:
+    """The figures of all suites, and where they are from: the suite of every loss may be of a run of its own."""
     report = load(BENCH)
+    said = [tables.provenance(report)]
+    if BENCH_LOSSES.exists():
+        losses = load(BENCH_LOSSES)
+        report.rows += losses.rows
+        said.append(f"{tables.provenance(losses)} (every loss)")
+    return report, "; ".join(said)
+
+
+def bench() -> str:
+    report, said = benched()
     copy, read = (f"{(rate or 0) / 1e12:.2f} TB/s" for rate in (report.copy_bytes_per_second, report.read_bytes_per_second))
     return "\n\n".join(
         [
-            f"{tables.provenance(report)}. Milliseconds on the device, forward + backward from a scalar, the shorter of called and "
+            f"{said}. Milliseconds on the device, forward + backward from a scalar, the shorter of called and "
             "replayed from a CUDA graph. Value and every row of the gradient were checked against float64 in the same run; "
             "who is wrong has no time. The floor is the fewest bytes that must cross memory over the rate of a copy in that run "
             f"({copy}), for forward alone over that of a sum ({read}). MiB: the peak beyond the inputs.",
@@ -100,7 +112,7 @@ def bench() -> str:
 
 
 def targets() -> str:
-    return tables.targets(load(BENCH))
+    return tables.targets(benched()[0])
 
 
 def scaling() -> str:

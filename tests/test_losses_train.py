@@ -221,6 +221,8 @@ def test_prior_bias_starts_every_class_at_one_in_c(make_trainer):
     torch.testing.assert_close(bias.sigmoid(), torch.full_like(bias, 0.1))
     unset = make_trainer("loss=focal", "loss.prior_bias=false", "data.image_size=16").model.get_classifier().bias
     assert not torch.equal(unset, bias)
+    asymmetric = make_trainer("loss=asymmetric", "data.image_size=16").model.get_classifier().bias
+    assert (asymmetric.sigmoid() - 0.5).abs().max() < 0.1
 
 
 def test_the_table_says_whether_groups_count_in_the_loss(make_trainer):

@@ -63,6 +63,8 @@ class SmoothL1Config(DifferenceConfig):
 
 @dataclass
 class SigmoidConfig(LossConfig):
+    """prior_bias: start a classifier's probabilities at the classes' mean share rather than at a half."""
+
     says: ClassVar[str] = "sigmoid"
     prior_bias: bool = True
 
@@ -83,6 +85,7 @@ class FocalConfig(SigmoidConfig):
 @dataclass
 class AsymmetricConfig(SigmoidConfig):
     name: str = "asymmetric"
+    prior_bias: bool = False  # negatives count by p^γ₋: at the share of a rare class they would hardly be learned from
     gamma_neg: float = number(4.0, least=0)
     gamma_pos: float = number(1.0, least=0)
     clip: float | None = number(0.05, least=0, most=1)
