@@ -102,7 +102,7 @@ def divergence_kernel(
         total_x, total_t = tl.sum(e_x, 1), tl.sum(e_t, 1)
         ls_x, ls_t = log(total_x), log(total_t)
         p, q = product(e_x, (1.0 / total_x)[:, None]), product(e_t, (1.0 / total_t)[:, None])  # equal where the logits are
-        f, h = value_and_slope(step_x * inverse - ls_x[:, None], step_t * inverse - ls_t[:, None], p, q, terms, hyper, SWAP)
+        f, h = value_and_slope(step_x * inverse - ls_x[:, None], step_t * inverse - ls_t[:, None], p, q, 1.0, terms, hyper, SWAP)
         value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or sums is None else "evict_first"

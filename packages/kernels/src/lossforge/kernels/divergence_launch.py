@@ -21,7 +21,7 @@ from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, m
 
 
 class Divergence(NamedTuple):
-    """A formula: terms(ln p, ln q, p, q, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q).
+    """A formula: terms(log p, log q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
 
     sums: for KL, whose value the first sweep finds, a function from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
     """
