@@ -14,6 +14,7 @@ import triton.language as tl
 
 from lossforge.kernels.divergence_rows import (
     accumulate_both,
+    at_logits,
     both,
     by_lane,
     closed,
@@ -179,7 +180,7 @@ def divergence_kernel(
         to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
         stats_of = (top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
         if ONE_TILE:
-            g = (h - p * h_sum[:, None]) * share[:, None]
+            g = at_logits(h, p, h_sum[:, None], share[:, None])
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & here, WIDE, "")
         else:
             for edge in tl.static_range(EDGES):

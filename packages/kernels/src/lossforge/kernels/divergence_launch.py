@@ -190,10 +190,10 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     """Total and gradient by resident_divergence.py, where it applies and pays."""
     itemsize, on_chip = given.x[2].itemsize, chip(given.x[3])
     alike = p.align > 1 and p.rows.outer == 1 and itemsize == given.teacher[2].itemsize
-    if on_chip is None or kind.formula.sums is None or not alike:
+    if on_chip is None or not alike:
         return None
     multiprocessors, shared = on_chip
-    tiles = resident_pair_tiles(p.rows.classes, itemsize, shared)
+    tiles = resident_pair_tiles(p.rows.classes, itemsize, kind.formula.sums is None, shared)
     if tiles is None:
         return None
     return Plan(
@@ -209,6 +209,7 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
         CHUNK=tiles.chunk,
         N=triton.cdiv(p.rows.classes, tiles.chunk),
         K=tiles.ring,
+        HELD=min(tiles.held, triton.cdiv(p.rows.classes, tiles.chunk)),
         VEC=p.align,
         W=tiles.warps,
         num_warps=tiles.warps,

@@ -124,7 +124,12 @@ def of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms: tl.constexpr, hyper, SW
 
 
 @triton.jit
+def at_logits(h, p, h_sum, share):
+    return (h - p * h_sum) * share
+
+
+@triton.jit
 def divergence_gradient(x, t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
     """(h - p Σ h) · share of tiles of logits and teacher."""
     _, h, p = of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-    return (h - p * h_sum) * share
+    return at_logits(h, p, h_sum, share)

@@ -1,8 +1,11 @@
-"""Value and gradient of KL over long rows in one launch, logits and teacher read from memory once: both rows stay on the chip.
+"""Value and gradient of divergences over long rows in one launch, logits and teacher read from memory once: both rows stay on the chip.
 
 As in resident.py a program works through rows one after the other, and what is read from memory passes through a ring in shared memory,
 filled by asynchronous copies. A place of the ring holds a chunk of the logits and the same chunk of the teacher's; the ring has room for
 all chunks of a row, and for some of the rows to come, which are read while this row is computed and written.
+
+A formula without a closed form of Σ h takes a sweep more, over the ring. What it finds of h stays in registers for the first HELD chunks,
+whose gradient then takes p alone: the special-function unit is what limits these formulas, and p is one of its three results.
 """
 
 import triton
@@ -11,8 +14,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from lossforge.kernels.divergence_rows import accumulate_both, closed, divergence_gradient, merge_both, row_weight
-from lossforge.kernels.math import LOG2E, log
+from lossforge.kernels.divergence_rows import (
+    accumulate_both,
+    at_logits,
+    closed,
+    divergence_gradient,
+    log_softmax,
+    merge_both,
+    of_tile,
+    row_weight,
+)
+from lossforge.kernels.math import LOG2E, log, widened
 from lossforge.kernels.reduce import count_rows, divided, over
 from lossforge.kernels.resident import finish
 from lossforge.kernels.rows import LOWEST
@@ -29,12 +41,31 @@ def row_of(t, row, VEC: tl.constexpr):
 
 
 @gluon.jit
-def fetch_both(ring_x, ring_t, slot, x, teacher, row, position, classes, wanted, VEC: gl.constexpr):
+def fetch_both(rings, slot, pair, row, position, classes, wanted, VEC: gl.constexpr):
     """Start to copy a chunk of both rows, as one group."""
     here = (position < classes) & wanted
-    async_copy.async_copy_global_to_shared(ring_x.index(slot), row_of(x, row, VEC) + position, mask=here)
-    async_copy.async_copy_global_to_shared(ring_t.index(slot), row_of(teacher, row, VEC) + position, mask=here)
+    async_copy.async_copy_global_to_shared(rings[0].index(slot), row_of(pair[0], row, VEC) + position, mask=here)
+    async_copy.async_copy_global_to_shared(rings[1].index(slot), row_of(pair[1], row, VEC) + position, mask=here)
     async_copy.commit_group()
+
+
+@gluon.jit
+def chunk_of(ring, place, tile: gl.constexpr):
+    return widened(ring.index(place).load(tile))
+
+
+@gluon.jit
+def chunks_of(rings, place, inside, tile: gl.constexpr):
+    """A chunk of logits and teacher; -inf where not `inside` the row, unless that is None."""
+    chunk_x, chunk_t = chunk_of(rings[0], place, tile), chunk_of(rings[1], place, tile)
+    if inside is not None:
+        chunk_x, chunk_t = gl.where(inside, chunk_x, -float("inf")), gl.where(inside, chunk_t, -float("inf"))
+    return chunk_x, chunk_t
+
+
+@gluon.jit
+def following(place, K: gl.constexpr):
+    return gl.where(place == K - 1, 0, place + 1)
 
 
 @gluon.jit(do_not_specialize=("rows", "counted"))
@@ -60,15 +91,18 @@ def resident_divergence_kernel(
     CHUNK: gl.constexpr,
     N: gl.constexpr,  # chunks a row
     K: gl.constexpr,  # places in the ring, at least N
+    HELD: gl.constexpr,  # at most N; 0 with a closed form
     VEC: gl.constexpr,
     W: gl.constexpr,
 ):
     L: gl.constexpr = CHUNK // VEC
+    DOT: gl.constexpr = sums is not None
     tile: gl.constexpr = gl.BlockedLayout([1, VEC], [32, 1], [W, 1], [1, 0])
     lane: gl.constexpr = gl.SliceLayout(1, tile)
     unswizzled: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     ring_x = gl.allocate_shared_memory(x.ptr.dtype.element_ty, [K, L, VEC], unswizzled)
     ring_t = gl.allocate_shared_memory(teacher.ptr.dtype.element_ty, [K, L, VEC], unswizzled)
+    rings, pair = (ring_x, ring_t), (x, teacher)
     at = gl.arange(0, L, layout=lane)[:, None] * VEC + gl.arange(0, VEC, layout=gl.SliceLayout(0, tile))[None, :]
     if COUNT:
         i = gl.arange(0, COUNT, layout=gl.BlockedLayout([1], [32], [W], [0]))
@@ -82,7 +116,7 @@ def resident_divergence_kernel(
     for k in gl.static_range(K):
         ahead = row + k // N * programs
         _, wanted = weight_of(labels, weight, ignore, ahead, rows)
-        fetch_both(ring_x, ring_t, k, x, teacher, ahead, k % N * CHUNK + at, classes, wanted, VEC)
+        fetch_both(rings, k, pair, ahead, k % N * CHUNK + at, classes, wanted, VEC)
     part = (row * 0).to(gl.float32)
     slot = row * 0
 
@@ -94,31 +128,50 @@ def resident_divergence_kernel(
         place = slot
         for n in gl.static_range(N):
             async_copy.wait_group(K - 1 - n)
-            chunk_x = ring_x.index(place).load(tile).to(gl.float32)
-            chunk_t = ring_t.index(place).load(tile).to(gl.float32)
-            if n == N - 1:
-                inside = n * CHUNK + at < classes
-                chunk_x, chunk_t = gl.where(inside, chunk_x, -float("inf")), gl.where(inside, chunk_t, -float("inf"))
-            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, True, SWAP)
-            place = gl.where(place == K - 1, 0, place + 1)
+            chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N - 1 else None, tile)
+            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, DOT, SWAP)
+            place = following(place, K)
         top_x, top_t = gl.max(m_x, 0), gl.max(m_t, 0)
-        total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, True, SWAP)
+        total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, DOT, SWAP)
         ls_x, ls_t = log(total_x), log(total_t)
-        value, h_sum = closed(dot_row, total_x, total_t, ls_x, ls_t, inverse, sums, SWAP)
+        held = ()
+        if DOT:
+            value, h_sum = closed(dot_row, total_x, total_t, ls_x, ls_t, inverse, sums, SWAP)
+        else:
+            f_sum = gl.full([L], 0.0, gl.float32, lane)
+            slopes = f_sum
+            place = slot
+            for n in gl.static_range(N):
+                chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N - 1 else None, tile)
+                f, h, p = of_tile(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
+                f_sum += gl.sum(f, 1)
+                slopes += gl.sum(h, 1)
+                if n < HELD:
+                    held = held + (h,)  # type: ignore[assignment]  # a tuple that grows
+                place = following(place, K)
+            value, h_sum = gl.sum(f_sum, 0), gl.sum(slopes, 0)
         part += gl.where(keep, w * value, 0.0)
         share = gl.where(keep, w * scale * inverse, 0.0)
 
         to = row_of(gradient, row, VEC)
-        for n in range(N):
-            chunk_x = ring_x.index(slot).load(tile).to(gl.float32)
-            chunk_t = ring_t.index(slot).load(tile).to(gl.float32)
+        for n in gl.static_range(HELD):
+            _, p = log_softmax(chunk_of(ring_x, slot, tile), top_x, ls_x, rate)
+            g = at_logits(held[n], p, h_sum, share)
+            ahead = row + (n + K) // N * programs
+            _, wanted = weight_of(labels, weight, ignore, ahead, rows)
+            fetch_both(rings, slot, pair, ahead, (n + K) % N * CHUNK + at, classes, wanted, VEC)
+            position = n * CHUNK + at
+            gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
+            slot = following(slot, K)
+        for n in range(HELD, N):
+            chunk_x, chunk_t = chunks_of(rings, slot, None, tile)
             g = divergence_gradient(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
             ahead = row + (n + K) // N * programs
             _, wanted = weight_of(labels, weight, ignore, ahead, rows)
-            fetch_both(ring_x, ring_t, slot, x, teacher, ahead, (n + K) % N * CHUNK + at, classes, wanted, VEC)
+            fetch_both(rings, slot, pair, ahead, (n + K) % N * CHUNK + at, classes, wanted, VEC)
             position = n * CHUNK + at
             gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
-            slot = gl.where(slot == K - 1, 0, slot + 1)
+            slot = following(slot, K)
         row += programs
     async_copy.wait_group(0)
     finish(part, sum, scale, W)

@@ -209,16 +209,17 @@ def most_registers(warps: int, programs: int) -> dict[str, int]:
 
 
 class ResidentPairTiles(NamedTuple):
-    """Classes a chunk, chunks of both rows in the ring in shared memory, warps, and programs a multiprocessor."""
+    """Classes a chunk, chunks of both rows in the ring in shared memory, chunks of h in registers, warps, programs a multiprocessor."""
 
     chunk: int
     ring: int
+    held: int
     warps: int
     programs: int
 
 
-def resident_pair_tiles(classes: int, itemsize: int, shared: int) -> ResidentPairTiles | None:
-    """For logits and teacher whose rows stay on chip; as resident_tiles. itemsize: of both."""
+def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) -> ResidentPairTiles | None:
+    """For logits and teacher whose rows stay on chip; as resident_tiles. itemsize: of both. slopes: h is found in a sweep of its own."""
     if ResidentPairTiles in _tried:
         return _tried[ResidentPairTiles]
     chunk = 8192 // itemsize
@@ -226,8 +227,10 @@ def resident_pair_tiles(classes: int, itemsize: int, shared: int) -> ResidentPai
     if classes <= 8192 or chunks > room or RowTiles in _tried:
         return None
     if 2 * (chunks + 1) <= room:
-        return ResidentPairTiles(chunk, room // 2, 8, 2)
-    return ResidentPairTiles(chunk, min(room, 2 * chunks), 8, 1)
+        return ResidentPairTiles(chunk, room // 2, itemsize if slopes else 0, 8, 2)
+    if slopes:  # a chunk of which takes 8 registers of 128 in half precision, 4 in float32
+        return ResidentPairTiles(chunk, min(room, 2 * chunks), 4 if chunks > 8 and itemsize == 2 else 4 * itemsize, 16, 1)
+    return ResidentPairTiles(chunk, min(room, 2 * chunks), 0, 8, 1)
 
 
 class OverlapTiles(NamedTuple):
