@@ -121,10 +121,10 @@ DIVERGENCES += [(TV, o) for o in ({}, {"temperature": 2.0}, {"labels": True, "we
 
 
 @pytest.mark.parametrize(("function", "options"), DIVERGENCES, ids=lambda v: getattr(v, "__name__", None) or " ".join(v) or "plain")
-@pytest.mark.parametrize("classes", [8200, 20000, 28672, 32000, 50256, 57344])
+@pytest.mark.parametrize("classes", [8200, 20000, 28672, 29000, 32000, 50256, 57344])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_divergence_against_float64(dtype, classes, function, options):
-    """Two programs a multiprocessor, one, room for rows ahead and none, a last chunk of few classes or whole, slopes held and found again.
+    """Two programs a multiprocessor, one, room for rows ahead, none, chunks in registers, a last chunk of few classes, slopes found again.
 
     -inf on both sides and, where the loss stays finite, on one; an offset; rows left out that hold nan.
     """
@@ -146,7 +146,8 @@ def test_divergence_against_float64(dtype, classes, function, options):
         teacher = distinct(x, teacher, options.get("temperature", 1.0))
     if "labels" in options or "weight" in options:
         x[2::10], teacher[7::10][:, 1] = float("nan"), float("inf")
-    stays = classes * 2 * dtype.itemsize <= 224 * 1024
+    in_registers = 32 * 1024 if function is not KL and dtype == torch.float32 else 0
+    stays = classes * 2 * dtype.itemsize <= 224 * 1024 + in_registers
     before = launch_counts().get("resident_divergence_kernel", 0)
     grads = []
     for rows in (300, 300, 3):
@@ -176,7 +177,7 @@ def distinct(x: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torc
 
 @pytest.mark.parametrize("function", [JS, TV], ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
-    ("classes", "dtype"), [(8200, torch.float32), (28672, torch.float32), (32000, torch.bfloat16), (50256, torch.bfloat16)]
+    ("classes", "dtype"), [(8200, torch.float32), (32000, torch.float32), (32000, torch.bfloat16), (50256, torch.bfloat16)]
 )
 def test_edges_of_divergences_on_chip(classes, dtype, function):
     """Equal logits give 0; rows of infinities and nan are nan alone, whichever side holds them; all rows left out give 0."""

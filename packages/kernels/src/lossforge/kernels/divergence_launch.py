@@ -196,6 +196,8 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     tiles = resident_pair_tiles(p.rows.classes, itemsize, kind.formula.sums is None, shared)
     if tiles is None:
         return None
+    chunks = triton.cdiv(p.rows.classes, tiles.chunk)
+    ring = min(chunks, tiles.ring)
     return Plan(
         resident_divergence_kernel,
         (min(p.rows.rows, multiprocessors * tiles.programs),),
@@ -207,9 +209,10 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
         EMPTY_IS_ZERO=kind.empty_is_zero,
         COUNT=COUNTED if counted else 0,
         CHUNK=tiles.chunk,
-        N=triton.cdiv(p.rows.classes, tiles.chunk),
+        N=ring,
+        P=chunks - ring,
         K=tiles.ring,
-        HELD=min(tiles.held, triton.cdiv(p.rows.classes, tiles.chunk)),
+        HELD=min(tiles.held, ring),
         VEC=p.align,
         W=tiles.warps,
         num_warps=tiles.warps,

@@ -224,7 +224,8 @@ def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) 
         return _tried[ResidentPairTiles]
     chunk = 8192 // itemsize
     chunks, room = -(-classes // chunk), (shared - 2048) // 16384
-    if classes <= 8192 or chunks > room or RowTiles in _tried:
+    spare = 2 if slopes and itemsize == 4 else 0  # chunks that find room in registers
+    if classes <= 8192 or chunks > room + spare or RowTiles in _tried:
         return None
     if 2 * (chunks + 1) <= room:
         return ResidentPairTiles(chunk, room // 2, itemsize if slopes else 0, 8, 2)
