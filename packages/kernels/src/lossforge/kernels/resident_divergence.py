@@ -5,7 +5,8 @@ filled by asynchronous copies. A place of the ring holds a chunk of the logits a
 all chunks of a row, and for some of the rows to come, which are read while this row is computed and written.
 
 A formula without a closed form of Σ h takes a sweep more, over the ring. What it finds of h stays in registers for the first HELD chunks,
-whose gradient then takes p alone: the special-function unit is what limits these formulas, and p is one of its three results.
+whose gradient then takes p alone: the special-function unit is what limits these formulas, and p is one of its three results. Where it
+holds all, a chunk or two that the ring has no room for stay in registers, too.
 """
 
 import triton
@@ -119,6 +120,7 @@ def resident_divergence_kernel(
     VEC: gl.constexpr,
     W: gl.constexpr,
 ):
+    gl.static_assert(P == 0 or (HELD == N and K == N))
     L: gl.constexpr = CHUNK // VEC
     DOT: gl.constexpr = sums is not None
     EARLY: gl.constexpr = HELD == N and K == N  # no room for rows to come but that of the teacher's row, from the middle sweep on

@@ -229,8 +229,11 @@ def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) 
         return None
     if 2 * (chunks + 1) <= room:
         return ResidentPairTiles(chunk, room // 2, itemsize if slopes else 0, 8, 2)
-    if slopes:  # a chunk of which takes 8 registers of 128 in half precision, 4 in float32
-        return ResidentPairTiles(chunk, min(room, 2 * chunks), 4 if chunks > 8 and itemsize == 2 else 4 * itemsize, 16, 1)
+    if slopes and itemsize == 4:  # large chunks need fewer barriers, in half precision also more registers than there are
+        chunk, chunks, room = 2 * chunk, -(-classes // (2 * chunk)), room // 2
+        return ResidentPairTiles(chunk, min(room, 2 * chunks), 8, 16, 1)
+    if slopes:
+        return ResidentPairTiles(chunk, min(room, 2 * chunks), 8 if chunks <= 8 else 4, 16, 1)
     return ResidentPairTiles(chunk, min(room, 2 * chunks), 0, 8, 1)
 
 
