@@ -166,6 +166,10 @@ def large_divergence(dtype: torch.dtype) -> Iterator[Sample]:
     for classes in (1000, 32000):
         x, teacher = torch.zeros(32, classes, dtype=dtype), torch.zeros(32, classes, dtype=other)
         yield Sample(f"{classes} classes, another dtype", x, teacher, {"weight": torch.ones(32)})
+    forward = {"gradient": "forward", "reduction": "mean"}
+    for classes in (10000, 20000, 28672, 32000) if dtype == torch.float32 else (9000, 20000, 32000, 57344):  # that stay on chip
+        name = f"{ALWAYS} {classes} classes, resident"
+        yield Sample(name, torch.zeros(4, classes, dtype=dtype), torch.zeros(4, classes, dtype=dtype), forward)
     wide = torch.zeros(4, 32000, dtype=dtype)
     yield Sample("labels, many classes", wide, wide.clone(), {"labels": torch.zeros(4, dtype=torch.int64)})
     yield Sample("mask, many classes", wide, wide.clone(), {"weight": torch.ones(4, dtype=torch.bool)})
@@ -226,7 +230,7 @@ def record() -> Recorder:
                 if mode == "none" and "normalizer" in sample.kwargs:
                     continue
                 recorder.case = f"{loss.name} {dtype} {sample.name} {mode}"
-                x = sample.x.detach().requires_grad_(mode != "value" and sample.name != "64-bit")
+                x = sample.x.detach().requires_grad_((mode != "value" or "gradient" in sample.kwargs) and sample.name != "64-bit")
                 differentiated(loss.function(x, sample.target, **options), x)
     similarities(recorder)
     return recorder
@@ -270,7 +274,8 @@ def compiled(number: int) -> dict[str, Any]:
             error = error.__cause__
             reasons.append(str(error))
         return {**found, "error": "\n".join(reasons)}
-    return {**found, **resources(kernel.asm["cubin"]), "shared_stores": kernel.asm["ptx"].count("st.shared")}
+    used = {"dynamic_shared": kernel.metadata.shared, "shared_stores": kernel.asm["ptx"].count("st.shared")}
+    return {**found, **resources(kernel.asm["cubin"]), **used}
 
 
 WORK: list[tuple[str, Variant, GPUTarget]] = []

@@ -1,5 +1,6 @@
 """Every kernel variant that the registered losses launch compiles for Hopper and Ampere, its values in registers. No GPU is needed."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ from lossforge.losses.registry import LOSSES
 SPILL = 96
 # Stores to shared memory in a kernel: a tile that changes its layout takes some; a number spread over one in the wrong layout, thousands.
 STORES = 400
+# Bytes of shared memory that a program may have on an H100 or H200, of which the resident kernels take nearly all.
+SHARED = 227 * 1024
 
 
 def test_every_variant_compiles(subtests):
@@ -33,6 +36,8 @@ def test_every_variant_compiles(subtests):
         assert not [line for line, v in zip(spilled, compiled, strict=True) if v["STACK"] > SPILL]
     with subtests.test("shared memory"):
         assert not [f"{v['shared_stores']}: {v['kernel']} {v['case']}" for v in compiled if v["shared_stores"] > STORES]
+        hopper = [v for v in compiled if v["arch"] == 90]
+        assert not [f"{v['dynamic_shared']}: {v['kernel']} {v['case']}" for v in hopper if v["dynamic_shared"] > SHARED]
     with subtests.test("coverage"):
         words = [v["case"].split() for v in variants]
         losses = {*LOSSES, "clip"}
@@ -42,3 +47,6 @@ def test_every_variant_compiles(subtests):
         dtypes = ("torch.float32", "torch.bfloat16", "torch.float16")
         assert {(loss, dtype) for loss, dtype, *_ in words} >= {(name, dtype) for name in losses for dtype in dtypes}
         assert {v["arch"] for v in variants} == {80, 90}
+        resident = {tuple(v["case"].split()[:2]) for v in variants if v["kernel"] == "resident_divergence_kernel"}
+        divergences = [name for name, loss in LOSSES.items() if loss.template == "divergence"]
+        assert resident >= set(itertools.product(divergences, dtypes[:2]))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import cross_entropy, kl_div_with_logits, plain_torch
+from lossforge.losses import cross_entropy, js_div_with_logits, kl_div_with_logits, plain_torch, total_variation_with_logits
 from lossforge.losses.testing import error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
@@ -114,41 +114,97 @@ def test_edges(classes):
         assert error(got, gradient) < 2e-6
 
 
-DIVERGENCES = [{}, {"reverse": True}, {"temperature": 2.0}, {"labels": True}, {"weight": True}]
+KL, JS, TV = kl_div_with_logits, js_div_with_logits, total_variation_with_logits
+DIVERGENCES = [(KL, o) for o in ({}, {"reverse": True}, {"temperature": 2.0}, {"labels": True}, {"weight": True})]
+DIVERGENCES += [(JS, o) for o in ({}, {"beta": 0.1, "temperature": 2.0}, {"labels": True}, {"weight": True})]
+DIVERGENCES += [(TV, o) for o in ({}, {"temperature": 2.0}, {"labels": True, "weight": True})]
 
 
-@pytest.mark.parametrize("options", DIVERGENCES, ids=lambda o: " ".join(o) or "plain")
-@pytest.mark.parametrize("classes", [8200, 20000, 28672, 32000, 50256, 57344])
+@pytest.mark.parametrize(("function", "options"), DIVERGENCES, ids=lambda v: getattr(v, "__name__", None) or " ".join(v) or "plain")
+@pytest.mark.parametrize("classes", [8200, 20000, 28672, 29000, 32000, 50256, 57344])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_divergence_against_float64(dtype, classes, options):
-    """Two programs a multiprocessor, one, room for rows ahead and none; -inf on both sides, an offset, rows left out that hold nan."""
+def test_divergence_against_float64(dtype, classes, function, options):
+    """Two programs a multiprocessor, one, room for rows ahead, none, chunks in registers, a last chunk of few classes, slopes found again.
+
+    -inf on both sides and, where the loss stays finite, on one; an offset; rows left out that hold nan.
+    """
     generator = torch.Generator("cuda").manual_seed(classes)
     x, teacher = (torch.randn(300, classes, device="cuda", generator=generator) * 2 for _ in range(2))
     x[5] += 1000
     x[7, ::3] = teacher[7, ::3] = float("-inf")
+    x[7, classes // 4 : classes // 2] = teacher[7, classes // 4 : classes // 2] = float("-inf")
+    if function is not KL:
+        x[8, ::4] = teacher[9, 1::4] = float("-inf")
+        x[299, -3:] = teacher[299, -1] = float("-inf")
     options, left_out = dict(options), torch.arange(300, device="cuda") % 5 == 2
     if "labels" in options:
         options["labels"] = torch.where(left_out, -100, 1)
     if "weight" in options:
         options["weight"] = torch.where(left_out, 0.0, torch.rand(300, device="cuda", generator=generator) + 0.5)
+    x, teacher = x.to(dtype), teacher.to(dtype)
+    if function is TV:
+        teacher = distinct(x, teacher, options.get("temperature", 1.0))
     if "labels" in options or "weight" in options:
         x[2::10], teacher[7::10][:, 1] = float("nan"), float("inf")
-    x, teacher = x.to(dtype), teacher.to(dtype)
-    stays = classes * 2 * dtype.itemsize <= 224 * 1024
+    in_registers = 32 * 1024 if function is not KL and dtype == torch.float32 else 0
+    stays = classes * 2 * dtype.itemsize <= 224 * 1024 + in_registers
     before = launch_counts().get("resident_divergence_kernel", 0)
     grads = []
     for rows in (300, 300, 3):
         leaf = x[:rows].clone().requires_grad_()
         few = {k: v[:rows] if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-        value = kl_div_with_logits(leaf, teacher[:rows], **few, gradient="forward")
+        value = function(leaf, teacher[:rows], **few, gradient="forward")
         value.backward()
         grads.append(leaf.grad)
         wide = x[:rows].double().requires_grad_()
         with plain_torch():
-            exact = kl_div_with_logits(wide, teacher[:rows].double(), **few)
+            exact = function(wide, teacher[:rows].double(), **few)
         (gradient,) = torch.autograd.grad(exact, wide)
         assert error(value, exact) < 1e-5
         bound = 2e-5 if dtype == torch.float32 else 2.0**-8
         assert all(relative(leaf.grad[part], gradient[part]) < bound for part in (slice(None), 0, -1))
     assert torch.equal(grads[0], grads[1])
     assert launch_counts().get("resident_divergence_kernel", 0) == before + 3 * stays
+
+
+def distinct(x: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
+    """A teacher for whom no class is as likely as for the student: where rounding decides which is the likelier, a gradient may jump."""
+    for _ in range(4):
+        gap = (x.double() / temperature).log_softmax(1) - (teacher.double() / temperature).log_softmax(1)
+        teacher = torch.where(gap.abs() < 1e-4, (teacher * 1.01 + 1e-3).to(teacher.dtype), teacher)
+    return teacher
+
+
+@pytest.mark.parametrize("function", [JS, TV], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("classes", "dtype"), [(8200, torch.float32), (32000, torch.float32), (32000, torch.bfloat16), (50256, torch.bfloat16)]
+)
+def test_edges_of_divergences_on_chip(classes, dtype, function):
+    """Equal logits give 0; rows of infinities and nan are nan alone, whichever side holds them; all rows left out give 0."""
+    x, teacher = (torch.randn(140, classes, device="cuda").to(dtype) for _ in range(2))
+    before = launch_counts().get("resident_divergence_kernel", 0)
+    leaf = x.clone().requires_grad_()
+    value = function(leaf, x)
+    value.backward()
+    assert value.abs() < 2e-6
+    assert leaf.grad.abs().max() < 1e-6
+    if function is TV:
+        assert value == 0
+        assert torch.equal(leaf.grad, torch.zeros_like(leaf.grad))
+    broken, other = x.clone(), teacher.clone()
+    broken[0] = other[1] = float("-inf")
+    broken[2, 3], other[3, -1], broken[4, -1] = float("inf"), float("nan"), float("nan")
+    leaf = broken.requires_grad_()
+    function(leaf, other, reduction="sum").backward()
+    assert leaf.grad[:5].isnan().any(1).all()
+    wide = x[5:].double().requires_grad_()
+    with plain_torch():
+        function(wide, teacher[5:].double(), reduction="sum").backward()
+    rounded = 2.0**-8 if dtype == torch.bfloat16 else 2e-5
+    if function is JS:  # total variation's gradient jumps where rounding decides which side is the likelier
+        assert relative(leaf.grad[5:], wide.grad) < rounded
+    assert leaf.grad[5:].isfinite().all()
+    leaf = x.clone().requires_grad_()
+    function(leaf, teacher, labels=torch.full((140,), -100, device="cuda")).backward()
+    assert torch.equal(leaf.grad, torch.zeros_like(leaf.grad))
+    assert launch_counts().get("resident_divergence_kernel", 0) == before + 3

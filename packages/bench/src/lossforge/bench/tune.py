@@ -142,12 +142,14 @@ def divergences(name: str, n: int, classes: int, dtype: torch.dtype, device: tor
     else:
         sizes = (2048, 4096, 8192, 16384)
         tried = [RowTiles(1, b, False, vector, w) for b, w in itertools.product(sizes, warps) if 8 <= b // (w * 32) <= 32]
-        for size, ring, w, programs in itertools.product((8192, 16384), range(4, 15), (8, 16, 32), (1, 2)):
+        helds = (0,) if name == "kl" else (0, 2, 4, 8, 16)
+        for size, ring, held, w, programs in itertools.product((8192, 16384), range(4, 15), helds, (8, 16, 32), (1, 2)):
             chunk = size // dtype.itemsize
             chunks, lanes = -(-classes // chunk), chunk // vector
             fits = 2 * ring * size * programs <= 226 * 1024 < 2 * (ring + 1) * size * programs
-            if name == "kl" and chunks <= ring <= 4 * chunks and fits and lanes >= 32 * w:
-                tried.append(ResidentPairTiles(chunk, ring, w, programs))
+            registers = held * chunk // (32 * w)
+            if held <= chunks <= ring <= 4 * chunks and fits and lanes >= 32 * w and registers <= 1024 // (w * programs):
+                tried.append(ResidentPairTiles(chunk, ring, held, w, programs))
     return f"{name} {n}x{classes} {dtype}", tried, into(gradient, lambda: kernels.divergence(spec, x, gradient=gradient))
 
 

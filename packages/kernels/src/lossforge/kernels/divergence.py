@@ -14,6 +14,7 @@ import triton.language as tl
 
 from lossforge.kernels.divergence_rows import (
     accumulate_both,
+    at_logits,
     both,
     by_lane,
     closed,
@@ -102,7 +103,7 @@ def divergence_kernel(
         total_x, total_t = tl.sum(e_x, 1), tl.sum(e_t, 1)
         ls_x, ls_t = log(total_x), log(total_t)
         p, q = product(e_x, (1.0 / total_x)[:, None]), product(e_t, (1.0 / total_t)[:, None])  # equal where the logits are
-        f, h = value_and_slope(step_x * inverse - ls_x[:, None], step_t * inverse - ls_t[:, None], p, q, terms, hyper, SWAP)
+        f, h = value_and_slope(step_x * inverse - ls_x[:, None], step_t * inverse - ls_t[:, None], p, q, 1.0, terms, hyper, SWAP)
         value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or sums is None else "evict_first"
@@ -179,7 +180,7 @@ def divergence_kernel(
         to, _ = row_start(gradient, outer, row, ALIGN, SHIFT)
         stats_of = (top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
         if ONE_TILE:
-            g = (h - p * h_sum[:, None]) * share[:, None]
+            g = at_logits(h, p, h_sum[:, None], share[:, None])
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & here, WIDE, "")
         else:
             for edge in tl.static_range(EDGES):

@@ -21,7 +21,7 @@ from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, m
 
 
 class Divergence(NamedTuple):
-    """A formula: terms(ln p, ln q, p, q, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q).
+    """A formula: terms(log p, log q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
 
     sums: for KL, whose value the first sweep finds, a function from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
     """
@@ -190,12 +190,14 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     """Total and gradient by resident_divergence.py, where it applies and pays."""
     itemsize, on_chip = given.x[2].itemsize, chip(given.x[3])
     alike = p.align > 1 and p.rows.outer == 1 and itemsize == given.teacher[2].itemsize
-    if on_chip is None or kind.formula.sums is None or not alike:
+    if on_chip is None or not alike:
         return None
     multiprocessors, shared = on_chip
-    tiles = resident_pair_tiles(p.rows.classes, itemsize, shared)
+    tiles = resident_pair_tiles(p.rows.classes, itemsize, kind.formula.sums is None, shared)
     if tiles is None:
         return None
+    chunks = triton.cdiv(p.rows.classes, tiles.chunk)
+    ring = min(chunks, tiles.ring)
     return Plan(
         resident_divergence_kernel,
         (min(p.rows.rows, multiprocessors * tiles.programs),),
@@ -207,8 +209,10 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
         EMPTY_IS_ZERO=kind.empty_is_zero,
         COUNT=COUNTED if counted else 0,
         CHUNK=tiles.chunk,
-        N=triton.cdiv(p.rows.classes, tiles.chunk),
+        N=ring,
+        P=chunks - ring,
         K=tiles.ring,
+        HELD=min(tiles.held, ring),
         VEC=p.align,
         W=tiles.warps,
         num_warps=tiles.warps,

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, LOG2E, exp2
-from lossforge.kernels.rows import read_tile
+from lossforge.kernels.math import LN2, LOG2E, exp2, widened
+from lossforge.kernels.rows import stored_tile
 
 
 @triton.jit
@@ -23,7 +23,9 @@ def row_weight(labels, weight, ignore, outer, row, inside):
 
 @triton.jit
 def both(x, teacher, start, begin, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    return read_tile(x, start, lane, mask, other, WIDE, EVICT), read_tile(teacher, begin, lane, mask, other, WIDE, EVICT)
+    """Tiles of logits and teacher, as rows.stored_tile has them, in float32."""
+    own = stored_tile(x, start, lane, mask, other, WIDE, EVICT)
+    return widened(own), widened(stored_tile(teacher, begin, lane, mask, other, WIDE, EVICT))
 
 
 @triton.jit
@@ -97,18 +99,18 @@ def closed(dot, total_x, total_t, ls_x, ls_t, inverse, sums: tl.constexpr, SWAP:
 
 @triton.jit
 def log_softmax(x, top, ls, rate):
-    """ln softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
+    """log₂ softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
     power = (x - top) * rate - ls * LOG2E
-    return power * LN2, exp2(power)
+    return power, exp2(power)
 
 
 @triton.jit
-def value_and_slope(lp, lq, p, q, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
-    """f and its derivative by the logarithm of the logits' softmax."""
+def value_and_slope(lp, lq, p, q, unit: tl.constexpr, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+    """f and its derivative by the logarithm of the logits' softmax; unit: of lp and lq, as formulas take it."""
     if SWAP:
-        f, _, h = terms(lq, lp, q, p, *hyper)
+        f, _, h = terms(lq, lp, q, p, unit, *hyper)
     else:
-        f, h, _ = terms(lp, lq, p, q, *hyper)
+        f, h, _ = terms(lp, lq, p, q, unit, *hyper)
     return f, h
 
 
@@ -117,12 +119,17 @@ def of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms: tl.constexpr, hyper, SW
     """(f, h, p) of tiles of logits and teacher, from their rows' statistics, as log_softmax takes them."""
     lp, p = log_softmax(x, top_x, ls_x, rate)
     lq, q = log_softmax(t, top_t, ls_t, rate)
-    f, h = value_and_slope(lp, lq, p, q, terms, hyper, SWAP)
+    f, h = value_and_slope(lp, lq, p, q, LN2, terms, hyper, SWAP)
     return f, h, p
+
+
+@triton.jit
+def at_logits(h, p, h_sum, share):
+    return (h - p * h_sum) * share
 
 
 @triton.jit
 def divergence_gradient(x, t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
     """(h - p Σ h) · share of tiles of logits and teacher."""
     _, h, p = of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-    return (h - p * h_sum) * share
+    return at_logits(h, p, h_sum, share)

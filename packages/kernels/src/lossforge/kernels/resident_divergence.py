@@ -1,8 +1,12 @@
-"""Value and gradient of KL over long rows in one launch, logits and teacher read from memory once: both rows stay on the chip.
+"""Value and gradient of divergences over long rows in one launch, logits and teacher read from memory once: both rows stay on the chip.
 
 As in resident.py a program works through rows one after the other, and what is read from memory passes through a ring in shared memory,
 filled by asynchronous copies. A place of the ring holds a chunk of the logits and the same chunk of the teacher's; the ring has room for
 all chunks of a row, and for some of the rows to come, which are read while this row is computed and written.
+
+A formula without a closed form of Σ h takes a sweep more, over the ring. What it finds of h stays in registers for the first HELD chunks,
+whose gradient then takes p alone: the special-function unit is what limits these formulas, and p is one of its three results. Where it
+holds all, a chunk or two that the ring has no room for stay in registers, too.
 """
 
 import triton
@@ -11,8 +15,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from lossforge.kernels.divergence_rows import accumulate_both, closed, divergence_gradient, merge_both, row_weight
-from lossforge.kernels.math import LOG2E, log
+from lossforge.kernels.divergence_rows import (
+    accumulate_both,
+    at_logits,
+    closed,
+    divergence_gradient,
+    log_softmax,
+    merge_both,
+    of_tile,
+    row_weight,
+)
+from lossforge.kernels.math import LOG2E, log, widened
 from lossforge.kernels.reduce import count_rows, divided, over
 from lossforge.kernels.resident import finish
 from lossforge.kernels.rows import LOWEST
@@ -24,17 +37,59 @@ def weight_of(labels, weight, ignore, row, rows):
 
 
 @triton.jit
+def counts(labels, weight, ignore, row, rows):
+    _, keep = weight_of(labels, weight, ignore, row, rows)
+    return keep
+
+
+@triton.jit
 def row_of(t, row, VEC: tl.constexpr):
     return t.ptr + row.to(tl.int64) * t.s1 // VEC * VEC  # changes nothing but what the compiler knows
 
 
+@triton.jit
+def inside(position, classes, WHOLE: tl.constexpr):
+    """Which of a chunk's classes there are; WHOLE: it is known not to be a row's last."""
+    return position >= 0 if WHOLE else position < classes
+
+
 @gluon.jit
-def fetch_both(ring_x, ring_t, slot, x, teacher, row, position, classes, wanted, VEC: gl.constexpr):
+def fetch(ring, slot, t, row, position, here, VEC: gl.constexpr):
+    """Start to copy a chunk."""
+    async_copy.async_copy_global_to_shared(ring.index(slot), row_of(t, row, VEC) + position, mask=here)
+
+
+@gluon.jit
+def fetch_both(rings, slot, pair, row, position, here, VEC: gl.constexpr):
     """Start to copy a chunk of both rows, as one group."""
-    here = (position < classes) & wanted
-    async_copy.async_copy_global_to_shared(ring_x.index(slot), row_of(x, row, VEC) + position, mask=here)
-    async_copy.async_copy_global_to_shared(ring_t.index(slot), row_of(teacher, row, VEC) + position, mask=here)
+    fetch(rings[0], slot, pair[0], row, position, here, VEC)
+    fetch(rings[1], slot, pair[1], row, position, here, VEC)
     async_copy.commit_group()
+
+
+@gluon.jit
+def read(t, row, position, classes, wanted, VEC: gl.constexpr):
+    """A chunk on its way to registers, -inf outside the row."""
+    return gl.load(row_of(t, row, VEC) + position, mask=(position < classes) & wanted, other=-float("inf"))
+
+
+@gluon.jit
+def chunk_of(ring, place, tile: gl.constexpr):
+    return widened(ring.index(place).load(tile))
+
+
+@gluon.jit
+def chunks_of(rings, place, inside, tile: gl.constexpr):
+    """A chunk of logits and teacher; -inf where not `inside` the row, unless that is None."""
+    chunk_x, chunk_t = chunk_of(rings[0], place, tile), chunk_of(rings[1], place, tile)
+    if inside is not None:
+        chunk_x, chunk_t = gl.where(inside, chunk_x, -float("inf")), gl.where(inside, chunk_t, -float("inf"))
+    return chunk_x, chunk_t
+
+
+@gluon.jit
+def following(place, K: gl.constexpr):
+    return gl.where(place == K - 1, 0, place + 1)
 
 
 @gluon.jit(do_not_specialize=("rows", "counted"))
@@ -58,17 +113,23 @@ def resident_divergence_kernel(
     EMPTY_IS_ZERO: gl.constexpr,
     COUNT: gl.constexpr,
     CHUNK: gl.constexpr,
-    N: gl.constexpr,  # chunks a row
+    N: gl.constexpr,  # chunks a row, in the ring
+    P: gl.constexpr,  # and in registers, its last; 0 unless HELD and K are N
     K: gl.constexpr,  # places in the ring, at least N
+    HELD: gl.constexpr,  # at most N; 0 with a closed form
     VEC: gl.constexpr,
     W: gl.constexpr,
 ):
+    gl.static_assert(P == 0 or (HELD == N and K == N))
     L: gl.constexpr = CHUNK // VEC
+    DOT: gl.constexpr = sums is not None
+    EARLY: gl.constexpr = HELD == N and K == N  # no room for rows to come but that of the teacher's row, from the middle sweep on
     tile: gl.constexpr = gl.BlockedLayout([1, VEC], [32, 1], [W, 1], [1, 0])
     lane: gl.constexpr = gl.SliceLayout(1, tile)
     unswizzled: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     ring_x = gl.allocate_shared_memory(x.ptr.dtype.element_ty, [K, L, VEC], unswizzled)
     ring_t = gl.allocate_shared_memory(teacher.ptr.dtype.element_ty, [K, L, VEC], unswizzled)
+    rings, pair = (ring_x, ring_t), (x, teacher)
     at = gl.arange(0, L, layout=lane)[:, None] * VEC + gl.arange(0, VEC, layout=gl.SliceLayout(0, tile))[None, :]
     if COUNT:
         i = gl.arange(0, COUNT, layout=gl.BlockedLayout([1], [32], [W], [0]))
@@ -81,44 +142,101 @@ def resident_divergence_kernel(
     row = gl.program_id(0)
     for k in gl.static_range(K):
         ahead = row + k // N * programs
-        _, wanted = weight_of(labels, weight, ignore, ahead, rows)
-        fetch_both(ring_x, ring_t, k, x, teacher, ahead, k % N * CHUNK + at, classes, wanted, VEC)
+        wanted = counts(labels, weight, ignore, ahead, rows)
+        position = k % N * CHUNK + at
+        fetch_both(rings, k, pair, ahead, position, inside(position, classes, k % N < N + P - 1) & wanted, VEC)
+    kept_x, kept_t = (), ()
+    for p in gl.static_range(P):
+        wanted = counts(labels, weight, ignore, row, rows)
+        kept_x = kept_x + (read(x, row, (N + p) * CHUNK + at, classes, wanted, VEC),)  # type: ignore[assignment]  # tuples that grow
+        kept_t = kept_t + (read(teacher, row, (N + p) * CHUNK + at, classes, wanted, VEC),)  # type: ignore[assignment]
     part = (row * 0).to(gl.float32)
     slot = row * 0
 
     while row < rows:
         w, keep = weight_of(labels, weight, ignore, row, rows)
+        if EARLY:
+            next_keep = counts(labels, weight, ignore, row + programs, rows)
         m_x = gl.full([L], LOWEST, gl.float32, lane)
         s_x = gl.full([L], 0.0, gl.float32, lane)
         m_t, s_t, dot = m_x, s_x, s_x
         place = slot
         for n in gl.static_range(N):
             async_copy.wait_group(K - 1 - n)
-            chunk_x = ring_x.index(place).load(tile).to(gl.float32)
-            chunk_t = ring_t.index(place).load(tile).to(gl.float32)
-            if n == N - 1:
-                inside = n * CHUNK + at < classes
-                chunk_x, chunk_t = gl.where(inside, chunk_x, -float("inf")), gl.where(inside, chunk_t, -float("inf"))
-            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, True, SWAP)
-            place = gl.where(place == K - 1, 0, place + 1)
+            chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile)
+            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, DOT, SWAP)
+            place = following(place, K)
+        for p in gl.static_range(P):
+            chunk_x, chunk_t = widened(kept_x[p]), widened(kept_t[p])
+            m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, DOT, SWAP)
         top_x, top_t = gl.max(m_x, 0), gl.max(m_t, 0)
-        total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, True, SWAP)
+        total_x, total_t, dot_row = merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, DOT, SWAP)
         ls_x, ls_t = log(total_x), log(total_t)
-        value, h_sum = closed(dot_row, total_x, total_t, ls_x, ls_t, inverse, sums, SWAP)
+        held = ()
+        if DOT:
+            value, h_sum = closed(dot_row, total_x, total_t, ls_x, ls_t, inverse, sums, SWAP)
+        else:
+            f_sum = gl.full([L], 0.0, gl.float32, lane)
+            slopes = f_sum
+            place = slot
+            for n in gl.static_range(N):
+                chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile)
+                f, h, _ = of_tile(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
+                f_sum += gl.sum(f, 1)
+                slopes += gl.sum(h, 1)
+                if n < HELD:
+                    held = held + (h,)  # type: ignore[assignment]
+                if EARLY:
+                    position = n * CHUNK + at
+                    fetch(ring_t, place, teacher, row + programs, position, inside(position, classes, n < N + P - 1) & next_keep, VEC)
+                    async_copy.commit_group()
+                place = following(place, K)
+            next_t = ()
+            for p in gl.static_range(P):
+                f, h, _ = of_tile(widened(kept_x[p]), widened(kept_t[p]), top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
+                f_sum += gl.sum(f, 1)
+                slopes += gl.sum(h, 1)
+                held = held + (h,)  # type: ignore[assignment]
+                next_t = next_t + (read(teacher, row + programs, (N + p) * CHUNK + at, classes, next_keep, VEC),)  # type: ignore[assignment]
+            kept_t = next_t
+            value, h_sum = gl.sum(f_sum, 0), gl.sum(slopes, 0)
         part += gl.where(keep, w * value, 0.0)
         share = gl.where(keep, w * scale * inverse, 0.0)
 
         to = row_of(gradient, row, VEC)
-        for n in range(N):
-            chunk_x = ring_x.index(slot).load(tile).to(gl.float32)
-            chunk_t = ring_t.index(slot).load(tile).to(gl.float32)
+        for n in gl.static_range(HELD):
+            _, p = log_softmax(chunk_of(ring_x, slot, tile), top_x, ls_x, rate)
+            g = at_logits(held[n], p, h_sum, share)
+            position = n * CHUNK + at
+            here = inside(position, classes, n < N + P - 1)
+            gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=here)
+            if EARLY:
+                fetch(ring_x, slot, x, row + programs, position, here & next_keep, VEC)
+                async_copy.commit_group()
+            else:
+                ahead = row + (n + K) // N * programs
+                wanted = counts(labels, weight, ignore, ahead, rows)
+                position = (n + K) % N * CHUNK + at
+                fetch_both(rings, slot, pair, ahead, position, inside(position, classes, (n + K) % N < N - 1) & wanted, VEC)
+            slot = following(slot, K)
+        next_x = ()
+        for p in gl.static_range(P):
+            position = (N + p) * CHUNK + at
+            _, probability = log_softmax(widened(kept_x[p]), top_x, ls_x, rate)
+            g = at_logits(held[N + p], probability, h_sum, share)
+            next_x = next_x + (read(x, row + programs, position, classes, next_keep, VEC),)  # type: ignore[assignment]
+            gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
+        kept_x = next_x
+        for n in range(HELD, N):
+            chunk_x, chunk_t = chunks_of(rings, slot, None, tile)
             g = divergence_gradient(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
             ahead = row + (n + K) // N * programs
-            _, wanted = weight_of(labels, weight, ignore, ahead, rows)
-            fetch_both(ring_x, ring_t, slot, x, teacher, ahead, (n + K) % N * CHUNK + at, classes, wanted, VEC)
+            wanted = counts(labels, weight, ignore, ahead, rows)
+            position = (n + K) % N * CHUNK + at
+            fetch_both(rings, slot, pair, ahead, position, (position < classes) & wanted, VEC)
             position = n * CHUNK + at
             gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
-            slot = gl.where(slot == K - 1, 0, slot + 1)
+            slot = following(slot, K)
         row += programs
     async_copy.wait_group(0)
     finish(part, sum, scale, W)

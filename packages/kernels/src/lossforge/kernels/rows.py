@@ -137,14 +137,20 @@ def class_offset(lane, stride, WIDE: tl.constexpr):
 
 
 @triton.jit
-def read_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """Logits (BR, BC) as they lie in memory, in float32; `other` where the mask is false. Without a mask all are read."""
+def stored_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    """Logits (BR, BC) as they lie in memory; `other` where the mask is false. Without a mask all are read."""
     at = x.ptr + start[:, None] + class_offset(lane, x.s2, WIDE)[None, :]
     if mask is None:
         seen = tl.load(at, eviction_policy=EVICT)
     else:
         seen = tl.load(at, mask=mask, other=other, eviction_policy=EVICT)
-    return seen.to(tl.float32)
+    return seen
+
+
+@triton.jit
+def read_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
+    """As stored_tile, in float32."""
+    return stored_tile(x, start, lane, mask, other, WIDE, EVICT).to(tl.float32)
 
 
 @triton.jit

@@ -209,25 +209,32 @@ def most_registers(warps: int, programs: int) -> dict[str, int]:
 
 
 class ResidentPairTiles(NamedTuple):
-    """Classes a chunk, chunks of both rows in the ring in shared memory, warps, and programs a multiprocessor."""
+    """Classes a chunk, chunks of both rows in the ring in shared memory, chunks of h in registers, warps, programs a multiprocessor."""
 
     chunk: int
     ring: int
+    held: int
     warps: int
     programs: int
 
 
-def resident_pair_tiles(classes: int, itemsize: int, shared: int) -> ResidentPairTiles | None:
-    """For logits and teacher whose rows stay on chip; as resident_tiles. itemsize: of both."""
+def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) -> ResidentPairTiles | None:
+    """For logits and teacher whose rows stay on chip; as resident_tiles. itemsize: of both. slopes: h is found in a sweep of its own."""
     if ResidentPairTiles in _tried:
         return _tried[ResidentPairTiles]
     chunk = 8192 // itemsize
     chunks, room = -(-classes // chunk), (shared - 2048) // 16384
-    if classes <= 8192 or chunks > room or RowTiles in _tried:
+    spare = 2 if slopes and itemsize == 4 else 0  # chunks that find room in registers
+    if classes <= 8192 or chunks > room + spare or RowTiles in _tried:
         return None
     if 2 * (chunks + 1) <= room:
-        return ResidentPairTiles(chunk, room // 2, 8, 2)
-    return ResidentPairTiles(chunk, min(room, 2 * chunks), 8, 1)
+        return ResidentPairTiles(chunk, room // 2, itemsize if slopes else 0, 8, 2)
+    if slopes and itemsize == 4:  # large chunks need fewer barriers, in half precision also more registers than there are
+        chunk, chunks, room = 2 * chunk, -(-classes // (2 * chunk)), room // 2
+        return ResidentPairTiles(chunk, min(room, 2 * chunks), 8, 16, 1)
+    if slopes:
+        return ResidentPairTiles(chunk, min(room, 2 * chunks), 8 if chunks <= 8 else 4, 16, 1)
+    return ResidentPairTiles(chunk, min(room, 2 * chunks), 0, 8, 1)
 
 
 class OverlapTiles(NamedTuple):
