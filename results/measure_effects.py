@@ -34,7 +34,7 @@ COMPARISONS: dict[str, dict[str, Any]] = {
     "multilabel": {
         "metric": "map",
         "seeded": f"{DIGITS} data.scene_seed={{seed}} data.workers=0",
-        "runs": ("loss=bce", "loss=focal", "loss=asymmetric"),
+        "runs": ("loss=bce", "loss=focal", "loss=asymmetric", "loss=asymmetric loss.gamma_pos=0"),
     },
     "noisy_labels": {
         "metric": "top1",
