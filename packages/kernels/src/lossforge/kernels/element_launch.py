@@ -90,7 +90,7 @@ STRIDED = Tensors._fields[:10]  # the others are 0-d or contiguous
 class Formulas(NamedTuple):
     """What the kernel inlines: a formula, and a quicker one for the hyper-parameters of which `applies`, a device function, is true.
 
-    hard: these for targets of 0 and 1, where fewer instructions do. heavy: as of tiles.element_tiles.
+    hard: these for targets of 0 and 1, where fewer instructions do (elementwise.py says how). heavy: as of tiles.element_tiles.
     """
 
     formula: Callable[..., Any]
@@ -129,8 +129,8 @@ def _plan(
     diagonal = given.target is None
     indices = not diagonal and not given.target[2].is_floating_point
     by_row = diagonal or indices
-    if by_row and given.target_b is None and given.lam is None and formulas.hard is not None:
-        formulas = formulas.hard
+    hard = formulas.hard if by_row and given.target_b is None and given.lam is None else None
+    formulas = hard or formulas
     names = [name for name in STRIDED if getattr(given, name) is not None]
     rows = ("target", "target_b", "lam") if indices else ()
     strides = []
@@ -176,6 +176,7 @@ def _plan(
         special=formulas.special,
         applies=formulas.applies,
         load_target=_loader(given, diagonal, indices),
+        HARD=hard is not None,
         COLUMNS=columns,
         FLAT=g.flat and not by_row,
         BIG=g.big(n, tiles.block),

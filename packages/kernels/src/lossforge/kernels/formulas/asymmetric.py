@@ -13,7 +13,7 @@ any logit. Saturated logits take the limit, also for γ < 1.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, log1p_unit, log2, logistic, powers, reciprocal
+from lossforge.kernels.math import LN2, log1p_ratio, log2, logistic, powers, reciprocal
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def asymmetric(x, y, gamma_neg, gamma_pos, clip, pos_weight):
     s = tl.maximum(p - clip, 0.0, propagate_nan=tl.PropagateNan.ALL)
     inside = tl.where(p >= clip, z, 0.0)
     r = reciprocal(tl.where(clips, tl.minimum(q + clip, 1.0, propagate_nan=tl.PropagateNan.ALL), 1.0))  # 1 / (1 - s)
-    clipped = tl.where(s <= 0.5, log1p_unit(s * r), LN2 * log2(r))
+    clipped = tl.where(s <= 0.5, log1p_ratio(s * r, s), LN2 * log2(r))
     negative = tl.where(clips, clipped, tl.maximum(x, 0.0) + log1p)
     entropy = pos_weight * y * (tl.maximum(-x, 0.0) + log1p) + z * negative
     entropy_slope = inside * p * tl.where(clips, q * r, 1.0) - pos_weight * y * q
