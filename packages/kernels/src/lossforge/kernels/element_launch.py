@@ -14,7 +14,7 @@ from lossforge.kernels.elementwise import elementwise_kernel
 from lossforge.kernels.launch import PLANS, Layout, Plan, Slot, layout, slots
 from lossforge.kernels.layout import Strided, broadcast, collapse, per_row
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, tried
+from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers, tried
 
 
 class Geometry(NamedTuple):
@@ -147,7 +147,7 @@ def _plan(
     }
     n = math.prod(shape)
     columns = None if g.flat and not by_row else g.columns
-    read = 2 + (given.weight is not None) + (given.parameter is not None)
+    read = 2 + sum(t is not None for t in (given.weight, given.parameter, given.target_b, given.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
     tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
@@ -185,6 +185,7 @@ def _plan(
         BLOCK=tiles.block,
         G=GROUP if grouped else 1,
         num_warps=tiles.warps,
+        **most_registers(tiles.warps, tiles.programs),
     )
 
 
