@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels import targets
-from lossforge.kernels.elementwise import elementwise_kernel
+from lossforge.kernels.elementwise import WARP, elementwise_kernel
 from lossforge.kernels.launch import PLANS, Layout, Plan, Slot, layout, slots
 from lossforge.kernels.layout import Strided, broadcast, collapse, per_row
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
@@ -150,6 +150,9 @@ def _plan(
     read = 2 + sum(t is not None for t in (given.weight, given.parameter, given.target_b, given.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
     tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
+    background = formulas.hard or hard
+    if not indices or given.target_b is not None or columns is None or tiles.block // columns + 2 > WARP.value:
+        background = None
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
     return Plan(
         elementwise_kernel,
@@ -176,6 +179,8 @@ def _plan(
         special=formulas.special,
         applies=formulas.applies,
         load_target=_loader(given, diagonal, indices),
+        background=background.formula if background is not None else None,
+        special_background=background.special if background is not None else None,
         HARD=hard is not None,
         COLUMNS=columns,
         FLAT=g.flat and not by_row,
