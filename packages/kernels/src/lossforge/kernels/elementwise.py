@@ -5,6 +5,7 @@ are the template's. One launch gives the value, the gradient, or both.
 
 A formula for targets of 0 and 1 is f(x, whether y is 1, w, v, *hyper) → (w value, v dvalue/dx). It multiplies w and v by its own factor
 of either class before it chooses between them: w and v mostly belong to the row, so that costs nothing an element.
+Tiles whose rows are all background, which most are in detection, take it with nothing to choose.
 """
 
 import triton
