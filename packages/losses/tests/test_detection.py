@@ -150,6 +150,25 @@ def test_logits_of_ten_thousand(mode, device):
     torch.testing.assert_close(g.cpu(), torch.tensor([[0.25 * 0.75], [-0.25 * 0.25]]), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("classes", [80, 91])
+@pytest.mark.parametrize("function", [quality_focal_loss, varifocal_loss, sigmoid_focal_loss, binary_cross_entropy_with_logits])
+def test_tiles_of_nothing_but_background(function, classes, device):
+    """They take a formula of their own, in one launch with tiles that hold a class or an ignored row."""
+    x = torch.randn(100, classes, device=device) * 4
+    label = torch.full((100,), -1, device=device)
+    label[[3, 40, 99]] = torch.tensor([0, classes - 1, 5], device=device)
+    label[70], x[70] = -2, NAN
+    counts = label != -2
+    wide = x.double().requires_grad_()
+    options = {"reduction": "sum"} | ({"alpha": 0.25} if function is sigmoid_focal_loss else {})
+    exact = function(wide[counts], dense(label, torch.ones(100, device=device), classes).double()[counts], **options)
+    (g_exact,) = torch.autograd.grad(exact, wide)
+    value, g = gradient_of(function, x, label, **options)
+    assert error(value, exact.detach()) < 1e-6
+    assert error(g, g_exact) < 3e-6
+    assert (g[~counts] == 0).all()
+
+
 @MODES
 @BOTH
 def test_ignored_rows_and_background(function, mode, device):

@@ -10,11 +10,11 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels import targets
-from lossforge.kernels.elementwise import elementwise_kernel
+from lossforge.kernels.elementwise import WARP, elementwise_kernel
 from lossforge.kernels.launch import PLANS, Layout, Plan, Slot, layout, slots
 from lossforge.kernels.layout import Strided, broadcast, collapse, per_row
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, tried
+from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers, tried
 
 
 class Geometry(NamedTuple):
@@ -90,7 +90,7 @@ STRIDED = Tensors._fields[:10]  # the others are 0-d or contiguous
 class Formulas(NamedTuple):
     """What the kernel inlines: a formula, and a quicker one for the hyper-parameters of which `applies`, a device function, is true.
 
-    hard: these for targets of 0 and 1, where fewer instructions do. heavy: as of tiles.element_tiles.
+    hard: these for targets of 0 and 1, where fewer instructions do (elementwise.py says how). heavy: as of tiles.element_tiles.
     """
 
     formula: Callable[..., Any]
@@ -129,8 +129,8 @@ def _plan(
     diagonal = given.target is None
     indices = not diagonal and not given.target[2].is_floating_point
     by_row = diagonal or indices
-    if by_row and given.target_b is None and given.lam is None and formulas.hard is not None:
-        formulas = formulas.hard
+    hard = formulas.hard if by_row and given.target_b is None and given.lam is None else None
+    formulas = hard or formulas
     names = [name for name in STRIDED if getattr(given, name) is not None]
     rows = ("target", "target_b", "lam") if indices else ()
     strides = []
@@ -147,9 +147,12 @@ def _plan(
     }
     n = math.prod(shape)
     columns = None if g.flat and not by_row else g.columns
-    read = 2 + (given.weight is not None) + (given.parameter is not None)
+    read = 2 + sum(t is not None for t in (given.weight, given.parameter, given.target_b, given.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
     tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
+    background = formulas.hard or hard
+    if not indices or given.target_b is not None or columns is None or tiles.block // columns + 2 > WARP.value:
+        background = None
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
     return Plan(
         elementwise_kernel,
@@ -176,6 +179,9 @@ def _plan(
         special=formulas.special,
         applies=formulas.applies,
         load_target=_loader(given, diagonal, indices),
+        background=background.formula if background is not None else None,
+        special_background=background.special if background is not None else None,
+        HARD=hard is not None,
         COLUMNS=columns,
         FLAT=g.flat and not by_row,
         BIG=g.big(n, tiles.block),
@@ -184,6 +190,7 @@ def _plan(
         BLOCK=tiles.block,
         G=GROUP if grouped else 1,
         num_warps=tiles.warps,
+        **most_registers(tiles.warps, tiles.programs),
     )
 
 

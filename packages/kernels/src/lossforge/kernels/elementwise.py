@@ -2,13 +2,20 @@
 
 A loss adds a formula f(x, y, *hyper) → (value, dvalue/dx). Targets, weights, ignored elements, reduction, scaling and addressing
 are the template's. One launch gives the value, the gradient, or both.
+
+A formula for targets of 0 and 1 is f(x, whether y is 1, w, v, *hyper) → (w value, v dvalue/dx). It multiplies w and v by its own factor
+of either class before it chooses between them: w and v mostly belong to the row, so that costs nothing an element.
+Tiles whose rows are all background, which most are in detection, take it with nothing to choose.
 """
 
 import triton
 import triton.language as tl
 
 from lossforge.kernels.layout import load, store
+from lossforge.kernels.math import widened
 from lossforge.kernels.reduce import count_rows, divided, finish, over
+
+WARP = tl.constexpr(32)
 
 
 @triton.jit
@@ -22,7 +29,7 @@ def coordinates(start, r, c, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, 
     row, i0, i1, i2 = start, lane, lane, lane * 0
     if not FLAT:
         if COLUMNS is not None:
-            row = start // COLUMNS
+            row = (start.to(tl.uint64) // COLUMNS).to(tl.int64)
             local = (start - row * COLUMNS).to(tl.int32) + r * G
             if r.shape[0] * G <= COLUMNS:
                 i0 = (local >= COLUMNS).to(tl.int32)
@@ -43,7 +50,7 @@ def weight_tile(weight, group, group_weight_ptr, groups, at, mask):
     """Weight of each element: its own, its group's, or their product; nan where the group does not exist."""
     w = 1.0
     if weight.ptr is not None:
-        w = load(weight, at, mask, 0.0).to(tl.float32)
+        w = widened(load(weight, at, mask, 0.0))
     if group.ptr is not None:
         member = load(group, at, mask, 0)
         exists = (member >= 0) & (member < groups)
@@ -58,6 +65,63 @@ def shared(w, share, INDEX: tl.constexpr):
     if INDEX:
         w = tl.where(share == 0.0, 0.0, w * share)
     return w
+
+
+@triton.jit
+def mixed(
+    start,
+    n,
+    mask,
+    r,
+    x_tile,
+    target,
+    target_b,
+    lam,
+    w,
+    at,
+    hyper,
+    factor,
+    n1,
+    n2,
+    classes,
+    ignore,
+    offset,
+    formula: tl.constexpr,
+    load_target: tl.constexpr,
+    HARD: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FLAT: tl.constexpr,
+    BIG: tl.constexpr,
+    G: tl.constexpr,
+):
+    """Weighted values and slopes of a tile with any targets."""
+    INDEX: tl.constexpr = target.ptr is not None and target.ptr.dtype.element_ty.is_int()
+    at_row = coordinates(start, r, tl.zeros([1, 1], tl.int32), n1, n2, COLUMNS, FLAT, BIG, G)
+    column = at_row[4], tl.arange(0, G)[None, :]
+    if COLUMNS is not None and not FLAT:
+        if r.shape[0] * G <= COLUMNS:  # see targets.of_rows
+            last = (tl.minimum(start + r.shape[0] * G, n) - 1) // COLUMNS - at_row[2]
+            at_row = (start, None, at_row[2], at_row[3], last, at_row[5])
+    y, share = load_target(target, target_b, lam, classes, ignore, offset, at, at_row, column, mask)
+    if INDEX:
+        x_tile = tl.where(share == 0.0, 0.5, x_tile)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
+    w, factor = shared(w, share, INDEX), shared(w * factor, share, INDEX)
+    if HARD:
+        value, slope = formula(x_tile, y > 0.5, w, factor, *hyper)
+    else:
+        value, slope = formula(x_tile, y, *hyper)
+        value, slope = value * w, slope * factor
+    return value, slope
+
+
+@triton.jit
+def is_background(start, target, ignore, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether a tile's rows, a warp's lanes at most, are all background. Every warp reads them, so that none waits for another."""
+    row = (start.to(tl.uint64) // COLUMNS).to(tl.int64)
+    i = tl.arange(0, WARP)
+    begins = i * COLUMNS - (start - row * COLUMNS).to(tl.int32)  # each row, counted from the tile's first element
+    index = tl.load(target.ptr + (row + i) * target.s0, mask=begins < BLOCK, other=-1)
+    return (tl.min((index == -1).to(tl.int32), 0) > 0) & (ignore != -1)
 
 
 @triton.jit
@@ -87,35 +151,39 @@ def one_tile(
     ignore,
     offset,
     formula: tl.constexpr,
+    background: tl.constexpr,
     load_target: tl.constexpr,
+    HARD: tl.constexpr,
     COLUMNS: tl.constexpr,
     FLAT: tl.constexpr,
     BIG: tl.constexpr,
     G: tl.constexpr,
 ):
     """Values of one tile, 0 where ignored; gradient and values are stored where they are asked for. A mask of None: all inside."""
-    INDEX: tl.constexpr = target.ptr is not None and target.ptr.dtype.element_ty.is_int()
     at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
-    at_row = coordinates(start, r, tl.zeros([1, 1], tl.int32), n1, n2, COLUMNS, FLAT, BIG, G)
-    if COLUMNS is not None and not FLAT:
-        if r.shape[0] * G <= COLUMNS:  # see targets.of_rows
-            last = (tl.minimum(start + r.shape[0] * G, n) - 1) // COLUMNS - at[2]
-            at_row = (start, None, at[2], at_row[3], last, at_row[5])
-    x_tile = load(x, at, mask, 0.0).to(tl.float32)
-    y, share = load_target(target, target_b, lam, classes, ignore, offset, at, at_row, at[4], mask)
-    if INDEX:
-        x_tile = tl.where(share == 0.0, 0.5, x_tile)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
-    if parameter.ptr is None:
-        value, slope = formula(x_tile, y, *hyper)
-    else:
-        value, slope = formula(x_tile, y, *hyper, load(parameter, at, mask, 1.0).to(tl.float32))
+    x_tile = widened(load(x, at, mask, 0.0))
+    if parameter.ptr is not None:
+        hyper = (*hyper, widened(load(parameter, at, mask, 1.0)))
     w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
+    # fmt: off
+    if background is not None and mask is None:
+        if is_background(start, target, ignore, COLUMNS, r.shape[0] * G):
+            value, slope = background(x_tile, False, w, w * factor, *hyper)
+        else:
+            value, slope = mixed(
+                start, n, mask, r, x_tile, target, target_b, lam, w, at, hyper, factor, n1, n2, classes, ignore, offset,
+                formula, load_target, HARD, COLUMNS, FLAT, BIG, G,
+            )
+    else:
+        value, slope = mixed(
+            start, n, mask, r, x_tile, target, target_b, lam, w, at, hyper, factor, n1, n2, classes, ignore, offset,
+            formula, load_target, HARD, COLUMNS, FLAT, BIG, G,
+        )
+    # fmt: on
     if gradient.ptr is not None:
-        slope = slope * shared(w * factor, share, INDEX)
         if upstream.ptr is not None:
-            slope *= load(upstream, at, mask, 0.0).to(tl.float32)
+            slope *= widened(load(upstream, at, mask, 0.0))
         store(gradient, at, mask, slope)
-    value = value * shared(w, share, INDEX)
     if mask is not None:
         value = tl.where(mask, value, 0.0)
     if out.ptr is not None:
@@ -147,7 +215,9 @@ def all_tiles(
     ignore,
     offset,
     formula: tl.constexpr,
+    background: tl.constexpr,
     load_target: tl.constexpr,
+    HARD: tl.constexpr,
     COLUMNS: tl.constexpr,
     FLAT: tl.constexpr,
     BIG: tl.constexpr,
@@ -158,19 +228,21 @@ def all_tiles(
     r = tl.arange(0, BLOCK // G)[:, None]
     part = tl.zeros([BLOCK // G, G], tl.float32)
     first = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0)
+    programs = tl.num_programs(0).to(tl.int64)
     full = n // BLOCK + first * 0
     # fmt: off
-    for k in range(tl.cdiv(full - first, programs)):
+    for k in range(tl.cdiv(full - first, programs).to(tl.int32)):
         part += one_tile(
-            (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
-            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, G,
+            (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out,
+            gradient, group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background, load_target,
+            HARD, COLUMNS, FLAT, BIG, G,
         )
     rest = (n - full * BLOCK).to(tl.int32)
     if (rest > 0) & (full % programs == first):
         part += one_tile(
             full * BLOCK, n, r * G < rest, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
-            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, G,
+            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD,
+            COLUMNS, FLAT, BIG, G,
         )
     # fmt: on
     return part
@@ -205,7 +277,10 @@ def elementwise_kernel(
     formula: tl.constexpr,
     special: tl.constexpr,  # a quicker formula for hyper-parameters of which `applies` is true; None without one
     applies: tl.constexpr,
+    background: tl.constexpr,  # of tiles of nothing but background, for targets of 0 and 1; None where these are not told apart
+    special_background: tl.constexpr,
     load_target: tl.constexpr,
+    HARD: tl.constexpr,  # formula and special are for targets of 0 and 1
     COLUMNS: tl.constexpr,
     FLAT: tl.constexpr,
     BIG: tl.constexpr,
@@ -226,18 +301,18 @@ def elementwise_kernel(
     if special is None:
         part = all_tiles(
             n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-            n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
+            n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G,
         )
     else:
         if applies(*hyper):  # one branch a program: inside the loop it would cost registers and time
             part = all_tiles(
                 n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-                n1, n2, classes, groups, ignore, offset, special, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
+                n1, n2, classes, groups, ignore, offset, special, special_background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G,
             )
         else:
             part = all_tiles(
                 n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-                n1, n2, classes, groups, ignore, offset, formula, load_target, COLUMNS, FLAT, BIG, BLOCK, G,
+                n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G,
             )
     # fmt: on
     if sum is not None:

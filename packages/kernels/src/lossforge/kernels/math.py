@@ -18,6 +18,18 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
+def widened(x):
+    """x in float32. Neighbours in bfloat16 share a register: an instruction each, where Triton's own conversion takes three a pair."""
+    if INTERPRETED or x.dtype != tl.bfloat16:
+        wide = x.to(tl.float32)
+    else:
+        wide = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+        )
+    return wide
+
+
+@triton.jit
 def exp2(x):
     """2ˣ for float32."""
     if INTERPRETED:
@@ -75,6 +87,23 @@ def exp(x):
 
 
 @triton.jit
+def decay(x):
+    """e^-|x|. As an operand |x| costs nothing; left to LLVM it is an instruction on the loaded bits."""
+    if INTERPRETED:
+        power = tl.exp2(tl.abs(x) * -1.4426950408889634)
+    else:
+        power = tl.inline_asm_elementwise(
+            "{ .reg .f32 t; abs.f32 t, $1; mul.f32 t, t, 0fBFB8AA3B; ex2.approx.ftz.f32 $0, t; }",
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return power
+
+
+@triton.jit
 def log(x):
     """ln x for x ≥ 0."""
     return tl.log2(x) * LN2
@@ -94,12 +123,42 @@ def log1p_unit(e):
 
 
 @triton.jit
-def logistic(x):
-    """σ(x), σ(-x) and ln(1 + e^-|x|), which share one exponential; neither σ loses digits by 1 - σ."""
-    e = exp2(tl.abs(x) * -1.4426950408889634)
+def log1p_ratio(e, v):
+    """ln(1 + e) for e in [0, 1], of which v = e / (1 + e) is known too; relative error 2.4e-7.
+
+    1 + e → 1 / (1 + e) turns e into -v and v into -e, and of the logarithm and of e + v only the signs. So their quotient depends on
+    e v alone, which takes half the polynomial that ln(1 + e) / e takes in e.
+    """
+    w = e * v
+    p = w * 6.0489533933876644e-4 - 3.4937162196146023e-3
+    p = w * p + 1.6653186916134018e-2
+    p = w * p - 8.3332503902326896e-2
+    return (e + v) * (w * p + 0.49999999177017168)
+
+
+@triton.jit
+def half_logistic(x):
+    """σ(|x|), σ(-|x|) and ln(1 + e^-|x|), which share one exponential."""
+    e = decay(x)
     r = reciprocal(1.0 + e)
+    v = e * r
+    return r, v, log1p_ratio(e, v)
+
+
+@triton.jit
+def logistic(x):
+    """σ(x), σ(-x) and ln(1 + e^-|x|); neither σ loses digits by 1 - σ."""
+    larger, smaller, log1p = half_logistic(x)
     positive = x >= 0
-    return tl.where(positive, r, e * r), tl.where(positive, e * r, r), log1p_unit(e)
+    return tl.where(positive, larger, smaller), tl.where(positive, smaller, larger), log1p
+
+
+@triton.jit
+def logistic_hard(x, positive):
+    """σ(u), σ(-u) and softplus(u) for u = -x where `positive`, else x."""
+    larger, smaller, log1p = half_logistic(x)
+    above = (x >= 0) != positive
+    return tl.where(above, larger, smaller), tl.where(above, smaller, larger), tl.where(above, tl.abs(x), 0.0) + log1p
 
 
 @triton.jit
@@ -141,7 +200,14 @@ def atan_ratio(y, x):
 
 
 @triton.jit
+def power(q, gamma):
+    """q^γ for q in [0, 1], γ ≥ 0; 0 takes its limit."""
+    return exp2(gamma * log2(tl.maximum(q, TINY, propagate_nan=tl.PropagateNan.ALL)))
+
+
+@triton.jit
 def powers(q, gamma):
     """q^γ and q^(γ-1) for q in [0, 1], γ ≥ 0; 0 takes its limit, never inf."""
-    exponent = log2(tl.maximum(q, TINY, propagate_nan=tl.PropagateNan.ALL))
-    return exp2(gamma * exponent), exp2((gamma - 1.0) * exponent)
+    base = tl.maximum(q, TINY, propagate_nan=tl.PropagateNan.ALL)
+    lower = exp2((gamma - 1.0) * log2(base))
+    return base * lower, lower

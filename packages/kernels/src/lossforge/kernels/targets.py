@@ -4,6 +4,7 @@ Each gets the target, for a mixup pair the second target and λ, all in the logi
 classes), and returns for a tile of elements the target y and the share with which an element counts: 1, 0 where it is ignored, nan where
 its target is invalid.
 `at` are the coordinates of the elements, `at_row` those of one element of each group: what belongs to the row is read there, once a group.
+`column`: that of each group's first element, and each element's place in its group. Adding them up would take an instruction an element.
 A tile that lies in two rows at most has `at_row` = (start, None, row, whether a group lies in the second row, the same of the tile's last
 element, i2): what belongs to the rows is read twice a tile. `offset` is that of a diagonal.
 """
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.layout import load
+from lossforge.kernels.math import widened
 
 FAR = tl.constexpr(2**31 - 2**17)  # no column, nor within a tile's rows of one, where 32 bits hold the columns
 
@@ -19,7 +21,7 @@ FAR = tl.constexpr(2**31 - 2**17)  # no column, nor within a tile's rows of one,
 @triton.jit
 def dense(target, target_b, lam, classes, ignore, offset, at, at_row, column, mask):
     """y as given; every element counts."""
-    return load(target, at, mask, 0.0).to(tl.float32), 1.0
+    return widened(load(target, at, mask, 0.0)), 1.0
 
 
 @triton.jit
@@ -52,12 +54,13 @@ def class_index(target, target_b, lam, classes, ignore, offset, at, at_row, colu
     if at_row[1] is None:
         first, last = of_rows(target, at_row)
         second = at_row[3] > 0
-        own = tl.where(second, last.to(column.dtype), first.to(column.dtype))
+        own = tl.where(second, last.to(column[0].dtype), first.to(column[0].dtype))
         share = tl.where(second, share_of(last, classes, ignore), share_of(first, classes, ignore))
     else:
         index = load(target, at_row, mask, ignore)
-        own, share = index.to(column.dtype), share_of(index, classes, ignore)
-    return tl.where(own == column, 1.0, 0.0), share
+        own, share = index.to(column[0].dtype), share_of(index, classes, ignore)
+    first_column, lane = column
+    return tl.where(own - first_column == lane, 1.0, 0.0), share
 
 
 @triton.jit
@@ -72,9 +75,10 @@ def diagonal(target, target_b, lam, classes, ignore, offset, at, at_row, column,
     """y = 1 in column row + offset of a matrix, of which nothing is read; every element counts."""
     _, _, row, i0, _, i2 = at_row
     first = row + offset
-    if column.dtype == tl.int32:
+    first_column, lane = column
+    if first_column.dtype == tl.int32:
         first = tl.minimum(tl.maximum(first, -FAR), FAR).to(tl.int32)
-    return tl.where(first + i0 + i2 == column, 1.0, 0.0), 1.0
+    return tl.where(first + i0 + i2 - first_column == lane, 1.0, 0.0), 1.0
 
 
 @triton.jit

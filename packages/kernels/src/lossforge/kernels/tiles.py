@@ -15,10 +15,11 @@ COUNTED = 1024  # rows of class indices that a launch counts itself, in every pr
 
 
 class ElementTiles(NamedTuple):
-    """Elements a tile and warps a program."""
+    """Elements a tile, warps a program, and programs a multiprocessor, for which registers may have to be few."""
 
     block: int
     warps: int
+    programs: int = 1
 
 
 _tried: dict[type, Any] = {}
@@ -40,7 +41,7 @@ def tried() -> tuple[Any, ...]:
 
 
 def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: bool, special: bool, heavy: bool) -> ElementTiles:
-    """tensors: how many an element is read from. indices: class-index targets; grouped: which a group of elements reads once.
+    """tensors: how many a launch reads. indices: class-index targets; grouped: which a group of elements reads once.
 
     special: two formulas in one kernel. heavy: a formula of so much arithmetic that registers limit the programs under way.
     """
@@ -49,10 +50,12 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
     if n < 2**20:
         return ElementTiles(1024, 4)
     if indices:
-        return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(2048 if grouped else 1024, 4)
+        if itemsize == 4:
+            return ElementTiles(1024, 8)
+        return ElementTiles(2048, 4, {2: 6, 3: 5}.get(tensors, 1)) if grouped else ElementTiles(1024, 4)
     if heavy:
         return ElementTiles(512 if itemsize == 4 else 1024, 4)
-    return ElementTiles(1024, 8) if special or tensors > 2 else ElementTiles(4096, 16)
+    return ElementTiles(1024, 8) if special or tensors > 2 else ElementTiles(4096, 16, 2)
 
 
 class BoxTiles(NamedTuple):
@@ -204,8 +207,8 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: 
 
 
 def most_registers(warps: int, programs: int) -> dict[str, int]:
-    """What a launch tells the compiler, for so many programs a multiprocessor to find the registers they need."""
-    return {"maxnreg": 65536 // (32 * warps * programs)} if programs > 1 else {}
+    """What a launch tells the compiler, for so many programs a multiprocessor to find the registers they need, 8 at a time a thread."""
+    return {"maxnreg": 65536 // (32 * warps * programs) // 8 * 8} if programs > 1 else {}
 
 
 class ResidentPairTiles(NamedTuple):

@@ -13,22 +13,47 @@ any logit. Saturated logits take the limit, also for γ < 1.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, log1p_unit, log2, logistic, powers, reciprocal
+from lossforge.kernels.math import LN2, log1p_ratio, log2, logistic, powers, reciprocal
+
+
+@triton.jit
+def clipped(p, q, z, clip):
+    """s, -ln(1 - s) and its slope times 1 - y, and (1 - y) where p ≥ clip, for a clip above 0."""
+    s = tl.maximum(p - clip, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    inside = tl.where(p >= clip, z, 0.0)
+    r = reciprocal(tl.minimum(q + clip, 1.0, propagate_nan=tl.PropagateNan.ALL))  # 1 / (1 - s)
+    return s, tl.where(s <= 0.5, log1p_ratio(s * r, s), LN2 * log2(r)), inside * p * (q * r), inside
+
+
+@triton.jit
+def joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg, gamma_pos, pos_weight):
+    positive = pos_weight * y
+    entropy = positive * (tl.maximum(-x, 0.0) + log1p) + z * negative
+    base_slope = (p * q) * (inside - y)
+    gamma = gamma_neg + (gamma_pos - gamma_neg) * y
+    power, lower = powers(y * q + z * s, gamma)
+    return power * entropy, power * (negative_slope - positive * q) + gamma * lower * (base_slope * entropy)
 
 
 @triton.jit
 def asymmetric(x, y, gamma_neg, gamma_pos, clip, pos_weight):
     p, q, log1p = logistic(x)
     z = 1.0 - y
-    clips = clip > 0.0  # the same for the whole launch
-    s = tl.maximum(p - clip, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    inside = tl.where(p >= clip, z, 0.0)
-    r = reciprocal(tl.where(clips, tl.minimum(q + clip, 1.0, propagate_nan=tl.PropagateNan.ALL), 1.0))  # 1 / (1 - s)
-    clipped = tl.where(s <= 0.5, log1p_unit(s * r), LN2 * log2(r))
-    negative = tl.where(clips, clipped, tl.maximum(x, 0.0) + log1p)
-    entropy = pos_weight * y * (tl.maximum(-x, 0.0) + log1p) + z * negative
-    entropy_slope = inside * p * tl.where(clips, q * r, 1.0) - pos_weight * y * q
-    base_slope = (p * q) * (inside - y)
-    gamma = gamma_neg + (gamma_pos - gamma_neg) * y
-    power, lower = powers(y * q + z * s, gamma)
-    return power * entropy, power * entropy_slope + gamma * lower * base_slope * entropy
+    s, negative, negative_slope, inside = clipped(p, q, z, clip)
+    every = clip > 0.0  # the same for the whole launch
+    negative = tl.where(every, negative, tl.maximum(x, 0.0) + log1p)
+    negative_slope = tl.where(every, negative_slope, z * p)
+    return joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg, gamma_pos, pos_weight)
+
+
+@triton.jit
+def asymmetric_clipped(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+    p, q, log1p = logistic(x)
+    z = 1.0 - y
+    s, negative, negative_slope, inside = clipped(p, q, z, clip)
+    return joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg, gamma_pos, pos_weight)
+
+
+@triton.jit
+def clips(gamma_neg, gamma_pos, clip, pos_weight=1.0):
+    return clip > 0.0

@@ -21,7 +21,7 @@ p = 0 and 1.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, log, log1p_unit, log2, logistic, reciprocal
+from lossforge.kernels.math import LN2, log, log1p_unit, log2, logistic, logistic_hard, reciprocal
 
 
 @triton.jit
@@ -29,18 +29,14 @@ def bce_with_logits(x, y, pos_weight):
     p, q, log1p = logistic(x)
     positive = pos_weight * y
     negative = 1.0 - y
-    value = positive * (tl.maximum(-x, 0.0) + log1p) + negative * (tl.maximum(x, 0.0) + log1p)
+    value = tl.where(x >= 0, negative, positive) * tl.abs(x) + (positive + negative) * log1p
     return value, negative * p - positive * q
 
 
 @triton.jit
-def bce_with_logits_hard(x, y, pos_weight):
-    positive = y > 0.5
-    u = tl.where(positive, -x, x)
-    w = tl.where(positive, pos_weight, 1.0)
-    q, _, log1p = logistic(u)
-    slope = w * q
-    return w * (tl.maximum(u, 0.0) + log1p), tl.where(positive, -slope, slope)
+def bce_with_logits_hard(x, positive, w, factor, pos_weight):
+    q, _, entropy = logistic_hard(x, positive)
+    return tl.where(positive, w * pos_weight, w) * entropy, tl.where(positive, -factor * pos_weight, factor) * q
 
 
 @triton.jit

@@ -14,59 +14,57 @@ A negative α leaves a = 1, as in torchvision. Saturated logits take the limit, 
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import logistic, powers
+from lossforge.kernels.math import logistic, logistic_hard, power, powers
 
 
 @triton.jit
 def terms(x, y, alpha):
     """q, a, H, and the slopes H' = p (1 - y) - (1 - p) y and q' = (1 - 2y) p (1 - p)."""
     p, not_p, log1p = logistic(x)
-    z = 1.0 - y
-    positive, negative = not_p * y, p * z
+    positive, negative = not_p * y, p - p * y
     entropy = (tl.maximum(x, 0.0) - x * y) + log1p
     every = alpha < 0.0  # the same for the whole launch, so this costs nothing an element
     a = tl.where(every, 0.0, 2.0 * alpha - 1.0) * y + tl.where(every, 1.0, 1.0 - alpha)
-    return negative + positive, a, entropy, negative - positive, (z - y) * (p * not_p)
+    return negative + positive, a, entropy, negative - positive, negative * not_p - positive * p
 
 
 @triton.jit
 def focal(x, y, gamma, alpha):
     q, a, entropy, slope, tilt = terms(x, y, alpha)
-    power, lower = powers(q, gamma)
-    return a * power * entropy, a * (slope * power + gamma * tilt * entropy * lower)
+    modulation, lower = powers(q, gamma)
+    return a * modulation * entropy, a * (slope * modulation + gamma * lower * (tilt * entropy))
 
 
 @triton.jit
 def focal_2(x, y, gamma, alpha):
     """γ = 2 without powers."""
     q, a, entropy, slope, tilt = terms(x, y, alpha)
-    return a * (q * q) * entropy, a * q * (slope * q + 2.0 * tilt * entropy)
+    factor = a * q
+    return factor * (q * entropy), factor * (slope * q + 2.0 * (tilt * entropy))
 
 
 @triton.jit
-def hard_terms(x, y, alpha):
-    """(whether y is 1, a, q, 1 - q, softplus(u))"""
-    positive = y > 0.5
-    u = tl.where(positive, -x, x)
-    q, not_q, log1p = logistic(u)
-    a = tl.where(alpha < 0.0, 1.0, tl.where(positive, alpha, 1.0 - alpha))
-    return positive, a, q, not_q, tl.maximum(u, 0.0) + log1p
+def hard_weights(positive, w, factor, alpha):
+    """w a and factor a du/dx."""
+    every = alpha < 0.0
+    a, not_a = tl.where(every, 1.0, alpha), tl.where(every, 1.0, 1.0 - alpha)
+    return tl.where(positive, w * a, w * not_a), tl.where(positive, -factor * a, factor * not_a)
 
 
 @triton.jit
-def focal_hard(x, y, gamma, alpha):
-    positive, a, q, not_q, entropy = hard_terms(x, y, alpha)
-    power, _ = powers(q, gamma)
-    slope = a * power * (q + gamma * not_q * entropy)
-    return a * power * entropy, tl.where(positive, -slope, slope)
+def focal_hard(x, positive, w, factor, gamma, alpha):
+    q, not_q, entropy = logistic_hard(x, positive)
+    w, factor = hard_weights(positive, w, factor, alpha)
+    modulation = power(q, gamma)
+    return w * (modulation * entropy), factor * modulation * (q + gamma * (not_q * entropy))
 
 
 @triton.jit
-def focal_2_hard(x, y, gamma, alpha):
-    positive, a, q, not_q, entropy = hard_terms(x, y, alpha)
-    power = a * (q * q)
-    slope = power * (q + 2.0 * (not_q * entropy))
-    return power * entropy, tl.where(positive, -slope, slope)
+def focal_2_hard(x, positive, w, factor, gamma, alpha):
+    q, not_q, entropy = logistic_hard(x, positive)
+    w, factor = hard_weights(positive, w, factor, alpha)
+    square = q * q
+    return w * (square * entropy), factor * square * (q + 2.0 * (not_q * entropy))
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from lossforge.kernels.math import logistic, powers
 def distance(x, y):
     """d, H and p (1 - p)."""
     p, not_p, log1p = logistic(x)
-    return p * (1.0 - y) - not_p * y, (tl.maximum(x, 0.0) - x * y) + log1p, p * not_p
+    return p - p * y - not_p * y, (tl.maximum(x, 0.0) - x * y) + log1p, p * not_p
 
 
 @triton.jit
@@ -34,17 +34,17 @@ def quality_2(x, y, beta):
     """β = 2 without powers."""
     d, entropy, tilt = distance(x, y)
     square = d * d
-    return square * entropy, d * (square + 2.0 * tilt * entropy)
+    return square * entropy, d * (square + 2.0 * (tilt * entropy))
 
 
 @triton.jit
-def quality_hard(x, y, beta):
-    return focal_hard(x, y, beta, -1.0)
+def quality_hard(x, positive, w, factor, beta):
+    return focal_hard(x, positive, w, factor, beta, -1.0)
 
 
 @triton.jit
-def quality_2_hard(x, y, beta):
-    return focal_2_hard(x, y, beta, -1.0)
+def quality_2_hard(x, positive, w, factor, beta):
+    return focal_2_hard(x, positive, w, factor, beta, -1.0)
 
 
 @triton.jit

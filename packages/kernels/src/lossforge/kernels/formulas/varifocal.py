@@ -12,7 +12,7 @@ limit, also for γ < 1.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import logistic, powers
+from lossforge.kernels.math import logistic, logistic_hard, power
 
 
 @triton.jit
@@ -21,14 +21,13 @@ def terms(x, y, iou_weighted):
     p, not_p, log1p = logistic(x)
     entropy = (tl.maximum(x, 0.0) - x * y) + log1p
     w = tl.where(iou_weighted > 0.0, y, 1.0)  # the condition is the same for the whole launch
-    return y > 0.0, p, not_p, p * (1.0 - y) - not_p * y, entropy, w
+    return y > 0.0, p, not_p, p - p * y - not_p * y, entropy, w
 
 
 @triton.jit
 def varifocal(x, y, alpha, gamma, iou_weighted):
     positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
-    power, _ = powers(p, gamma)
-    w = tl.where(positive, w, alpha * power)
+    w = tl.where(positive, w, alpha * power(p, gamma))
     return w * entropy, w * (d + tl.where(positive, 0.0, gamma) * not_p * entropy)
 
 
@@ -41,29 +40,19 @@ def varifocal_2(x, y, alpha, gamma, iou_weighted):
 
 
 @triton.jit
-def hard_terms(x, y):
-    """(whether y is 1, q = σ(u), 1 - q, softplus(u))"""
-    positive = y > 0.5
-    u = tl.where(positive, -x, x)
-    q, not_q, log1p = logistic(u)
-    return positive, q, not_q, tl.maximum(u, 0.0) + log1p
+def varifocal_hard(x, positive, w, factor, alpha, gamma, iou_weighted):
+    q, not_q, entropy = logistic_hard(x, positive)
+    modulation = power(q, gamma)
+    slope = (factor * alpha) * modulation * (q + gamma * (not_q * entropy))
+    return tl.where(positive, w, (w * alpha) * modulation) * entropy, tl.where(positive, -factor * q, slope)
 
 
 @triton.jit
-def varifocal_hard(x, y, alpha, gamma, iou_weighted):
-    positive, q, not_q, entropy = hard_terms(x, y)
-    power, _ = powers(q, gamma)
-    w = tl.where(positive, 1.0, alpha * power)
-    slope = alpha * power * (q + gamma * not_q * entropy)
-    return w * entropy, tl.where(positive, -q, slope)
-
-
-@triton.jit
-def varifocal_2_hard(x, y, alpha, gamma, iou_weighted):
-    positive, q, not_q, entropy = hard_terms(x, y)
-    power = alpha * (q * q)
-    slope = power * (q + 2.0 * (not_q * entropy))
-    return tl.where(positive, 1.0, power) * entropy, tl.where(positive, -q, slope)
+def varifocal_2_hard(x, positive, w, factor, alpha, gamma, iou_weighted):
+    q, not_q, entropy = logistic_hard(x, positive)
+    square = q * q
+    slope = (factor * alpha) * square * (q + 2.0 * (not_q * entropy))
+    return tl.where(positive, w, (w * alpha) * square) * entropy, tl.where(positive, -factor * q, slope)
 
 
 @triton.jit

@@ -50,6 +50,8 @@ SHARED: dict[str, Rule] = {
     "tanh": _scaled("(1.0 - {v} * {v})"),
     "product": lambda v, a, d: str(_product(a, d)),
     "log1p_unit": lambda v, a, d: f"{d[0]} / (1.0 + {a[0]})",
+    "log1p_ratio": lambda v, a, d: f"{d[0]} / (1.0 + {a[0]})",
+    "power": lambda v, a, d: f"{a[1]} * {v} / {a[0]} * {d[0]}",
 }
 SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
     "logistic": lambda v, a, d: [
@@ -60,7 +62,7 @@ SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
     "complement": lambda v, a, d: [f"{v[1]} * {d[0]}", f"(0.0 - {v[1]}) * {d[0]}"],
     "powers": lambda v, a, d: [f"{a[1]} * {v[1]} * {d[0]}", f"({a[1]} - 1.0) * {v[1]} / {a[0]} * {d[0]}"],
 }
-CONSTANT: dict[str, tuple[int, ...]] = {"clamp": (1, 2), "where": (0,), "powers": (1,)}
+CONSTANT: dict[str, tuple[int, ...]] = {"clamp": (1, 2), "where": (0,), "power": (1,), "powers": (1,)}
 """Arguments that must not depend on the variable."""
 
 

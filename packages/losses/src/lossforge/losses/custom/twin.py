@@ -76,7 +76,9 @@ def _complement(like: Tensor, t: Any) -> tuple[Tensor, Tensor]:
 SHARED: dict[str, Callable[..., Any]] = {
     **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "tanh", "reciprocal")},
     "log1p_unit": _one(torch.log1p),
+    "log1p_ratio": lambda like, e, v: torch.log1p(_tensor(like, e)),
     "logistic": _logistic,
+    "power": lambda like, q, gamma: _powers(like, q, gamma)[0],
     "powers": _powers,
     "product": lambda like, a, b: a * b,
     "atan_ratio": _atan_ratio,
