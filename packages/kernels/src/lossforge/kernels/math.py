@@ -23,9 +23,8 @@ def widened(x):
     if INTERPRETED or x.dtype != tl.bfloat16:
         wide = x.to(tl.float32)
     else:
-        wide = tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
-        )
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        wide = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2)
     return wide
 
 
@@ -67,17 +66,6 @@ def product(x, y):
     else:
         z = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1)
     return z
-
-
-@triton.jit
-def widened(x):
-    """x in float32. Of a pair of bfloat16 by a shift and a mask: left to itself, the compiler takes three instructions."""
-    if INTERPRETED or x.dtype != tl.bfloat16:
-        wide = x.to(tl.float32)
-    else:
-        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-        wide = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2)
-    return wide
 
 
 @triton.jit
