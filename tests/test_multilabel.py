@@ -124,11 +124,14 @@ def test_classes_start_at_their_mean_share(make):
 
 
 def test_it_trains_and_evaluates(make, run_folder, quiet):
-    trainer = make("trainer.epochs=6", "data.batch_size=16", "optim.lr=3e-3", "optim.schedule.warmup_epochs=0")
-    before = trainer.evaluate(trainer.model, trainer.data.val).values
+    trainer = make("loss=bce", "trainer.epochs=30", "data.batch_size=16", "data.augment=false", "optim.lr=3e-3", "trainer.eval_every=10")
+    before = trainer.evaluate(trainer.model, trainer.data.train).values
     trainer.fit(run_folder, quiet)
-    assert trainer.done == 18
-    assert trainer.values["val/loss"] < before["loss"]
+    assert trainer.done == 90
+    after = trainer.evaluate(trainer.model, trainer.data.train).values
+    assert after["loss"] < before["loss"] / 2
+    assert after["map"] > before["map"] + 0.3
+    assert trainer.values["val/samples"] == 16
     assert trainer.guard.total.item() == 0
     assert set(trainer.best.values) >= {"map", "f1", "ap/0"}
     (picture,) = trainer.task.pictures(trainer.pictured, run_folder.path)
