@@ -42,7 +42,7 @@ SMALLER = (
 
 def figures_of(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
     """One training: command, held-out figures and costs."""
-    from one_training import run
+    from one_training import last, run
 
     done = run(words, *more, whole=whole)
     values = done["values"]
@@ -51,11 +51,6 @@ def figures_of(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
     costs |= {"data_wait_ms": "train/data_wait_ms", "peak_mib": "memory/peak_allocated_mib"}
     figures |= {name: last(values, theirs) for name, theirs in costs.items()}
     return {"command": words, **figures, "seconds": done["seconds"], "backend": done["tags"]["loss.backend"]}
-
-
-def last(values: list[dict[str, float]], name: str) -> float | None:
-    """None: too short a run to have it, or no GPU."""
-    return next((each[name] for each in reversed(values) if name in each), None)
 
 
 def trainings(part: str, smoke: bool, changed: str = "") -> list[tuple[str, list[str], bool]]:

@@ -9,14 +9,13 @@ import json
 import os
 import sys
 import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2, 3, 4)
-QUIET = "tracking=none trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
+QUIET = "trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
 DIGITS = "seed={seed} data.split_seed={seed}"
 
 # of each preset: its metric, the words that a seed stands for, and what is compared, the baseline first
@@ -57,22 +56,15 @@ COMPARISONS: dict[str, dict[str, Any]] = {
 
 def run(words: str, runs: Path) -> tuple[dict[str, Any], Path]:
     """One training: its last held-out metrics, recalls where it has a confusion matrix, seconds; and its folder."""
-    from train import main as train
+    from one_training import run as train
 
-    before = set(runs.iterdir())
-    began = time.monotonic()
-    status = train([*words.split(), *QUIET.split(), f"trainer.runs={runs}"])
-    seconds = time.monotonic() - began
-    if status:
-        raise RuntimeError(f"{words}: status {status}")
-    (folder,) = set(runs.iterdir()) - before
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = next(r["values"] for r in reversed(records) if r["kind"] == "metrics" and "val/loss" in r["values"])
+    done = train(words, *QUIET.split(), runs=runs)
+    found = next(values for values in reversed(done["values"]) if "val/loss" in values)
     values = {name.removeprefix("val/"): value for name, value in found.items() if name.startswith("val/")}
-    evaluation = next(r for r in reversed(records) if r["kind"] == "evaluation")
+    evaluation = next(r for r in reversed(done["records"]) if r["kind"] == "evaluation")
     if "confusion" in evaluation:
         values["recall"] = [row[i] / max(sum(row), 1) for i, row in enumerate(evaluation["confusion"])]
-    return {"values": values, "seconds": seconds}, folder
+    return {"values": values, "seconds": done["seconds"]}, done["folder"]
 
 
 def compare(preset: str, seed: int, runs: Path) -> list[dict[str, Any]]:
@@ -114,7 +106,7 @@ def main(arguments: list[str]) -> int:
     import torch
 
     torch.set_num_threads(1)
-    sys.path.insert(0, str(ROOT / "experiments"))
+    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "results")]
     path, presets = Path(arguments[0]) if arguments else ROOT / "results" / "effects.json", arguments[1:] or list(COMPARISONS)
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     found |= {preset: provenance(preset) for preset in presets}

@@ -20,7 +20,7 @@ BESIDE = (
     "loss=ce loss.implementation=torch",
     "loss=focal loss.implementation=torch",
 )
-# the last one is measured by measure_detection.py; a teacher comes before its pupil
+# but digit_scenes_large, which measure_detection.py measures; the teacher right before its pupil
 PRESETS = ("quick", "fair_digits", "long_tail", "noisy_labels", "multilabel", "preference", "teacher", "distillation")
 DETECTION = "task=detection trainer.epochs=8 trainer.eval_every=1000"
 EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.log_every=1"
@@ -37,22 +37,21 @@ def commands() -> list[str]:
     return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]
 
 
-def last(values: list[dict[str, float]], name: str) -> float | None:
-    """None: too short a run to have it, or no GPU."""
-    return next((each[name] for each in reversed(values) if name in each), None)
-
-
 def costs(done: dict[str, Any]) -> dict[str, Any]:
+    from one_training import last
+
     names = {"loss_ms": "train/loss_ms", "peak_mib": "memory/peak_allocated_mib", "step_ms": "run/step_ms"}
     names |= {"images_per_second": "run/images_per_second", "data_wait_share": "run/data_wait_share"}
     return {name: last(done["values"], theirs) for name, theirs in names.items()} | {"seconds": done["seconds"]}
 
 
 def trained(words: str, *more: str) -> dict[str, Any]:
-    from one_training import run
+    from one_training import last, run
 
     done = run(words, *more, whole=words == WHOLE)
-    top1 = last(done["values"], "val/top1") or 0.0
+    top1 = last(done["values"], "val/top1")
+    if top1 is None:
+        raise RuntimeError(f"{words}: ended without an evaluation")
     return {"command": words, "whole": words == WHOLE, "top1": 100 * top1, "backend": done["tags"]["loss.backend"], **costs(done)}
 
 
@@ -63,11 +62,14 @@ def presets(smoke: bool) -> Any:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         scenes = [f"data.root={folder}/data", *(FEW_SCENES.split() if smoke else [])]
+        folders: list[Path] = []
         for command in (*(f"experiment={name}" for name in (PRESETS[-2:] if smoke else PRESETS)), DETECTION):
             more = scenes if command in ("experiment=multilabel", DETECTION) else []
             if command == "experiment=distillation":
-                more = [f"task.teacher={next(folder.glob('*teacher*'))}/checkpoints/last.pt"]
-            yield {"command": command, **costs(run(command, *more, *(SMOKE.split()[1:] if smoke else []), runs=folder))}
+                more = [f"task.teacher={folders[-1]}/checkpoints/last.pt"]
+            done = run(command, *more, *(SMOKE.split()[1:] if smoke else []), runs=folder)
+            folders.append(done["folder"])
+            yield {"command": command, **costs(done)}
 
 
 def parity(loss: str, updates: int, more: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(words: str, *more: str, whole: bool = False, runs: Path | None = None) -> dict[str, Any]:
-    """One training: its tags, its metrics and its wall time. whole: as a command of its own. runs: where its folder stays."""
+    """One training: its tags, records, metrics, wall time and folder. whole: as a command of its own. runs: where its folder stays."""
     import torch
 
     with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as place:
@@ -36,4 +36,10 @@ def run(words: str, *more: str, whole: bool = False, runs: Path | None = None) -
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     gc.collect()
     start = next(r for r in records if r["kind"] == "start")
-    return {"tags": start["tags"], "values": [r["values"] for r in records if r["kind"] == "metrics"], "seconds": seconds}
+    values = [r["values"] for r in records if r["kind"] == "metrics"]
+    return {"tags": start["tags"], "records": records, "values": values, "seconds": seconds, "folder": folder}
+
+
+def last(values: list[dict[str, float]], name: str) -> float | None:
+    """None: too short a run to have it, or no GPU."""
+    return next((each[name] for each in reversed(values) if name in each), None)

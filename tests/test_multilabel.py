@@ -1,6 +1,7 @@
 """Images with sets of labels: truth, metrics, losses, training."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,6 +69,17 @@ def test_images_held_in_memory_are_augmented_there(make, run_folder, quiet):
     assert trainer.values["val/samples"] == 16
     with pytest.raises(UserError, match=r"data.horizontal_flip=0.5: 0 is expected with task.in_memory=true"):
         make("task.in_memory=true", "data.horizontal_flip=0.5")
+
+
+def test_a_damaged_image_is_named_when_it_is_taken_into_memory(make, tmp_path):
+    words = [f"data.root={tmp_path}", "data.check=off", "data.workers=1", "task.in_memory=true"]
+    file = make(*words).data.train.file
+    path = Path(file.files[5])
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError) as caught:
+        make(*words)
+    assert f"image {file.image_ids[5]} (" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
 
 
 def test_multi_hot():

@@ -59,11 +59,15 @@ class DetectionLoader:
         return len(self.places)
 
     def __iter__(self) -> Iterator[DetectionBatch]:
+        for batch in self.read():
+            batch = batch.to(self.device, non_blocking=True)
+            batch.images = (batch.images.float() / 255 - self.mean) / self.deviation
+            yield batch
+
+    def read(self) -> Iterator[DetectionBatch]:
+        """Batches on the host, pixels as the files have them."""
         try:
-            for batch in self.epochs:
-                batch = batch.to(self.device, non_blocking=True)
-                batch.images = (batch.images.float() / 255 - self.mean) / self.deviation
-                yield batch
+            yield from self.epochs
         except UserError as error:
             # a worker's error comes with the traceback in front
             raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None

@@ -13,7 +13,7 @@ import torch
 
 from lab import distributed
 from lab.errors import UserError, unknown
-from lab.ranks import launched, local_rank
+from lab.ranks import launched, launched_here, local_rank
 from lab.run_folder import RunFolder
 from lab.schema import TrainConfig
 from lab.settings import ROOT
@@ -36,7 +36,7 @@ def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
 def _check_one_gpu_each(wanted: str, setting: str, gpus: int) -> None:
     if wanted.startswith("cuda:"):
         raise UserError(f"{setting}={wanted}: each process takes the GPU of its own number; use {setting}=cuda, or auto.")
-    started = int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
+    started = launched_here()
     if gpus and started > gpus:
         raise UserError(
             f"{setting}={wanted}: torchrun started {started} processes on this host, which has {gpus} GPUs, and each needs one.\n"

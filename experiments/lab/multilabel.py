@@ -48,7 +48,7 @@ class HeldLabelSets(MemoryLoader):
         seed: int | None,
     ) -> None:
         self.file = file
-        read = list(DetectionLoader(file, config, fixed_size, norm, torch.device("cpu"), None).epochs)
+        read = list(DetectionLoader(file, config, fixed_size, norm, torch.device("cpu"), None).read())
         split = Split(
             torch.cat([batch.images for batch in read]), torch.cat([multi_hot(batch.labels, len(file.classes)) for batch in read]), []
         )

@@ -10,6 +10,11 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def launched_here() -> int:
+    """How many of them on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
+
+
 def launched_first() -> bool:
     """Whether this is the process that writes and speaks."""
     return launched() == 1 or os.environ.get("RANK", "0") == "0"

@@ -5,6 +5,8 @@ import os
 import signal
 import threading
 
+from lab.ranks import launched_here
+
 MOST = 16  # where a setting leaves it open
 
 
@@ -12,7 +14,7 @@ def number_of_workers(wanted: int | None) -> int:
     """As many as are wanted, but no more than there are cores; None: this process's share of the cores, up to MOST."""
     cores = len(os.sched_getaffinity(0))
     if wanted is None:
-        return max(1, min(MOST, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        return max(1, min(MOST, cores // launched_here()))
     return min(wanted, cores)
 
 

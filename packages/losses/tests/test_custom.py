@@ -57,7 +57,8 @@ FORMULAS = {
 }
 OURS = {
     "focal": (focal.focal, (1.5, 0.3)),
-    "asymmetric": (asymmetric.asymmetric, (2.5, 1.5, 0.05, 1.3)),
+    "asymmetric": (asymmetric.asymmetric_clipped, (2.5, 1.5, 0.05, 1.3)),
+    "asymmetric without clip": (asymmetric.asymmetric_unclipped, (2.5, 1.5, 0.0, 1.3)),
     "poly_bce": (poly.poly_bce, (1.0, 1.5, 0.3)),
     "huber": (regression.huber, (1.0,)),
     "bce_with_logits": (bce.bce_with_logits, (1.2,)),

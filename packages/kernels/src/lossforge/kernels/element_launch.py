@@ -129,7 +129,8 @@ def _plan(
     diagonal = given.target is None
     indices = not diagonal and not given.target[2].is_floating_point
     by_row = diagonal or indices
-    hard = formulas.hard if by_row and given.target_b is None and given.lam is None else None
+    background = formulas.hard
+    hard = background if by_row and given.target_b is None and given.lam is None else None
     formulas = hard or formulas
     names = [name for name in STRIDED if getattr(given, name) is not None]
     rows = ("target", "target_b", "lam") if indices else ()
@@ -150,7 +151,6 @@ def _plan(
     read = 2 + sum(t is not None for t in (given.weight, given.parameter, given.target_b, given.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
     tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
-    background = formulas.hard or hard
     if not indices or given.target_b is not None or columns is None or tiles.block // columns + 2 > WARP.value:
         background = None
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))

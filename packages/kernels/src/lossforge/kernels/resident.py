@@ -73,6 +73,12 @@ def fetch(place, base, lane, end, wanted, VEC: gl.constexpr):
 
 
 @gluon.jit
+def longer(several, one):
+    """A tuple with one more."""
+    return several + (one,)
+
+
+@gluon.jit
 def finish(part, sum, scale, W: gl.constexpr):
     """As reduce.finish, for at most PARTS programs."""
     gl.store(sum.parts + gl.program_id(0), part)
@@ -141,7 +147,7 @@ def resident_kernel(
     base, first, end = row_of(x, row, classes, VEC, SHIFT)
     held = ()
     for p in gl.static_range(P):
-        held = held + (gl.load(base + p * CHUNK + at, mask=(at >= 0) & keep, other=0.0),)  # type: ignore[assignment]  # a tuple that grows
+        held = longer(held, gl.load(base + p * CHUNK + at, mask=(at >= 0) & keep, other=0.0))
     for p in gl.static_range(K):
         fetch(ring.index(p), base, (P + p) * CHUNK + at, end, keep, VEC)
 
@@ -212,7 +218,7 @@ def resident_kernel(
         for p in gl.static_range(P):
             g = slope_of(opaque(held[p]).to(gl.float32), top, p_share, every)
             load = gl.load(next_base + p * CHUNK + at, mask=(at >= 0) & next_keep, other=0.0)
-            renewed = renewed + (load,)  # type: ignore[assignment]  # a tuple that grows
+            renewed = longer(renewed, load)
             gl.store(to + p * CHUNK + at, g.to(dtype), mask=p * CHUNK + at >= low)
         held = renewed
         for c in range(K):

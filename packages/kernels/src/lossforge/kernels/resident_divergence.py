@@ -27,7 +27,7 @@ from lossforge.kernels.divergence_rows import (
 )
 from lossforge.kernels.math import LOG2E, log, widened
 from lossforge.kernels.reduce import count_rows, divided, over
-from lossforge.kernels.resident import finish
+from lossforge.kernels.resident import finish, longer
 from lossforge.kernels.rows import LOWEST
 
 
@@ -148,8 +148,8 @@ def resident_divergence_kernel(
     kept_x, kept_t = (), ()
     for p in gl.static_range(P):
         wanted = counts(labels, weight, ignore, row, rows)
-        kept_x = kept_x + (read(x, row, (N + p) * CHUNK + at, classes, wanted, VEC),)  # type: ignore[assignment]  # tuples that grow
-        kept_t = kept_t + (read(teacher, row, (N + p) * CHUNK + at, classes, wanted, VEC),)  # type: ignore[assignment]
+        kept_x = longer(kept_x, read(x, row, (N + p) * CHUNK + at, classes, wanted, VEC))
+        kept_t = longer(kept_t, read(teacher, row, (N + p) * CHUNK + at, classes, wanted, VEC))
     part = (row * 0).to(gl.float32)
     slot = row * 0
 
@@ -185,7 +185,7 @@ def resident_divergence_kernel(
                 f_sum += gl.sum(f, 1)
                 slopes += gl.sum(h, 1)
                 if n < HELD:
-                    held = held + (h,)  # type: ignore[assignment]
+                    held = longer(held, h)
                 if EARLY:
                     position = n * CHUNK + at
                     fetch(ring_t, place, teacher, row + programs, position, inside(position, classes, n < N + P - 1) & next_keep, VEC)
@@ -196,8 +196,8 @@ def resident_divergence_kernel(
                 f, h, _ = of_tile(widened(kept_x[p]), widened(kept_t[p]), top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
                 f_sum += gl.sum(f, 1)
                 slopes += gl.sum(h, 1)
-                held = held + (h,)  # type: ignore[assignment]
-                next_t = next_t + (read(teacher, row + programs, (N + p) * CHUNK + at, classes, next_keep, VEC),)  # type: ignore[assignment]
+                held = longer(held, h)
+                next_t = longer(next_t, read(teacher, row + programs, (N + p) * CHUNK + at, classes, next_keep, VEC))
             kept_t = next_t
             value, h_sum = gl.sum(f_sum, 0), gl.sum(slopes, 0)
         part += gl.where(keep, w * value, 0.0)
@@ -224,7 +224,7 @@ def resident_divergence_kernel(
             position = (N + p) * CHUNK + at
             _, probability = log_softmax(widened(kept_x[p]), top_x, ls_x, rate)
             g = at_logits(held[N + p], probability, h_sum, share)
-            next_x = next_x + (read(x, row + programs, position, classes, next_keep, VEC),)  # type: ignore[assignment]
+            next_x = longer(next_x, read(x, row + programs, position, classes, next_keep, VEC))
             gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
         kept_x = next_x
         for n in range(HELD, N):

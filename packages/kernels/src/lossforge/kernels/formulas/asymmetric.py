@@ -36,14 +36,10 @@ def joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg,
 
 
 @triton.jit
-def asymmetric(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+def asymmetric_unclipped(x, y, gamma_neg, gamma_pos, clip, pos_weight):
     p, q, log1p = logistic(x)
     z = 1.0 - y
-    s, negative, negative_slope, inside = clipped(p, q, z, clip)
-    every = clip > 0.0  # the same for the whole launch
-    negative = tl.where(every, negative, tl.maximum(x, 0.0) + log1p)
-    negative_slope = tl.where(every, negative_slope, z * p)
-    return joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg, gamma_pos, pos_weight)
+    return joined(x, y, z, p, q, log1p, p, tl.maximum(x, 0.0) + log1p, z * p, z, gamma_neg, gamma_pos, pos_weight)
 
 
 @triton.jit

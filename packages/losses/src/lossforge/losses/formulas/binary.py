@@ -73,7 +73,7 @@ FORMULAS = {
     "bce_softened": Formula(bce.bce_with_logits_softened, softened_bce_twin),
     "bce": Formula(bce.bce, bce_twin, heavy=True),
     "focal": Formula(focal.focal, focal_twin, focal.focal_2, focal.is_2, (focal.focal_hard, focal.focal_2_hard)),
-    "asymmetric": Formula(asymmetric.asymmetric, asymmetric_twin, asymmetric.asymmetric_clipped, asymmetric.clips, heavy=True),
+    "asymmetric": Formula(asymmetric.asymmetric_unclipped, asymmetric_twin, asymmetric.asymmetric_clipped, asymmetric.clips, heavy=True),
     "poly_bce": Formula(poly.poly_bce, poly_bce_twin, poly.poly_bce_0, poly.is_0),
     "quality_focal": Formula(
         quality.quality, quality_twin, quality.quality_2, quality.is_2, (quality.quality_hard, quality.quality_2_hard)
