@@ -189,6 +189,12 @@ def large_topk(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"pixels, {classes} classes", x, index, {"values": index.to(dtype), "labels": index[:, 0].contiguous()})
 
 
+def named(extra: dict[str, Any]) -> str:
+    """What the call of one of `extras` is called."""
+    said = f"with {', '.join(extra)}"
+    return f"{ALWAYS} {said}" if {"pos_weight", "alpha"} & set(extra) else said
+
+
 def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
     """Tensors that the function's signature offers beside the target, by name."""
     names = inspect.signature(loss.function).parameters
@@ -212,9 +218,9 @@ def record() -> Recorder:
     row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
     for (i, loss), dtype in itertools.product(enumerate(LOSSES.values()), DTYPES):
         calls = [*samples(loss, "cpu", dtype), *offered(loss, large(loss, dtype))]
-        calls += [Sample(f"with {', '.join(e)}", s.x, s.target, e) for s in calls[:1] for e in extras(loss, s.x)]
+        calls += [Sample(named(e), s.x, s.target, e) for s in calls[:1] for e in extras(loss, s.x)]
         indexed = [s for s in calls if s.name == "class index"]
-        calls += [Sample(f"class index with {', '.join(e)}", s.x, s.target, e) for s in indexed for e in extras(loss, s.x)]
+        calls += [Sample(f"class index {named(e)}", s.x, s.target, e) for s in indexed for e in extras(loss, s.x)]
         for j, sample in enumerate(calls):
             # every sample in float32 and one half dtype, each in one mode; the first of a loss in all: pairs, not the product
             modes = list(MODES)

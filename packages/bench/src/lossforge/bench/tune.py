@@ -114,7 +114,8 @@ def elements(
     y = torch.randint(-1, shape[1], shape[:1], device=device) if target else torch.rand_like(x)
     weight = torch.rand_like(x) if weighted else None
     gradient, hyper = torch.empty_like(x), HYPER.get(name, ())
-    tried = [ElementTiles(b, w) for b, w in itertools.product((512, 1024, 2048, 4096, 8192), (4, 8, 16, 32)) if 2 <= b // (w * 32) <= 16]
+    sizes = [(b, w) for b, w in itertools.product((512, 1024, 2048, 4096), (4, 8, 16)) if 2 <= b // (w * 32) <= 16]
+    tried = [ElementTiles(b, w, p) for b, w in sizes for p in (1, *(n * 4 // w for n in (6, 8, 12, 16)))]
     what = " ".join(filter(None, (name, target, "weighted" if weighted else "", f"{shape[0]}x{shape[1]}", str(dtype))))
     formulas = FORMULAS[name].kernels
     return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))

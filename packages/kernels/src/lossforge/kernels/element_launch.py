@@ -151,7 +151,8 @@ def _plan(
     read = 2 + sum(t is not None for t in (given.weight, given.parameter, given.target_b, given.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
     tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
-    if not indices or given.target_b is not None or columns is None or tiles.block // columns + 2 > WARP.value:
+    told_apart = indices and given.target_b is None and columns is not None and tiles.block // columns + 2 <= WARP.value
+    if not told_apart or given.x[2].itemsize == 4:  # float32 waits for memory, and would lose by the registers of two branches
         background = None
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
     return Plan(

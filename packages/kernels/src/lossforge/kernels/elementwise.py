@@ -11,7 +11,7 @@ Tiles whose rows are all background, which most are in detection, take it with n
 import triton
 import triton.language as tl
 
-from lossforge.kernels.layout import load, store
+from lossforge.kernels.layout import load, longer, store
 from lossforge.kernels.math import widened
 from lossforge.kernels.reduce import count_rows, divided, finish, over
 
@@ -163,7 +163,7 @@ def one_tile(
     at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
     x_tile = widened(load(x, at, mask, 0.0))
     if parameter.ptr is not None:
-        hyper = (*hyper, widened(load(parameter, at, mask, 1.0)))
+        hyper = longer(hyper, widened(load(parameter, at, mask, 1.0)))
     w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
     # fmt: off
     if background is not None and mask is None:

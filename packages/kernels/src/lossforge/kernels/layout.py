@@ -18,6 +18,12 @@ class Strided(NamedTuple):
 
 
 @triton.jit
+def longer(several, one):
+    """A tuple with one more."""
+    return several + (one,)
+
+
+@triton.jit
 def address(t, at) -> tl.tensor:
     """Where the elements `at` = (start, lane, row, i0, i1, i2) of `t` lie: flat index start + lane, or coordinates (row + i0, i1, i2).
 

@@ -198,4 +198,4 @@ def powers(q, gamma):
     """q^γ and q^(γ-1) for q in [0, 1], γ ≥ 0; 0 takes its limit, never inf."""
     base = tl.maximum(q, TINY, propagate_nan=tl.PropagateNan.ALL)
     lower = exp2((gamma - 1.0) * log2(base))
-    return base * lower, lower
+    return tl.where(gamma == 0.0, 1.0, base * lower), lower  # log2's last bit would be seen in base / base

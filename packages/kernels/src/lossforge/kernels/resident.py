@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from lossforge.kernels.layout import longer
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, over
 from lossforge.kernels.rows import LOWEST, row_terms, shrunk, surprise
@@ -70,12 +71,6 @@ def fetch(place, base, lane, end, wanted, VEC: gl.constexpr):
     """Start to copy whole vectors that hold a class of the row."""
     async_copy.async_copy_global_to_shared(place, base + lane, mask=(lane < gl.cdiv(end, VEC) * VEC) & wanted)
     async_copy.commit_group()
-
-
-@gluon.jit
-def longer(several, one):
-    """A tuple with one more."""
-    return several + (one,)
 
 
 @gluon.jit

@@ -25,9 +25,10 @@ from lossforge.kernels.divergence_rows import (
     of_tile,
     row_weight,
 )
+from lossforge.kernels.layout import longer
 from lossforge.kernels.math import LOG2E, log, widened
 from lossforge.kernels.reduce import count_rows, divided, over
-from lossforge.kernels.resident import finish, longer
+from lossforge.kernels.resident import finish
 from lossforge.kernels.rows import LOWEST
 
 
@@ -74,14 +75,16 @@ def read(t, row, position, classes, wanted, VEC: gl.constexpr):
 
 
 @gluon.jit
-def chunk_of(ring, place, tile: gl.constexpr):
-    return widened(ring.index(place).load(tile))
+def chunk_of(ring, place, tile: gl.constexpr, PAIRS: gl.constexpr):
+    """A chunk in float32. PAIRS: two neighbours of bfloat16 are widened together."""
+    chunk = ring.index(place).load(tile)
+    return widened(chunk) if PAIRS else chunk.to(gl.float32)
 
 
 @gluon.jit
-def chunks_of(rings, place, inside, tile: gl.constexpr):
+def chunks_of(rings, place, inside, tile: gl.constexpr, PAIRS: gl.constexpr):
     """A chunk of logits and teacher; -inf where not `inside` the row, unless that is None."""
-    chunk_x, chunk_t = chunk_of(rings[0], place, tile), chunk_of(rings[1], place, tile)
+    chunk_x, chunk_t = chunk_of(rings[0], place, tile, PAIRS), chunk_of(rings[1], place, tile, PAIRS)
     if inside is not None:
         chunk_x, chunk_t = gl.where(inside, chunk_x, -float("inf")), gl.where(inside, chunk_t, -float("inf"))
     return chunk_x, chunk_t
@@ -123,6 +126,7 @@ def resident_divergence_kernel(
     gl.static_assert(P == 0 or (HELD == N and K == N))
     L: gl.constexpr = CHUNK // VEC
     DOT: gl.constexpr = sums is not None
+    PAIRS: gl.constexpr = not DOT or SWAP  # fewer instructions; but KL, which takes the fewest, loses 5 % by the loads they hold back
     EARLY: gl.constexpr = HELD == N and K == N  # no room for rows to come but that of the teacher's row, from the middle sweep on
     tile: gl.constexpr = gl.BlockedLayout([1, VEC], [32, 1], [W, 1], [1, 0])
     lane: gl.constexpr = gl.SliceLayout(1, tile)
@@ -163,7 +167,7 @@ def resident_divergence_kernel(
         place = slot
         for n in gl.static_range(N):
             async_copy.wait_group(K - 1 - n)
-            chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile)
+            chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile, PAIRS)
             m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, DOT, SWAP)
             place = following(place, K)
         for p in gl.static_range(P):
@@ -180,7 +184,7 @@ def resident_divergence_kernel(
             slopes = f_sum
             place = slot
             for n in gl.static_range(N):
-                chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile)
+                chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile, PAIRS)
                 f, h, _ = of_tile(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
                 f_sum += gl.sum(f, 1)
                 slopes += gl.sum(h, 1)
@@ -205,7 +209,7 @@ def resident_divergence_kernel(
 
         to = row_of(gradient, row, VEC)
         for n in gl.static_range(HELD):
-            _, p = log_softmax(chunk_of(ring_x, slot, tile), top_x, ls_x, rate)
+            _, p = log_softmax(chunk_of(ring_x, slot, tile, PAIRS), top_x, ls_x, rate)
             g = at_logits(held[n], p, h_sum, share)
             position = n * CHUNK + at
             here = inside(position, classes, n < N + P - 1)
@@ -228,7 +232,7 @@ def resident_divergence_kernel(
             gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
         kept_x = next_x
         for n in range(HELD, N):
-            chunk_x, chunk_t = chunks_of(rings, slot, None, tile)
+            chunk_x, chunk_t = chunks_of(rings, slot, None, tile, PAIRS)
             g = divergence_gradient(chunk_x, chunk_t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms, hyper, SWAP)
             ahead = row + (n + K) // N * programs
             wanted = counts(labels, weight, ignore, ahead, rows)

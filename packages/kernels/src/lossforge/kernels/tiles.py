@@ -51,11 +51,15 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
         return ElementTiles(1024, 4)
     if indices:
         if itemsize == 4:
-            return ElementTiles(1024, 8)
+            return ElementTiles(1024, 8, 6)
         return ElementTiles(2048, 4, {2: 6, 3: 5}.get(tensors, 1)) if grouped else ElementTiles(1024, 4)
     if heavy:
         return ElementTiles(512 if itemsize == 4 else 1024, 4)
-    return ElementTiles(1024, 8) if special or tensors > 2 else ElementTiles(4096, 16, 2)
+    if special:
+        return ElementTiles(1024, 8)
+    if tensors > 2:
+        return ElementTiles(1024, 8, 6 if itemsize == 4 else 8)
+    return ElementTiles(4096, 16, 2)
 
 
 class BoxTiles(NamedTuple):
