@@ -112,12 +112,12 @@ def main(arguments: list[str]) -> int:
         path.write_text(json.dumps(found, indent=1) + "\n")
 
     few, updates = SMOKE.split() if smoke else [], 4 if smoke else 50
+    for row in presets(smoke):
+        add("presets", row)
     for words in commands()[:1] if smoke else (WHOLE, *commands()):
         add("runs", trained(words, *few))
     for loss in PARITY:
         add("parity", parity(loss, updates, [f"trainer.max_updates={updates}", *few[:1]]))
-    for row in presets(smoke):
-        add("presets", row)
     return 0
 
 

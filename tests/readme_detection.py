@@ -18,7 +18,7 @@ def section(path: Path) -> str:
         said += [
             f"{provenance(found, learned)}; made by `python results/measure_detection.py`. Digits in scenes: held-out mAP after the last "
             "epoch. A step's loss, forward and backward, and a whole step in ms; the most memory that was allocated; seconds of the run, "
-            "which draws the scenes where it is the first to need them.",
+            "which draws the scenes where it is the first to need them. Runs without these figures shared the GPU with others.",
             tables.markdown(LEARNED, [learned_row(each, part) for part in learned for each in found[part]["runs"]]),
         ]
     if "retinanet" in found:

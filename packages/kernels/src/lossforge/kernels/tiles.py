@@ -49,12 +49,18 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
         return _tried[ElementTiles]
     if n < 2**20:
         return ElementTiles(1024, 4)
+    if indices and not special:
+        if itemsize == 4:
+            return ElementTiles(1024, 4, 6)
+        return ElementTiles(2048, 8, 6) if grouped else ElementTiles(2048, 4)
     if indices:
         if itemsize == 4:
-            return ElementTiles(1024, 8, 6)
-        return ElementTiles(2048, 4, {2: 6, 3: 5}.get(tensors, 1)) if grouped else ElementTiles(1024, 4)
+            return ElementTiles(1024, 8, 8)
+        if not grouped:
+            return ElementTiles(1024, 4)
+        return ElementTiles(2048, 4, 6) if tensors == 2 else ElementTiles(1024, 4, 8 if tensors == 3 else 1)
     if heavy:
-        return ElementTiles(512 if itemsize == 4 else 1024, 4)
+        return ElementTiles(512, 4) if itemsize == 4 else ElementTiles(1024, 4, 8)
     if special:
         return ElementTiles(1024, 8)
     if tensors > 2:
