@@ -1,7 +1,8 @@
 """Train on this machine's GPU: the digits under every loss of a classifier, every preset, and ours beside torch's own losses.
 
 `python results/measure_training.py [FILE [COMMIT]] [--smoke]`; COMMIT where the sources are not a git checkout. The first command is timed
-as a whole; the others run one after the other in this process, which has imported everything. The file is written after every run.
+as a whole; the others run one after the other in this process, which has imported everything. The file is written after every run, and
+what it holds is not run again: remove a row, or the file, to measure anew.
 --smoke: a few runs of a few updates, with or without a GPU.
 """
 
@@ -9,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,12 @@ BESIDE = (
     "loss=ce loss.implementation=torch",
     "loss=focal loss.implementation=torch",
 )
-# but digit_scenes_large, which measure_detection.py measures; the teacher right before its pupil
-PRESETS = ("quick", "fair_digits", "long_tail", "noisy_labels", "multilabel", "preference", "teacher", "distillation")
-DETECTION = "task=detection trainer.epochs=8 trainer.eval_every=1000"
+# but digit_scenes_large, which measure_detection.py measures; the teacher before its pupil
+TEACHER, PUPIL, DETECTION = "experiment=teacher", "experiment=distillation", "task=detection trainer.epochs=8 trainer.eval_every=1000"
+PRESETS = (
+    *(f"experiment={name}" for name in ("quick", "fair_digits", "long_tail", "noisy_labels", "multilabel", "preference")),
+    *(TEACHER, PUPIL, DETECTION),
+)
 EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.log_every=1"
 PARITY = ("ce", "focal")
 FEW_SCENES = "data.train_scenes=64 data.val_scenes=16"
@@ -55,20 +60,23 @@ def trained(words: str, *more: str) -> dict[str, Any]:
     return {"command": words, "whole": words == WHOLE, "top1": 100 * top1, "backend": done["tags"]["loss.backend"], **costs(done)}
 
 
-def presets(smoke: bool) -> Any:
-    """What each preset costs, and how much of it is waiting for data; the detectors' default beside them."""
+def presets(chosen: Sequence[str], smoke: bool) -> Any:
+    """What each of these presets costs, and how much of it is waiting for data."""
     from one_training import run
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         scenes = [f"data.root={folder}/data", *(FEW_SCENES.split() if smoke else [])]
-        folders: list[Path] = []
-        for command in (*(f"experiment={name}" for name in (PRESETS[-2:] if smoke else PRESETS)), DETECTION):
+        few = SMOKE.split()[1:] if smoke else []
+        taught: Path | None = None
+        for command in chosen:
             more = scenes if command in ("experiment=multilabel", DETECTION) else []
-            if command == "experiment=distillation":
-                more = [f"task.teacher={folders[-1]}/checkpoints/last.pt"]
-            done = run(command, *more, *(SMOKE.split()[1:] if smoke else []), runs=folder)
-            folders.append(done["folder"])
+            if command == PUPIL:
+                taught = taught or run(TEACHER, *few, runs=folder)["folder"]
+                more = [f"task.teacher={taught}/checkpoints/last.pt"]
+            done = run(command, *more, *few, runs=folder)
+            if command == TEACHER:
+                taught = done["folder"]
             yield {"command": command, **costs(done)}
 
 
@@ -95,28 +103,33 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of trainer.deterministic, read when CUDA starts
     smoke, places = "--smoke" in arguments, [word for word in arguments if not word.startswith("--")]
     path = Path(places[0]) if places else ROOT / "results" / "training-h200.json"
-    found: dict[str, Any] = {
+    commit = places[1] if len(places) > 1 else current_commit()
+    about: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "commit": places[1] if len(places) > 1 else current_commit(),
         "date": datetime.now(UTC).date().isoformat(),
-        "runs": [],
-        "presets": [],
-        "parity": [],
     }
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if other := [name for name in ("gpu", "torch", "triton") if kept and kept[name] != about[name]]:
+        print(f"{path}: of another {' and '.join(other)}: remove it to measure here", file=sys.stderr)
+        return 1
+    found = about | {part: kept.get(part, []) for part in ("runs", "presets", "parity")}
+
+    def missing(part: str, commands: Sequence[str], name: str = "command") -> list[str]:
+        return [each for each in commands if each not in {row[name] for row in found[part]}]
 
     def add(part: str, row: dict[str, Any]) -> None:
-        found[part].append(row)
+        found[part].append(row | {"commit": commit})
         print(json.dumps({name: value for name, value in row.items() if name not in ("ours", "torch")}), flush=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
 
     few, updates = SMOKE.split() if smoke else [], 4 if smoke else 50
-    for row in presets(smoke):
+    for row in presets(missing("presets", PRESETS[-2:] if smoke else PRESETS), smoke):
         add("presets", row)
-    for words in commands()[:1] if smoke else (WHOLE, *commands()):
+    for words in missing("runs", commands()[:1] if smoke else (WHOLE, *commands())):
         add("runs", trained(words, *few))
-    for loss in PARITY:
+    for loss in missing("parity", PARITY, "loss"):
         add("parity", parity(loss, updates, [f"trainer.max_updates={updates}", *few[:1]]))
     return 0
 

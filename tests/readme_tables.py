@@ -141,6 +141,7 @@ def picture(name: str, said: str) -> str:
 
 def training() -> str:
     found = json.loads(TRAINING.read_text(encoding="utf-8"))
+    found["commit"] = " and ".join(dict.fromkeys(each["commit"] for part in ("runs", "presets", "parity") for each in found[part]))
     rows = []
     for each in found["runs"]:
         costs = f"{each['loss_ms']:.2f}", f"{each['peak_mib']:,.0f}", f"{each['seconds']:.0f}" if each["whole"] else ""

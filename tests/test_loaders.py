@@ -1,5 +1,6 @@
 """Epochs of training data: from any batch on, without a wait between them, the same however they are made."""
 
+import itertools
 import os
 import time
 from itertools import islice
@@ -102,16 +103,22 @@ def nudge(images, generator):
     return images + torch.rand(images.shape, generator=generator, device=images.device)
 
 
-@pytest.mark.parametrize("together", [1, 4, 16])
+@pytest.mark.parametrize("together", [1, 4, 6, 16])
 def test_batches_made_together_are_the_epochs_from_any_batch_on(together, monkeypatch):
     monkeypatch.setattr(MemoryLoader, "TOGETHER", together)
     split = Split(torch.arange(SAMPLES * 12, dtype=torch.float32).view(SAMPLES, 3, 2, 2), torch.arange(SAMPLES), [])
     norm = (torch.zeros(3), torch.ones(3))
     weight = torch.arange(SAMPLES) / 2
-    loader = MemoryLoader(split, Annotations(weight=weight), BATCH, torch.device("cpu"), norm).shuffled(3, nudge)
-    first, second = list(loader), list(loader)
+
+    def begun(epoch, batch):
+        loader = MemoryLoader(split, Annotations(weight=weight), BATCH, torch.device("cpu"), norm).shuffled(3, nudge)
+        loader.begin(epoch, batch)
+        return loader
+
+    loader = begun(1, 0)
+    first, second, third = (list(loader) for _ in range(3))
     assert [len(batch) for batch in first] == [4, 4, 4, 4, 4, 2]
-    for batch in first + second:
+    for batch in first + second + third:
         assert torch.equal(batch.index, batch.target)
         assert torch.equal(batch.weight, weight[batch.index])
         moved = batch.images - split.images[batch.index]
@@ -120,11 +127,10 @@ def test_batches_made_together_are_the_epochs_from_any_batch_on(together, monkey
         assert moved.max() < 1
     assert sorted(int(i) for batch in second for i in batch.index) == list(range(SAMPLES))
     assert not torch.equal(first[0].index, second[0].index)
-    for at in range(6):
-        loader.begin(2, at)
-        again = list(loader)
+    for epoch, at in itertools.product((2, 3), range(6)):
+        again = list(begun(epoch, at))
         assert len(again) == 6 - at
-        for ours, theirs in zip(again, second[at:], strict=True):
+        for ours, theirs in zip(again, (second, third)[epoch - 2][at:], strict=True):
             assert torch.equal(ours.images, theirs.images)
             assert torch.equal(ours.index, theirs.index)
 

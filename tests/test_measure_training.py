@@ -27,22 +27,31 @@ def measured(tmp_path_factory):
 
 def test_every_run_leaves_its_figures(measured):
     found = json.loads(measured.read_text())
-    assert found["commit"] == "abc1234"
+    assert {each["commit"] for part in ("runs", "presets", "parity") for each in found[part]} == {"abc1234"}
     assert [each["loss"] for each in found["parity"]] == ["ce", "focal"]
     assert all(each["steps"] == 4 and each["largest_difference"] < 1e-5 for each in found["parity"])
     assert len(found["runs"]) == 1
-    assert len(found["presets"]) == 3
+    assert len(found["presets"]) == 2
     for each in found["runs"] + found["presets"]:
         assert each["loss_ms"] > 0
         assert each["step_ms"] > 0
         assert 0 <= each["data_wait_share"] < 1
 
 
+def test_what_the_file_holds_is_not_run_again(measured):
+    before = measured.read_text()
+    assert runpy.run_path(str(ROOT / "results" / "measure_training.py"))["main"]([str(measured), "def5678", "--smoke"]) == 0
+    assert measured.read_text() == before
+    found = json.loads(before)
+    measured.with_name("other.json").write_text(json.dumps(found | {"gpu": "a GPU that is not here"}))
+    assert runpy.run_path(str(ROOT / "results" / "measure_training.py"))["main"]([str(measured.with_name("other.json")), "--smoke"]) == 1
+
+
 def test_no_preset_is_left_out():
     measured = set(runpy.run_path(str(ROOT / "results" / "measure_training.py"))["PRESETS"])
-    known = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    known = {f"experiment={path.stem}" for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
     # of a folder of one's own; measured by measure_detection.py
-    assert known - measured == {"finetune_folder", "digit_scenes_large"}
+    assert known - measured == {"experiment=finetune_folder", "experiment=digit_scenes_large"}
 
 
 def test_tables_hold_the_figures(measured, monkeypatch):
@@ -54,7 +63,7 @@ def test_tables_hold_the_figures(measured, monkeypatch):
     monkeypatch.setitem(tables["training"].__globals__, "TRAINING", measured)
     text = tables["training"]()
     assert f"| `{found['runs'][0]['command']}` | 98.77 % | 1.23 | 2,763 |" in text
-    assert "| `experiment=teacher` | 4.6 | 12,346 | 3.2% |" in text
+    assert "| `experiment=distillation` | 4.6 | 12,346 | 3.2% |" in text
     assert "commit abc1234" in text
 
 

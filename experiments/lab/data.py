@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -86,7 +85,7 @@ class Split:
 class MemoryLoader:
     """Batches of images that lie on the device: nothing is waited for, nothing is copied from the host but one permutation an epoch.
 
-    Several batches' images are made at once, for small ones cost the host more than the device.
+    Several batches' images are made at once, for small ones cost the host more than the device: a part of an epoch, or several short ones.
     """
 
     TOGETHER, ELEMENTS = 16, 2**24  # so many batches, or as many as have no more elements
@@ -100,6 +99,7 @@ class MemoryLoader:
         self.shares = Shares(self.samples, batch_size)
         self.augment: Any = None
         self.seed: int | None = None
+        self.kept: tuple[int, list[Batch]] = 0, []  # of several short epochs: the first one's number, and the batches of all
         self.begin(1)
 
     def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
@@ -113,22 +113,39 @@ class MemoryLoader:
         return len(self.shares)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, first, noise = self.epoch, self.batch, torch.Generator(self.device)
+        epoch, first = self.epoch, self.batch
         self.begin(epoch + 1)
-        batches = self.shares.of(self._order(epoch))
-        together = max(1, min(self.TOGETHER, self.ELEMENTS // (len(batches[0]) * self.images[0].numel())))
+        largest = -(-max(self.shares.sizes) // self.shares.ranks)
+        together = max(1, min(self.TOGETHER, self.ELEMENTS // (largest * self.images[0].numel())))
+        epochs = 1 if self.seed is None else max(1, together // len(self))
+        if epochs > 1:
+            block = (epoch - 1) // epochs * epochs + 1
+            if self.kept[0] != block:
+                several = [index for number in range(block, block + epochs) for index in self._shares(number)]
+                self.kept = block, self._made(several, block, 0)
+            start = (epoch - block) * len(self)
+            yield from self.kept[1][start + first : start + len(self)]
+            return
+        batches = self._shares(epoch)
         for start in range(first // together * together, len(batches), together):
-            group = batches[start : start + together]
-            images = self.images[torch.cat(group)]
-            scaled = images.float() / 255 if images.dtype == torch.uint8 else images
-            images = (scaled - self.mean) / self.deviation
-            if self.augment is not None and self.seed is not None:
-                images = self.augment(images, noise.manual_seed(distributed.own_seed(seed_of(self.seed, epoch, start))))
-            made = zip(group, images.split([len(index) for index in group]), strict=True)
-            for index, part in islice(made, max(first - start, 0), None):
-                weight = None if self.weight is None else self.weight[index]
-                groups = None if self.group is None else self.group[index]
-                yield Batch(part, self.targets[index], index, weight, groups)
+            made = self._made(batches[start : start + together], epoch, start)
+            yield from made[max(first - start, 0) :]
+
+    def _made(self, group: list[Tensor], epoch: int, start: int) -> list[Batch]:
+        """Batches of the samples of each index, which begin with batch `start` of an epoch."""
+        every, sizes = torch.cat(group), [len(index) for index in group]
+        images = self.images[every]
+        scaled = images.float() / 255 if images.dtype == torch.uint8 else images
+        images = (scaled - self.mean) / self.deviation
+        if self.augment is not None and self.seed is not None:
+            noise = torch.Generator(self.device).manual_seed(distributed.own_seed(seed_of(self.seed, epoch, start)))
+            images = self.augment(images, noise)
+        others = (None if values is None else values[every] for values in (self.targets, self.weight, self.group))
+        parts = [[None] * len(group) if t is None else t.split(sizes) for t in (images, *others)]
+        return [Batch(part, target, index, *notes) for index, part, target, *notes in zip(group, *parts, strict=True)]
+
+    def _shares(self, epoch: int) -> list[Tensor]:
+        return self.shares.of(self._order(epoch))
 
     def _order(self, epoch: int) -> Tensor:
         if self.seed is None:
