@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
         at_once = int(word.removeprefix("at_once="))
     changed = " ".join(word.removeprefix("with=").replace(",", " ") for word in arguments if word.startswith("with="))
     places = [word for word in arguments if not word.startswith(("parts=", "with=", "at_once=", "--"))]
-    path = Path(places[0]) if places else ROOT / "results" / "detection-h200.json"
+    path = Path(places[0]) if places else ROOT / "results" / "detection.json"
     if unknown := sorted({*parts} - {*PARTS}) or sorted({word for word in arguments if word.startswith("--")} - {"--smoke"}):
         print(f"{unknown[0]}: unknown; parts are {', '.join(PARTS)}", file=sys.stderr)
         return 1

@@ -15,8 +15,8 @@ from lossforge.losses.registry import LOSSES, Loss
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
-BENCH_LOSSES = ROOT / "results" / "bench-losses-h200.json"
-DETECTION = ROOT / "results" / "detection-h200.json"
+BENCH_MORE = [ROOT / "results" / f"bench-{suite}-h200.json" for suite in ("variants", "small")]  # of runs of their own
+DETECTION = ROOT / "results" / "detection.json"
 EFFECTS = ROOT / "results" / "effects.json"
 SEVERAL_GPUS = ROOT / "results" / "several-gpus-h200.json"
 PICTURES = {
@@ -85,13 +85,14 @@ def provenance(found: dict, gpus: str = "One") -> str:
 
 
 def benched() -> tuple[Report, str]:
-    """The figures of all suites, and where they are from: the suite of every loss may be of a run of its own."""
-    report = load(BENCH)
-    said = [tables.provenance(report)]
-    if BENCH_LOSSES.exists():
-        losses = load(BENCH_LOSSES)
-        report.rows += losses.rows
-        said.append(f"{tables.provenance(losses)} (every loss)")
+    """The figures of all suites, and where they are from: some suites are of a run of their own."""
+    report, *others = (load(path) for path in (BENCH, *BENCH_MORE))
+    said = []
+    for each in (report, *others):
+        suites = dict.fromkeys(row.suite for row in each.rows)
+        said.append(f"{tables.provenance(each)} ({', '.join(suites)})")
+    for other in others:
+        report.rows += other.rows
     return report, "; ".join(said)
 
 
@@ -153,7 +154,8 @@ def training() -> str:
     ]
     said = [
         f"{provenance(found)}; made by `python results/measure_training.py`: digits, held-out top-1. A step's loss, forward and "
-        "backward, in ms; the most memory that was allocated; seconds of the whole command, where it was one of its own.",
+        "backward, in ms; the most memory that was allocated, with cuDNN's search for algorithms in a process's first run; seconds of the "
+        "whole command, where it was one of its own.",
         tables.markdown(("`uv run experiments/train.py`", "top-1, last epoch", "loss, ms", "peak MiB", "s", "loss computed by"), rows),
         "Training losses under ours and torch's, same trainer and seed, fp32 (`model=vit_tiny`): largest relative difference.",
         tables.markdown(("loss", "largest difference", "steps"), parity),

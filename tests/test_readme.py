@@ -131,17 +131,17 @@ def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
     assert script["stale_pictures"]() == ["results/time.svg"]
 
 
-def test_the_suite_of_every_loss_may_be_of_a_run_of_its_own(tmp_path, monkeypatch):
+def test_a_suite_may_be_of_a_run_of_its_own(tmp_path, monkeypatch):
     script = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
     report = json.loads((ROOT / "results" / "bench-h200.json").read_text(encoding="utf-8"))
     row = next(r for r in report["rows"] if r["contender"] == "lossforge" and r["loss"] == "mae")
-    row |= {"suite": "losses", "loss": "huber", "shape": [2**28], "ms": 12.345, "graph_ms": 12.345}
-    other = tmp_path / "losses.json"
+    row |= {"suite": "variants", "variant": "a new one", "ms": 12.345, "graph_ms": 12.345}
+    other = tmp_path / "variants.json"
     other.write_text(json.dumps(report | {"rows": [row], "commit": "abc1234"}), encoding="utf-8")
-    monkeypatch.setitem(script["renewed"].__globals__, "BENCH_LOSSES", other)
+    monkeypatch.setitem(script["renewed"].__globals__, "BENCH_MORE", [other])
     text = script["renewed"](DOCUMENTS["README.md"])
-    assert "commit abc1234, 2026-11-21 (every loss). Milliseconds" in text
-    assert f"| Huber, 2²⁸ elements | {2**28} | {row['dtype']} | **12.345** |" in text
+    assert f"commit abc1234, {report['date']} (variants). Milliseconds" in text
+    assert f"| mean absolute error, a new one, 2²⁸ elements | {2**28} | {row['dtype']} | **12.345** |" in text
     assert len(script["benched"]()[0].rows) == len(script["load"](ROOT / "results" / "bench-h200.json").rows) + 1
 
 
