@@ -1,21 +1,18 @@
-"""Train detectors on this machine's GPU: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
+"""Train detectors here: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
 
-`python results/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,SETTING] [at_once=N] [--smoke]`
+`python results/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,SETTING] [--smoke]`
 
 COMMIT where the sources are not a git checkout. The file is written after every run, and keeps the parts that are not measured now. `large`
 is timed as a command of its own, scenes drawn by it included, with the settings of `with` beside it (with=trainer.epochs=8,optim.lr=2e-3);
-the others run one after another in this process. at_once: how many trainings of `tables` and `more` share the GPU, in processes of their
-own; of several no costs are kept, which would be each other's. --smoke: a few updates, with or without a GPU.
+the others run one after another in this process. --smoke: a few updates, with or without a GPU.
 """
 
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,10 +40,6 @@ SMALLER = (
 )
 
 
-COSTS = {"loss_ms": "train/loss_ms", "step_ms": "run/step_ms", "images_per_second": "run/images_per_second"}
-COSTS |= {"data_wait_ms": "train/data_wait_ms", "peak_mib": "memory/peak_allocated_mib"}
-
-
 def figures_of(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
     """One training: command, held-out figures and costs."""
     from one_training import last, run
@@ -54,14 +47,10 @@ def figures_of(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
     done = run(words, *more, whole=whole)
     values = done["values"]
     figures = {name: last(values, f"val/{name}") for name in ("map", "map50", "map75")}
-    figures |= {name: last(values, theirs) for name, theirs in COSTS.items()}
+    costs = {"loss_ms": "train/loss_ms", "step_ms": "run/step_ms", "images_per_second": "run/images_per_second"}
+    costs |= {"data_wait_ms": "train/data_wait_ms", "peak_mib": "memory/peak_allocated_mib"}
+    figures |= {name: last(values, theirs) for name, theirs in costs.items()}
     return {"command": words, **figures, "seconds": done["seconds"], "backend": done["tags"]["loss.backend"]}
-
-
-def beside_others(words: str, more: list[str]) -> dict[str, Any]:
-    """A training in a process of its own: command and held-out figures."""
-    with tempfile.TemporaryDirectory() as scenes:
-        return figures_of(words, *more, f"data.root={scenes}") | dict.fromkeys([*COSTS, "seconds"])
 
 
 def trainings(part: str, smoke: bool, changed: str = "") -> list[tuple[str, list[str], bool]]:
@@ -74,13 +63,11 @@ def trainings(part: str, smoke: bool, changed: str = "") -> list[tuple[str, list
 
 
 def main(arguments: list[str]) -> int:
-    smoke, parts, at_once = "--smoke" in arguments, list(PARTS), 1
+    smoke, parts = "--smoke" in arguments, list(PARTS)
     for word in [word for word in arguments if word.startswith("parts=")]:
         parts = word.removeprefix("parts=").split(",")
-    for word in [word for word in arguments if word.startswith("at_once=")]:
-        at_once = int(word.removeprefix("at_once="))
     changed = " ".join(word.removeprefix("with=").replace(",", " ") for word in arguments if word.startswith("with="))
-    places = [word for word in arguments if not word.startswith(("parts=", "with=", "at_once=", "--"))]
+    places = [word for word in arguments if not word.startswith(("parts=", "with=", "--"))]
     path = Path(places[0]) if places else ROOT / "results" / "detection.json"
     if unknown := sorted({*parts} - {*PARTS}) or sorted({word for word in arguments if word.startswith("--")} - {"--smoke"}):
         print(f"{unknown[0]}: unknown; parts are {', '.join(PARTS)}", file=sys.stderr)
@@ -95,7 +82,7 @@ def main(arguments: list[str]) -> int:
         began = time.monotonic()
         runs: list[dict[str, Any]] = []
         try:
-            for done in measured(part, smoke, changed, at_once):
+            for done in measured(part, smoke, changed):
                 runs.append(done)
                 found[part] = {**about, "runs": runs}
                 print(json.dumps(done), flush=True)
@@ -109,17 +96,12 @@ def main(arguments: list[str]) -> int:
     return int(bool(failed))
 
 
-def measured(part: str, smoke: bool, changed: str, at_once: int) -> Any:
-    """What each run of a part found, as it ends; of several at once in their order."""
+def measured(part: str, smoke: bool, changed: str) -> Any:
+    """What each run of a part found, as it ends."""
     if part == "retinanet":
         from detection_step import contenders
 
         yield from contenders(smoke)
-        return
-    if at_once > 1 and part != "large":
-        chosen = [(words, more) for words, more, _ in trainings(part, smoke, changed)]
-        with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
-            yield from pool.map(beside_others, *zip(*chosen, strict=True))
         return
     with tempfile.TemporaryDirectory() as scenes:
         for words, more, whole in trainings(part, smoke, changed):
@@ -131,7 +113,7 @@ def provenance(commit: str) -> dict[str, str]:
     import torchvision
     import triton
 
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{len(os.sched_getaffinity(0))} CPU cores"
     versions = {"torch": torch.__version__, "triton": triton.__version__, "torchvision": torchvision.__version__}
     return {"gpu": gpu, **versions, "commit": commit, "date": datetime.now(UTC).date().isoformat()}
 

@@ -14,16 +14,20 @@ def section(path: Path) -> str:
     """Markdown of the parts that were measured; a part may be of a run of its own."""
     found = json.loads(path.read_text(encoding="utf-8"))
     said = []
-    if learned := [part for part in ("tables", "more", "large") if part in found]:
+    places: dict[str, list[str]] = {}
+    for part in ("tables", "more", "large"):
+        if part in found:
+            places.setdefault(provenance(found[part]), []).append(part)
+    for place, parts in places.items():
         said += [
-            f"{provenance(found, learned)}; made by `python results/measure_detection.py`. Digits in scenes: held-out mAP after the last "
+            f"{place}; made by `python results/measure_detection.py`. Digits in scenes: held-out mAP after the last "
             "epoch. A step's loss, forward and backward, and a whole step in ms; the most memory that was allocated; seconds of the run, "
-            "which draws the scenes where it is the first to need them. Runs without these figures shared the GPU with others.",
-            tables.markdown(LEARNED, [learned_row(each, part) for part in learned for each in found[part]["runs"]]),
+            "which draws the scenes where it is the first to need them.",
+            tables.markdown(LEARNED, [learned_row(each, part) for part in parts for each in found[part]["runs"]]),
         ]
     if "retinanet" in found:
         said += [
-            f"{provenance(found, ['retinanet'])}. RetinaNet-resnet50 in one trainer under ours and under torchvision's own matching and "
+            f"{provenance(found['retinanet'])}. RetinaNet-resnet50 in one trainer under ours and under torchvision's own matching and "
             "loss: 16 images of 800×1344 at random with 12 to 28 boxes each, bf16. The loss's value is compared with torchvision's in "
             "float64 of the same outputs.",
             tables.markdown(STEP, [step_row(each) for each in found["retinanet"]["runs"]]),
@@ -31,14 +35,11 @@ def section(path: Path) -> str:
     return "\n\n".join(said)
 
 
-def provenance(found: dict[str, Any], parts: list[str]) -> str:
-    """Of all these parts, each said once."""
-    said = []
-    for part in parts:
-        about = found[part]
-        versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "torchvision", "triton"))
-        said.append(f"One {about['gpu']}, {versions}, commit {about['commit']}, {about['date']}")
-    return "; ".join(dict.fromkeys(said))
+def provenance(about: dict[str, Any]) -> str:
+    """Where a part was measured."""
+    versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "torchvision", "triton"))
+    place = about["gpu"] if about["gpu"].endswith("CPU cores") else f"One {about['gpu']}"
+    return f"{place}, {versions}, commit {about['commit']}, {about['date']}"
 
 
 def learned_row(run: dict[str, Any], part: str) -> list[str]:
