@@ -287,7 +287,7 @@ def compiled(number: int) -> dict[str, Any]:
 WORK: list[tuple[str, Variant, GPUTarget]] = []
 
 EVERY = os.environ.get("LOSSFORGE_COMPILE_ALL") == "1"
-SPREAD = 8
+SPREAD = 4
 """Variants of a kernel, evenly over all that were recorded, beside the first of each loss and mode, and of each loss and dtype."""
 
 
@@ -298,12 +298,15 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
     taken: dict[str, tuple[str, Variant]] = {}
     kernels: dict[str, list[str]] = {}
     seen = set()
-    for key, (case, variant) in variants.items():
-        loss, dtype, *_, mode = case.split()
+    for least in (2, 1):  # first those that are both the first of their mode and of their dtype
+        for key, (case, variant) in variants.items():
+            loss, dtype, *_, mode = case.split()
+            always = ALWAYS in case and dtype != str(torch.float16)  # of the half dtypes one
+            if always or len({(loss, dtype), (loss, mode)} - seen) >= least:
+                taken[key] = case, variant
+                seen |= {(loss, dtype), (loss, mode)}
+    for key, (_, variant) in variants.items():
         kernels.setdefault(variant.kernel.__name__, []).append(key)
-        if ALWAYS in case or not {(loss, dtype), (loss, mode)} <= seen:
-            taken[key] = variants[key]
-        seen |= {(loss, dtype), (loss, mode)}
     for keys in kernels.values():
         taken |= {key: variants[key] for key in keys[:: max(1, len(keys) // SPREAD)]}
     return list(taken.values())

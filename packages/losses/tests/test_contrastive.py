@@ -80,7 +80,7 @@ def test_against_float64(name, dtype, device):
 def test_large_tiles(device):
     """Above 2²⁰ elements tiles are larger, and not square in number."""
     x = matrix(250, 4200, device)
-    for options in ({}, {"offset": 3950}):
+    for options in ({}, {"offset": 3950}) if device == "cuda" else ({"offset": 3950},):  # interpreted, ten seconds each
         value, g = exact(x, torch.tensor(3.0), **options)
         ours, g_ours = run(clip_loss, x, torch.tensor(3.0, device=device), **options)
         assert error(ours, value) < 3e-6

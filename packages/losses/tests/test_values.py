@@ -14,7 +14,7 @@ FIRST = {loss.template: loss for loss in reversed(LOSSES.values())}
 def chosen(loss, device: str = "cpu"):
     """Samples of a loss: all on a GPU and of a template's first loss; interpreted, a thousand times as slow, of the others some."""
     for i, sample in enumerate(samples(loss, device)):
-        if GPU or loss is FIRST[loss.template] or sample.name.startswith("options") or (i % 3 == 0 and sample.x.numel() < 20_000):
+        if GPU or loss is FIRST[loss.template] or sample.name.startswith("options") or (i % 4 == 0 and sample.x.numel() < 20_000):
             yield sample
 
 
@@ -23,8 +23,8 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def dtypes(number: int) -> list[torch.dtype]:
-    """Of a call: all on a GPU; interpreted, float32 and of every third call a half dtype."""
-    halves = HALVES if GPU else HALVES[number // 3 % 2 :][:1] if number % 3 == 0 else ()
+    """Of a call: all on a GPU; interpreted, float32 and of every fifth call a half dtype."""
+    halves = HALVES if GPU else HALVES[number // 5 % 2 :][:1] if number % 5 == 0 else ()
     return [torch.float32, *halves]
 
 
