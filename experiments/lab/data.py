@@ -103,7 +103,7 @@ class MemoryLoader:
         self.begin(1)
 
     def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
-        self.seed, self.augment = seed, augment
+        self.seed, self.augment, self.kept = seed, augment, (0, [])
         return self
 
     def begin(self, epoch: int, batch: int = 0) -> None:

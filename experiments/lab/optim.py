@@ -99,8 +99,7 @@ class Updater:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif self.on_device:
-            # torch's fused optimisers read this attribute where it is set; the Optimizer class does not declare it
-            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # fused optimisers read it; Optimizer does not declare it
             self.optimizer.step()
         elif not bool(bad):
             self.optimizer.step()
