@@ -126,7 +126,7 @@ def resident_divergence_kernel(
     gl.static_assert(P == 0 or (HELD == N and K == N))
     L: gl.constexpr = CHUNK // VEC
     DOT: gl.constexpr = sums is not None
-    PAIRS: gl.constexpr = not DOT or SWAP  # fewer instructions; but KL, which takes the fewest, loses 5 % by the loads they hold back
+    PAIRS: gl.constexpr = not DOT or SWAP  # fewer instructions; but KL was 5 % slower with them on an H200
     EARLY: gl.constexpr = HELD == N and K == N  # no room for rows to come but that of the teacher's row, from the middle sweep on
     tile: gl.constexpr = gl.BlockedLayout([1, VEC], [32, 1], [W, 1], [1, 0])
     lane: gl.constexpr = gl.SliceLayout(1, tile)
