@@ -170,7 +170,10 @@ def training() -> str:
 
 def several_gpus() -> str:
     found = json.loads(SEVERAL_GPUS.read_text(encoding="utf-8"))
-    losses = [[each["case"], str(each["updates"]), f"{each['largest_difference']:.1e}"] for each in found["losses"]]
+    losses = [
+        [each["case"], str(each["updates"]), *(f"{each[name]:.1e}" for name in ("largest_difference", "of_rounding"))]
+        for each in found["losses"]
+    ]
     speed = [
         [
             *(each["model"], PARALLEL[each["parallel"]], str(each["gpus"]), str(each["batch"]), f"{each['images_per_second']:,.0f}"),
@@ -181,8 +184,11 @@ def several_gpus() -> str:
     return "\n\n".join(
         [
             f"{provenance(found, 'Two')}, NCCL {found['nccl']}; made by `python results/measure_several_gpus.py`. The same samples on one "
-            "GPU as a whole batch and on two by halves, float32: largest relative difference of a training loss.",
-            tables.markdown(("under", "updates", "largest difference"), losses),
+            "GPU as a whole batch and on two by halves, float32: largest relative difference of a training loss, of which "
+            f"{found['tolerance']:g} is tolerated. By rounding alone: on one GPU, from weights first disturbed by "
+            f"{found['disturbance']:.0e} of each. Where that is more than is tolerated, any difference at all grows large, and the figure "
+            "judges nothing.",
+            tables.markdown(("under", "updates", "largest difference", "by rounding alone"), losses),
             "Steps on images of 224 pixels that lie on the GPU, bf16 autocast. Scaling: images a second over twice those of one GPU.",
             tables.markdown(("model", "by", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), speed),
         ]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -26,7 +27,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from lossforge.kernels import divergence_launch, row_launch
-from lossforge.losses import clip_loss
+from lossforge.losses import clip_loss, rowwise
 from lossforge.losses.operators import library
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, offered, samples
@@ -66,6 +67,16 @@ class Recorder:
         _, signature, constants, attributes = kernel._pack_args(self.backend, kwargs, bound, specialization, options)
         variant = Variant(kernel, signature, constants, attributes, options)
         self.variants.setdefault(f"{kernel.__name__} {variant.source().hash()} {options}", (self.case, variant))
+
+
+@rowwise(hyper={"q": 0.7})
+@triton.jit
+def every_operation(z, q):
+    """All of triton.language that a formula may hold, in a row's loss: two of its kernels are written in two languages."""
+    a = tl.exp(-z) + tl.exp2(-z) + tl.log(1.0 + z) + tl.log2(2.0 + z) + tl.sqrt(1.0 + z) + tl.sqrt_rn(2.0 + z) + tl.rsqrt(1.0 + z)
+    b = tl.sin(z) + tl.cos(q * z) + tl.sigmoid(z) + tl.erf(z) + tl.abs(z - q) + tl.fdiv(z, 1.0 + z) + tl.div_rn(z, 2.0 + z)
+    c = tl.maximum(z, q) + tl.minimum(z, 1.0) + tl.where(z > q, z, 0.5 * z) + tl.clamp(z, 0.1, 5.0) + tl.fma(z, z, q)
+    return a + b + c + tl.cast(z, tl.float32) + tl.floor(z) + tl.ceil(z) + tl.zeros_like(z)
 
 
 ALWAYS = "always:"
@@ -239,6 +250,10 @@ def record() -> Recorder:
                 x = sample.x.detach().requires_grad_((mode != "value" or "gradient" in sample.kwargs) and sample.name != "64-bit")
                 differentiated(loss.function(x, sample.target, **options), x)
     similarities(recorder)
+    for classes, dtype in itertools.product((16, 8192, 32000), DTYPES[:2]):
+        recorder.case = f"every_operation {dtype} {ALWAYS} {classes} classes forward"
+        x = torch.zeros(4, classes, dtype=dtype, requires_grad=True)
+        differentiated(every_operation(x, torch.zeros(4, dtype=torch.int64)), x)
     return recorder
 
 

@@ -293,6 +293,13 @@ def test_what_cannot_be_derived_is_named():
     ):
         with refused(message):
             elementwise(formula, hyper=hyper)
+    with refused(r"zeros: zeros_like cannot stand here: .* write 0.0 \* z, in `tl.zeros_like\(z\)`"):
+
+        @rowwise
+        @triton.jit
+        def zeros(z):
+            return z + tl.zeros_like(z), 1.0
+
     with pytest.raises(TypeError, match=r"hyper\['delta'\] must be a number, got str"):
         elementwise(sums, hyper={"delta": "a"})
 

@@ -14,6 +14,8 @@ import triton.language as tl
 from lossforge.losses.custom.source import Source, jit, read, results
 
 ZERO_SLOPE = ("floor", "ceil", "zeros_like")
+ZEROS = "tl.where({0} == {0}, 0.0, 0.0)"
+"""zeros_like, which Gluon, the language of the kernel for long rows, does not have."""
 Rule = Callable[..., str]
 """(value, arguments, derivatives of the arguments: None where an argument does not depend) → the derivative, in source."""
 
@@ -174,7 +176,7 @@ class _Forward:
             if not depends:
                 return made, [None] * count
             return made, [self.assign(slope, True) for slope in SHARED_TUPLES[found](made, values, slopes)]
-        value = self.assign(text)
+        value = self.assign(ZEROS.format(values[0]) if (kind, found) == ("language", "zeros_like") else text)
         if not depends or (kind == "language" and found in ZERO_SLOPE):
             return [value], [None]
         rule = (LANGUAGE if kind == "language" else SHARED).get(found)
@@ -280,7 +282,7 @@ def with_gradients(function: Any, variables: int = 1) -> Any:
     source = read(function)
     names, given = source.arguments, ", ".join(source.arguments)
     seen: dict[str, Any] = {**source.names, "tl": tl}
-    lines, slopes = [f"nothing = tl.zeros_like({names[0]})"], []
+    lines, slopes = [f"nothing = {ZEROS.format(names[0])}"], []
     for i in range(variables):
         derived, (varies,) = _derived(function, tuple(i == k for k in range(len(names))))
         seen[f"derived_{i}"] = derived

@@ -121,6 +121,8 @@ def rowwise(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None,
     if formula is None:
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
     made = Made.of(formula, ("z",), 1, hyper, reference, RowOptions, ("ignore_index",))
+    if made.gradient == "given":
+        made.source.without("zeros_like", "the kernel of long rows has none; write 0.0 * z")
 
     def loss(
         input: Tensor,

@@ -79,6 +79,16 @@ class Source:
             return "function", found
         raise self.fault(call, f"calls {ast.unparse(function)}, which is neither of triton.language nor a @triton.jit function")
 
+    def without(self, name: str, reason: str) -> None:
+        """
+        Raises:
+            FormulaError: the formula calls triton.language's `name`.
+        """
+        for call in (node for node in ast.walk(self.definition) if isinstance(node, ast.Call)):
+            called = call.func
+            if isinstance(called, ast.Attribute) and called.attr == name and any(self.resolve(called.value) is m for m in LANGUAGE):
+                raise self.fault(call, f"{name} cannot stand here: {reason}")
+
 
 def read(function: Any) -> Source:
     """The source of a @triton.jit function.
