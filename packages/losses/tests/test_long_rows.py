@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import cross_entropy, js_div_with_logits, kl_div_with_logits, plain_torch, total_variation_with_logits
+from lossforge.losses import (
+    cross_entropy,
+    js_div_with_logits,
+    kl_div_with_logits,
+    logit_adjusted_cross_entropy,
+    plain_torch,
+    total_variation_with_logits,
+)
 from lossforge.losses.testing import error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
@@ -79,6 +86,30 @@ def test_against_float64(dtype, classes, name):
     again = x.clone().requires_grad_()
     cross_entropy(again, target, **options).backward()
     assert torch.equal(again.grad.nan_to_num(7), leaf.grad.nan_to_num(7))
+
+
+@pytest.mark.parametrize(("rows", "options"), [(40, {"weight": None}), (300, {"weight": None}), (300, {"label_smoothing": 0.1})])
+@pytest.mark.parametrize("classes", [17000, 21841, 24001, 32002])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_priors_against_float64(dtype, classes, rows, options):
+    """A bias a class stays on chip beside the row where both fit."""
+    x, target = logits_and_target(rows, classes, dtype)
+    x = x.clamp(min=-50)
+    prior = torch.rand(classes, device="cuda").log() * 3
+    if "weight" in options:
+        options = {"weight": torch.rand(classes, device="cuda") + 0.5}
+    before = launch_counts().get("resident_kernel", 0)
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    value = logit_adjusted_cross_entropy(leaf, target, prior, 1.3, **options)
+    value.backward()
+    assert launch_counts().get("resident_kernel", 0) == before + ((classes + 7) * (4 + dtype.itemsize) < 200_000)
+    with plain_torch():
+        exact = logit_adjusted_cross_entropy(wide, target, prior, 1.3, **options)
+    exact.backward()
+    assert error(value, exact) < 1e-5
+    assert error(leaf.grad[2::10], torch.zeros_like(leaf.grad[2::10])) == 0  # ignored
+    for kept in (target != -100, 0, -1):
+        assert error(leaf.grad[kept], wide.grad[kept]) < (2.0**-8 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("classes", [33000, 50257, 128256, 262145])

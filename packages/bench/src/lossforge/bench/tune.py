@@ -181,6 +181,7 @@ def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.dev
 
     sides = itertools.product((32, 64, 128, 256), (1, 2, 4, 8, 16))
     tried = [OverlapTiles(whole, p, w) for p, w in sides if 4 <= p * whole // (w * 32) <= 64]
+    tried += [OverlapTiles(shape[1], 32 * w * own, w, own) for w, own in itertools.product((1, 2, 4), (1, 2, 4, 8))]
     return f"dice {'x'.join(map(str, shape))} {dtype}", tried, both
 
 

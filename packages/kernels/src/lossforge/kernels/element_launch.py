@@ -152,8 +152,8 @@ def _plan(
     grouped = by_row and columns is not None and columns % GROUP == 0
     tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
     told_apart = indices and given.target_b is None and columns is not None and tiles.block // columns + 2 <= WARP.value
-    if not told_apart or given.x[2].itemsize == 4:  # float32 was 2 % slower with both branches on an H200
-        background = None
+    if not told_apart or (given.x[2].itemsize == 4 and columns is not None and columns <= tiles.block):
+        background = None  # float32 of 80 classes was 2 % slower with both branches on an H200
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
     return Plan(
         elementwise_kernel,

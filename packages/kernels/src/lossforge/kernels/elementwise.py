@@ -5,7 +5,8 @@ are the template's. One launch gives the value, the gradient, or both.
 
 A formula for targets of 0 and 1 is f(x, whether y is 1, w, v, *hyper) → (w value, v dvalue/dx). It multiplies w and v by its own factor
 of either class before it chooses between them: w and v mostly belong to the row, so that costs nothing an element.
-Tiles whose rows are all background, which most are in detection, take it with nothing to choose.
+Tiles that hold no element of their rows' classes, which most are in detection and among thousands of classes, take it with nothing to
+choose.
 """
 
 import triton
@@ -115,13 +116,14 @@ def mixed(
 
 
 @triton.jit
-def is_background(start, target, ignore, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Whether a tile's rows, a warp's lanes at most, are all background. Every warp reads them, so that none waits for another."""
+def is_background(start, target, classes, ignore, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether no element of a tile is in its row's class, and no row ignored. Every warp reads the rows, so that none waits for another."""
     row = (start.to(tl.uint64) // COLUMNS).to(tl.int64)
     i = tl.arange(0, WARP)
     begins = i * COLUMNS - (start - row * COLUMNS).to(tl.int32)  # each row, counted from the tile's first element
     index = tl.load(target.ptr + (row + i) * target.s0, mask=begins < BLOCK, other=-1)
-    return (tl.min((index == -1).to(tl.int32), 0) > 0) & (ignore != -1)
+    elsewhere = (index >= 0) & (index < classes) & ((begins + index < 0) | (begins + index >= BLOCK))
+    return tl.min(((index != ignore) & ((index == -1) | elsewhere)).to(tl.int32), 0) > 0
 
 
 @triton.jit
@@ -167,7 +169,7 @@ def one_tile(
     w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
     # fmt: off
     if background is not None and mask is None:
-        if is_background(start, target, ignore, COLUMNS, r.shape[0] * G):
+        if is_background(start, target, classes, ignore, COLUMNS, r.shape[0] * G):
             value, slope = background(x_tile, False, w, w * factor, *hyper)
         else:
             value, slope = mixed(

@@ -13,84 +13,10 @@ which the second adds p Σ e y - e y or e (p - y).
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LOG2E, exp2, log, logistic, reciprocal
+from lossforge.kernels.overlap_by_class import sum_classes
+from lossforge.kernels.overlap_terms import grouped, swept_softmax, terms, whole_softmax
 from lossforge.kernels.planes import label_tile, logit_tile
 from lossforge.kernels.reduce import divided, over
-from lossforge.kernels.rows import LOWEST
-
-
-@triton.jit
-def whole_softmax(tile):
-    """Per pixel the maximum of the classes, and Σ exp(x - maximum), both (1, BP), of a tile that holds all classes."""
-    top = tl.max(tile, 0)[None, :]
-    return top, tl.sum(exp2((tile - top) * LOG2E), 0)[None, :]
-
-
-@triton.jit
-def swept_softmax(
-    x, target, n, start, lane, inside, inner, first, ignore, classes, ALL: tl.constexpr, WIDE: tl.constexpr, BC: tl.constexpr
-):
-    """The same of classes that take several tiles."""
-    BP: tl.constexpr = lane.shape[0]
-    top = tl.full([1, BP], LOWEST, tl.float32)
-    total = tl.zeros([1, BP], tl.float32)
-    for at in range(0, classes, BC):
-        c = at + tl.arange(0, BC)
-        _, keep, _ = label_tile(target, n, start, lane, c, inside, inner, first, ignore, classes, ALL, WIDE)
-        tile = logit_tile(x, n, start, lane, c, inside, keep, inner, classes, True, True, ALL, WIDE, "evict_last")
-        higher = tl.maximum(top, tl.max(tile, 0)[None, :])
-        total = total * exp2((top - higher) * LOG2E) + tl.sum(exp2((tile - higher) * LOG2E), 0)[None, :]
-        top = higher
-    return top, total
-
-
-@triton.jit
-def terms(
-    tile,
-    y,
-    keep,
-    valid,
-    top,
-    total,
-    SOFTMAX: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    SQUARED: tl.constexpr,
-    CE: tl.constexpr,
-    COUNT: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """What each element adds to I, P, Y, the cross entropy and the count of elements; the last two only where asked for."""
-    ce, count = y, y
-    share = 1.0
-    if MASKED:
-        share = tl.where(keep, tl.where(valid, 1.0, float("nan")), 0.0)  # (1, BP): a pixel of no class makes its image's sums nan
-    if SOFTMAX:
-        p = exp2((tile - top) * LOG2E) * (reciprocal(total) * share)
-        if CE:
-            ce = tl.where(y == 0.0, 0.0, y * (top - tile + log(total)))
-    elif SIGMOID:
-        p, _, log1p = logistic(tile)
-        p = p * share
-        if CE:
-            ce = (tl.maximum(tile, 0.0) - tile * y + log1p) * share
-    else:
-        p = tile * share
-    if COUNT:
-        count = tl.zeros_like(y) + share
-    i = p * y
-    if SQUARED:
-        p, y = p * p, y * y
-    return i, p, y, ce, count
-
-
-@triton.jit
-def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
-    """Sums of V pixels that one lane reads, (BC, BP) to (BC, BP / V): neighbours where pixels are adjacent in memory, else BP / V apart."""
-    if ADJACENT:
-        tile = tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // V, V]), 2)
-    else:
-        tile = tl.sum(tl.reshape(tile, [tile.shape[0], V, tile.shape[1] // V]), 1)
-    return tile
 
 
 @triton.jit
@@ -322,6 +248,7 @@ def overlap_kernel(
     BP: tl.constexpr,
     V: tl.constexpr,
     ADJACENT: tl.constexpr,
+    BY_CLASS: tl.constexpr,  # a lane holds V pixels with all their classes, BC
     BF: tl.constexpr,
     BK: tl.constexpr,
 ):
@@ -331,10 +258,12 @@ def overlap_kernel(
     n = program // programs
     k = program - n * programs
     lane = tl.arange(0, BP)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
     mine = parts + program * S * classes
     full = pixels // BP
-    if ONE_TILE:
+    if BY_CLASS:
+        sum_classes(x, target, mine, n, k, programs, pixels, inner, first, ignore, classes, SQUARED, CE, WIDE, BP, V, BC)
+    elif ONE_TILE:
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
         i = tl.zeros([BC, BP // V], tl.float32)
         p, y, ce, count = i, i, i, i
         # fmt: off

@@ -4,37 +4,9 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.math import LOG2E, exp2, logistic, reciprocal
-from lossforge.kernels.overlap import swept_softmax, whole_softmax
-from lossforge.kernels.planes import label_tile, logit_tile, pointers
-
-
-@triton.jit
-def coefficients_of(coefficients_ptr, up_ptr, region, regions, c, classes, skip, CE: tl.constexpr, EACH: tl.constexpr):
-    """(a, b, e) of classes c in a region, (BC, 1) each, times the upstream gradient."""
-    at = coefficients_ptr + region * classes + c
-    here = c < classes
-    a = tl.load(at, mask=here, other=0.0)
-    b = tl.load(at + regions * classes, mask=here, other=0.0)
-    e = a
-    if CE:
-        e = tl.load(coefficients_ptr + 2 * regions * classes + c, mask=here, other=0.0)
-    if up_ptr is not None:
-        if EACH:
-            up = tl.load(up_ptr + region * (classes - skip) + c - skip, mask=here & (c >= skip), other=0.0)
-        else:
-            up = tl.load(up_ptr)
-        up = up.to(tl.float32)
-        a, b, e = a * up, b * up, e * up
-    return a[:, None], b[:, None], e[:, None]
-
-
-@triton.jit
-def slope(p, y, a, b, SQUARED: tl.constexpr):
-    """h = ∂L/∂p."""
-    h = a * y + b
-    if SQUARED:
-        h = a * y + 2.0 * b * p
-    return h
+from lossforge.kernels.overlap_by_class import gradient_of_classes
+from lossforge.kernels.overlap_terms import coefficients_of, slope, swept_softmax, whole_softmax, write
+from lossforge.kernels.planes import label_tile, logit_tile
 
 
 @triton.jit
@@ -67,6 +39,7 @@ def tile_gradient(
     """Write the gradient of a tile with all classes that its pixels' probabilities depend on."""
     MASKED: tl.constexpr = target.ptr.dtype.element_ty.is_int() or inside is not None
     a, b, e = coefficients_of(coefficients_ptr, up_ptr, region, regions, c, classes, skip, CE, EACH)
+    a, b, e = a[:, None], b[:, None], e[:, None]
     y, keep, _ = label_tile(target, n, start, lane, c, inside, inner, first, ignore, classes, ALL, WIDE)
     tile = logit_tile(x, n, start, lane, c, inside, keep, inner, classes, SOFTMAX, MASKED, ALL, WIDE, "evict_first")
     if SOFTMAX:
@@ -88,19 +61,6 @@ def tile_gradient(
     else:
         g = slope(tile, y, a, b, SQUARED)
     write(gradient, g, n, start, lane, c, inside, keep, inner, classes, MASKED, ALL, WIDE)
-
-
-@triton.jit
-def write(gradient, g, n, start, lane, c, inside, keep, inner, classes, MASKED: tl.constexpr, ALL: tl.constexpr, WIDE: tl.constexpr):
-    if MASKED:
-        g = tl.where(keep, g, 0.0)
-    to = pointers(gradient, n, start, lane, c, inner, WIDE)
-    if inside is not None:
-        tl.store(to, g, mask=(c < classes)[:, None] & inside[None, :], eviction_policy="evict_first")
-    elif ALL:
-        tl.store(to, g, eviction_policy="evict_first")
-    else:
-        tl.store(to, g, mask=(c < classes)[:, None], eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
@@ -128,6 +88,7 @@ def overlap_backward_kernel(
     WIDE: tl.constexpr,
     BC: tl.constexpr,
     BP: tl.constexpr,
+    BY_CLASS: tl.constexpr,
 ):
     # what the first launch read last is likelier still in the cache
     program = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
@@ -138,9 +99,20 @@ def overlap_backward_kernel(
     else:
         region, regions = n, n * 0 + images
     lane = tl.arange(0, BP)
-    if ONE_TILE:
+    # fmt: off
+    if BY_CLASS:
+        if start + BP <= pixels:
+            gradient_of_classes(
+                x, target, gradient, coefficients_ptr, up_ptr, n, start, lane, None, region, regions, inner, first, skip, ignore, classes,
+                SQUARED, CE, EACH, WIDE, BC,
+            )
+        else:
+            gradient_of_classes(
+                x, target, gradient, coefficients_ptr, up_ptr, n, start, lane, start + lane < pixels, region, regions, inner, first, skip,
+                ignore, classes, SQUARED, CE, EACH, WIDE, BC,
+            )
+    elif ONE_TILE:
         c = tl.program_id(1) * BC + tl.arange(0, BC)
-        # fmt: off
         if start + BP <= pixels:
             tile_gradient(
                 x, target, gradient, coefficients_ptr, up_ptr, n, start, lane, c, None, region, regions, inner, first, skip, ignore,
@@ -151,7 +123,7 @@ def overlap_backward_kernel(
                 x, target, gradient, coefficients_ptr, up_ptr, n, start, lane, c, start + lane < pixels, region, regions, inner, first,
                 skip, ignore, classes, SOFTMAX, SIGMOID, SQUARED, CE, EACH, ALL, WIDE,
             )
-        # fmt: on
+    # fmt: on
     else:
         inside = start + lane < pixels
         top, total = swept_softmax(x, target, n, start, lane, inside, inner, first, ignore, classes, ALL, WIDE, BC)
@@ -161,6 +133,7 @@ def overlap_backward_kernel(
             for at in range(0, classes, BC):
                 c = at + tl.arange(0, BC)
                 a, b, e = coefficients_of(coefficients_ptr, up_ptr, region, regions, c, classes, skip, CE, EACH)
+                a, b, e = a[:, None], b[:, None], e[:, None]
                 y, keep, _ = label_tile(target, n, start, lane, c, inside, inner, first, ignore, classes, ALL, WIDE)
                 tile = logit_tile(x, n, start, lane, c, inside, keep, inner, classes, True, True, ALL, WIDE, "")
                 p = exp2((tile - top) * LOG2E) * share

@@ -101,11 +101,12 @@ class Geometry(NamedTuple):
             "WIDE": self.wide,
             "BC": self.tiles.classes,
             "BP": self.tiles.pixels,
+            "BY_CLASS": self.tiles.own > 0,
             "num_warps": self.tiles.warps,
         }
 
 
-def geometry(layouts: Sequence[Layout], softmax: bool) -> Geometry | None:
+def geometry(layouts: Sequence[Layout], softmax: bool, ce: bool) -> Geometry | None:
     """layouts: of x (N, C, d…) and tensors of its shape, or of it without C. None where d… joins into more than two dimensions."""
     shape = layouts[0][0]
     strides = [one[1] if len(one[0]) == len(shape) else per_row(one[0], one[1], shape, 1) for one in layouts]
@@ -117,7 +118,7 @@ def geometry(layouts: Sequence[Layout], softmax: bool) -> Geometry | None:
         row, pixel = (step[0] if len(sizes) == 2 else None), (step[-1] if sizes else 0)
         planes.append(Planes(None, whole[0], whole[1], pixel, row))
     inner = sizes[1] if len(sizes) == 2 else 0
-    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1)
+    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, ce)
     return Geometry(shape[0], shape[1], math.prod(shape[2:]), inner, planes, tiles, softmax)
 
 
@@ -144,6 +145,7 @@ class SumsPlan(NamedTuple):
 
 
 PROGRAMS = 2**21  # elements that all programs together hold in their tiles: twice what a large GPU keeps in registers at a time
+WARPS = 1024  # that hold all classes of their pixels: what a large GPU has registers for
 SCRATCH = 2**22  # floats of parts, where so many classes are added up in memory
 
 
@@ -155,17 +157,18 @@ def _activation(kind: Kind) -> dict[str, bool]:
 def _sums_plan(kind: Kind, layouts: tuple[Layout | None, ...], each: bool, tried: object) -> SumsPlan | None:
     """layouts: of Sums but what it writes."""
     given = Sums(*layouts)
-    g = geometry((given.x, given.target), kind.activation == "softmax")
+    g = geometry((given.x, given.target), kind.activation == "softmax", kind.ce)
     if g is None:
         return None
     present = [*(one is not None for one in layouts), True, True, each, True, True]
     t = slots(Sums, present)
     floats = sum(present)
     sums = 3 + kind.ce + (count := kind.ce_counted and kind.activation == "sigmoid")
-    limit = PROGRAMS // (g.tiles.classes * g.tiles.pixels) // (g.images * g.blocks)
+    tiles = triton.cdiv(g.pixels, g.tiles.pixels)
+    limit = WARPS // g.tiles.warps // g.images if g.tiles.own else PROGRAMS // (g.tiles.classes * g.tiles.pixels) // (g.images * g.blocks)
     if not g.one_tile:
         limit = min(limit, SCRATCH // (g.images * sums * g.classes))
-    programs = min(triton.cdiv(g.pixels, g.tiles.pixels), max(limit, 1))
+    programs = triton.cdiv(tiles, triton.cdiv(tiles, max(limit, 1)))  # so that none has a tile more than most
     x, target = (p._replace(ptr=slot) for p, slot in zip(g.planes, (t.x, t.target), strict=True))
     finish = min(triton.next_power_of_2(g.classes), 128)
     adjacent = g.planes[0].pixel == 1
@@ -201,7 +204,7 @@ def _sums_plan(kind: Kind, layouts: tuple[Layout | None, ...], each: bool, tried
         COUNT=count,
         COUNTED=kind.ce_counted,
         EMPTY_IS_ZERO=kind.empty_is_zero,
-        V=16 // given.x[2].itemsize if adjacent else 4,
+        V=g.tiles.own or (16 // given.x[2].itemsize if adjacent else 4),
         ADJACENT=adjacent,
         BF=finish,
         BK=2048 // finish,
@@ -251,7 +254,7 @@ class Slopes(NamedTuple):
 def _gradient_plan(kind: Kind, layouts: tuple[Layout | None, ...], tried: object) -> Plan | None:
     """layouts: of Slopes."""
     given = Slopes(*layouts)
-    g = geometry((given.x, given.target, given.gradient), kind.activation == "softmax")
+    g = geometry((given.x, given.target, given.gradient), kind.activation == "softmax", kind.ce)
     if g is None:
         return None
     t = slots(Slopes, [one is not None for one in layouts])

@@ -33,23 +33,32 @@ def pointers(t, n, start, lane, c, inner, WIDE: tl.constexpr):
 
 
 @triton.jit
+def index_tile(target, n, start, lane, inside, inner, first, ignore, classes, WIDE: tl.constexpr):
+    """Of each pixel (1, BP) its class index, -1 where it has none, whether it counts, and whether it names a class.
+
+    inside: of the pixels, None where all are.
+    """
+    at = pointers(target, n, start, lane, tl.zeros([1], tl.int32), inner, WIDE)
+    if inside is None:
+        t = tl.load(at)
+        keep = t.to(tl.int64) != ignore
+    else:
+        t = tl.load(at, mask=inside[None, :], other=0)
+        keep = (t.to(tl.int64) != ignore) & inside[None, :]
+    if target.ptr.dtype.element_ty.primitive_bitwidth < 32:
+        t = t.to(tl.int32)
+    valid = (t >= 0) & (t < classes + first)
+    return tl.where(keep & valid, t, -1).to(tl.int32), keep, valid
+
+
+@triton.jit
 def label_tile(target, n, start, lane, c, inside, inner, first, ignore, classes, ALL: tl.constexpr, WIDE: tl.constexpr):
     """Targets y (BC, BP), and of each pixel (1, BP) whether it counts and whether it names a class; True for targets that say neither.
 
     A class index below `first` is background, 0 in all classes. inside: of the pixels, None where all are.
     """
     if target.ptr.dtype.element_ty.is_int():
-        at = pointers(target, n, start, lane, tl.zeros([1], tl.int32), inner, WIDE)
-        if inside is None:
-            t = tl.load(at)
-            keep = t.to(tl.int64) != ignore
-        else:
-            t = tl.load(at, mask=inside[None, :], other=0)
-            keep = (t.to(tl.int64) != ignore) & inside[None, :]
-        if target.ptr.dtype.element_ty.primitive_bitwidth < 32:
-            t = t.to(tl.int32)
-        valid = (t >= 0) & (t < classes + first)
-        index = tl.where(keep & valid, t, -1).to(tl.int32)
+        index, keep, valid = index_tile(target, n, start, lane, inside, inner, first, ignore, classes, WIDE)
         y = tl.where(index == (c + first)[:, None], 1.0, 0.0)
     else:
         at = pointers(target, n, start, lane, c, inner, WIDE)

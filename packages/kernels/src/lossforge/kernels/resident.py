@@ -74,6 +74,14 @@ def fetch(place, base, lane, end, wanted, VEC: gl.constexpr):
 
 
 @gluon.jit
+def shifted(chunk, prior, c, tile: gl.constexpr, B: gl.constexpr):
+    """Chunk c of a row with the bias of its classes."""
+    if B:
+        chunk += prior.index(c).load(tile)
+    return chunk
+
+
+@gluon.jit
 def finish(part, sum, scale, W: gl.constexpr):
     """As reduce.finish, for at most PARTS programs."""
     gl.store(sum.parts + gl.program_id(0), part)
@@ -107,6 +115,7 @@ def resident_kernel(
     CHUNK: gl.constexpr,
     K: gl.constexpr,
     P: gl.constexpr,
+    B: gl.constexpr,  # chunks of a bias, which stays in shared memory; 0 without one, else P is 0
     VEC: gl.constexpr,
     SHIFT: gl.constexpr,
     W: gl.constexpr,
@@ -140,6 +149,14 @@ def resident_kernel(
     slot = 0
 
     base, first, end = row_of(x, row, classes, VEC, SHIFT)
+    prior = ring
+    if B:  # a program's rows all begin at the same lane
+        prior = gl.allocate_shared_memory(gl.float32, [B, L, VEC], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
+        for c in range(B):
+            position = c * CHUNK + at
+            bias = gl.load(x.bias_ptr + position - first, mask=(position >= first) & (position < end), other=0.0)
+            prior.index(c).store(bias.to(gl.float32) * x.tau)
+        gl.thread_barrier()
     held = ()
     for p in gl.static_range(P):
         held = longer(held, gl.load(base + p * CHUNK + at, mask=(at >= 0) & keep, other=0.0))
@@ -159,14 +176,14 @@ def resident_kernel(
         seen, dot = s, s
         for c in range(again):
             async_copy.wait_group(K - 1)
-            chunk = ring.index(slot).load(tile).to(gl.float32)
+            chunk = shifted(ring.index(slot).load(tile).to(gl.float32), prior, P + c, tile, B)
             fetch(ring.index(slot), base, (P + K + c) * CHUNK + at, end, keep, VEC)
             m, s, seen, dot = take(m, s, seen, dot, chunk, None, EVEN)
             slot = gl.where(slot == K - 1, 0, slot + 1)
         place = slot
         for p in gl.static_range(K):
             async_copy.wait_group(K - 1 - p)
-            chunk = ring.index(place).load(tile).to(gl.float32)
+            chunk = shifted(ring.index(place).load(tile).to(gl.float32), prior, P + again + p, tile, B)
             if p >= K - (1 if SHIFT == 1 else 2) or (p == 0 and P == 0 and SHIFT > 1):
                 position = (P + again + p) * CHUNK + at
                 inside = (position >= first) & (position < end)
@@ -217,7 +234,7 @@ def resident_kernel(
             gl.store(to + p * CHUNK + at, g.to(dtype), mask=p * CHUNK + at >= low)
         held = renewed
         for c in range(K):
-            g = slope_of(ring.index(slot).load(tile).to(gl.float32), top, p_share, every)
+            g = slope_of(shifted(ring.index(slot).load(tile).to(gl.float32), prior, P + again + c, tile, B), top, p_share, every)
             this = c < again
             position = (P + gl.where(this, again - 1 - c, c - again)) * CHUNK + at
             source, limit, wanted = gl.where(this, base, next_base), gl.where(this, end, next_end), gl.where(this, keep, next_keep)
@@ -227,7 +244,7 @@ def resident_kernel(
             slot = gl.where(slot == K - 1, 0, slot + 1)
         for c in range(again):
             async_copy.wait_group(K - 1)
-            g = slope_of(ring.index(slot).load(tile).to(gl.float32), top, p_share, every)
+            g = slope_of(shifted(ring.index(slot).load(tile).to(gl.float32), prior, P + again - 1 - c, tile, B), top, p_share, every)
             this = K + c < again
             position = (P + gl.where(this, again - 1 - K - c, K + c - again)) * CHUNK + at
             source, limit, wanted = gl.where(this, base, next_base), gl.where(this, end, next_end), gl.where(this, keep, next_keep)
@@ -240,6 +257,8 @@ def resident_kernel(
             position = gl.where(few_at < VEC, few_at, high + few_at - VEC)
             exists = gl.where(few_at < VEC, (few_at >= first) & (few_at < low), (position < end) & (few_at < 2 * VEC))
             few = gl.load(base + position, mask=exists & keep, other=0.0).to(gl.float32)
+            if B:
+                few += gl.load(x.bias_ptr + position - first, mask=exists, other=0.0).to(gl.float32) * x.tau
             gl.store(to + position, slope_of(few, top, p_share, every).to(dtype), mask=exists)
         # the targets' own classes once more: a comparison an element would cost more
         gl.thread_barrier()

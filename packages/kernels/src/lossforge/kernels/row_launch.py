@@ -75,23 +75,27 @@ def _forward_plan(
 def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
     given_of = Numbers(*kind.given)
-    changed = given_of.logit_scale or given_of.softcap or given_of.tau or given_of.focus
+    changed = given_of.logit_scale or given_of.softcap or given_of.focus
     plain = not (p.dense or changed or given.target[2].is_floating_point)
     on_chip = chip(given.x[3])
     if on_chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:
         return None
-    if given.target_b is not None and p.shift > 1:
+    bias = given.bias is not None
+    if given.target_b is not None and (p.shift > 1 or bias):
         return None  # more than registers hold
     multiprocessors, shared = on_chip
     itemsize = given.x[2].itemsize
-    tiles = resident_tiles(p.rows.classes, itemsize, p.shift, given.target_b is not None, shared)
+    tiles = resident_tiles(p.rows.classes, itemsize, p.shift, given.target_b is not None, bias, shared)
     if tiles is None:
         return None
+    programs = multiprocessors * tiles.programs
+    if bias:
+        programs -= programs % p.shift  # each takes rows so far apart that they begin at the same lane
     too_many = itemsize == 2 and (tiles.held > 0 or (given_of.smoothing and p.shift > 1))  # registers, left to the compiler
     x, index_a, index_b, lam, _, gradient, labels = p.arguments
     return Plan(
         resident_kernel,
-        (min(p.rows.rows, multiprocessors * tiles.programs),),
+        (min(p.rows.rows, programs),),
         given.x[3],
         (x, index_a, index_b, lam, gradient, labels, sum, *p.closing, p.rows.rows, counted),
         phi=kind.phi,
@@ -100,6 +104,7 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
         CHUNK=tiles.chunk,
         K=tiles.ring,
         P=tiles.held,
+        B=tiles.ring if bias else 0,
         VEC=max(p.align, p.shift),
         SHIFT=p.shift,
         W=tiles.warps,

@@ -50,9 +50,9 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
     if n < 2**20:
         return ElementTiles(1024, 4)
     if indices and not special:
-        if itemsize == 4:
-            return ElementTiles(1024, 4, 6)
-        return ElementTiles(2048, 8, 6) if grouped else ElementTiles(2048, 4)
+        if not grouped:
+            return ElementTiles(1024, 4, 8)
+        return ElementTiles(1024, 4, 6) if itemsize == 4 else ElementTiles(2048, 8, 6)
     if indices:
         if itemsize == 4:
             return ElementTiles(1024, 8, 8)
@@ -60,7 +60,7 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
             return ElementTiles(1024, 4)
         return ElementTiles(2048, 4, 6) if tensors == 2 else ElementTiles(1024, 4, 8 if tensors == 3 else 1)
     if heavy:
-        return ElementTiles(512, 4) if itemsize == 4 else ElementTiles(1024, 4, 8)
+        return ElementTiles(512, 4) if itemsize == 4 else ElementTiles(1024, 4, 6 if tensors > 2 else 8)
     if special or tensors > 2:
         return ElementTiles(1024, 8, 1 if special or itemsize == 4 else 8)
     return ElementTiles(4096, 16, 2)
@@ -185,10 +185,11 @@ class ResidentTiles(NamedTuple):
     programs: int
 
 
-def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: int) -> ResidentTiles | None:
+def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, bias: bool, shared: int) -> ResidentTiles | None:
     """For rows that stay on chip, on a GPU whose programs may have `shared` bytes of shared memory; None where the template is as quick.
 
     shift: 1, or the elements of a vector where rows need not begin at one, which takes registers, as a pair of targets does.
+    bias: of the classes, float32 beside the row.
     """
     if ResidentTiles in _tried:
         return _tried[ResidentTiles]
@@ -198,6 +199,8 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, shared: 
     room = (shared - 2048) // 8192
     chunk = 8192 // itemsize
     chunks = -(-lanes // chunk)
+    if bias:
+        return ResidentTiles(chunk, chunks, 0, 8, 1) if chunks * chunk * (itemsize + 4) <= shared - 2048 else None
     if 2 * chunks + 1 <= room:
         return ResidentTiles(chunk, chunks, 0, 8, 2)
     if itemsize == 4 and chunks <= 16:
@@ -249,17 +252,25 @@ def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) 
 
 
 class OverlapTiles(NamedTuple):
-    """Classes and pixels of a tile, and warps a program."""
+    """Classes and pixels of a tile, warps a program, and where a lane holds all classes of its own pixels, how many pixels."""
 
     classes: int
     pixels: int
     warps: int
+    own: int = 0
 
 
-def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool) -> OverlapTiles:
-    """softmax: a pixel's classes are read together, up to 512 in one tile. pixels_adjacent: as in (N, C, H, W), not channels last."""
+def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, ce: bool) -> OverlapTiles:
+    """softmax: a pixel's classes are read together, up to 512 in one tile. pixels_adjacent: as in (N, C, H, W), not channels last.
+
+    ce: a cross entropy is summed too.
+    """
     if OverlapTiles in _tried:
         return _tried[OverlapTiles]
+    # registers hold the exponentials of a lane's pixels, three sums of every class, and what a fourth takes
+    own = [n for n in (8, 4, 2, 1) if classes * (n + 3 + 2 * ce) <= 170 and (n < 8 or classes <= 8)]
+    if softmax and pixels_adjacent and own:
+        return OverlapTiles(classes, 64 * own[0], 2, own[0])
     whole = next_power_of_2(classes)
     if softmax:
         tile = whole if whole <= 512 else 64

@@ -21,7 +21,7 @@ p = 0 and 1.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, log, log1p_unit, log2, logistic, logistic_hard, reciprocal
+from lossforge.kernels.math import LN2, half_logistic, log1p_ratio, log2_subnormal, logistic, logistic_hard, reciprocal
 
 
 @triton.jit
@@ -40,21 +40,44 @@ def bce_with_logits_hard(x, positive, w, factor, pos_weight):
 
 
 @triton.jit
-def bce_with_logits_softened(x, y, slope, offset, threshold, pos_weight):
+def softened(y, slope, offset, threshold):
     soft = y * slope + offset
     hard = tl.where(soft > threshold, 1.0, 0.0)
-    return bce_with_logits(x, tl.where(threshold > float("-inf"), hard, soft), pos_weight)
+    return tl.where(threshold > float("-inf"), hard, soft)
+
+
+@triton.jit
+def bce_with_logits_softened(x, y, slope, offset, threshold, pos_weight):
+    return bce_with_logits(x, softened(y, slope, offset, threshold), pos_weight)
+
+
+@triton.jit
+def bce_with_logits_softened_hard(x, positive, w, factor, slope, offset, threshold, pos_weight):
+    """What belongs to a class is the launch's or the row's: of elements are the logistic, and which side of 0 they lie on."""
+    on = softened(1.0, slope, offset, threshold)
+    off = softened(0.0, slope, offset, threshold)
+    of_positive = tl.where(positive, pos_weight * on, pos_weight * off)
+    of_negative = tl.where(positive, 1.0 - on, 1.0 - off)
+    larger, smaller, log1p = half_logistic(x)
+    above = x >= 0
+    value = tl.where(above, w * of_negative, -w * of_positive) * x + (w * (of_positive + of_negative)) * log1p
+    near, far = factor * of_negative, -factor * of_positive
+    return value, tl.where(above, near, far) * larger + tl.where(above, far, near) * smaller
 
 
 @triton.jit
 def bce(p, y, floor):
+    """Of p and 1 - p the smaller has its logarithm taken, and the larger's follows from it, which keeps its digits near 0.
+
+    Outside [0, 1] the logarithm is nan, and with it value and slope.
+    """
     q = 1.0 - p
     z = 1.0 - y
     p_kept, q_kept = tl.maximum(p, floor), tl.maximum(q, floor)
     inverse = reciprocal(p_kept * q_kept)
-    ratio = p * (p_kept * inverse)  # p / (1 - p): ln(1 - p) = -ln(1 + p / (1 - p)) keeps its digits at small p
-    log_q = tl.where(p <= 0.5, -log1p_unit(ratio), LN2 * log2(q))
-    value = -y * tl.maximum(log(p), -100.0) - z * tl.maximum(log_q, -100.0)
-    outside = (p < 0.0) | (p > 1.0) | (p != p)
-    nan = float("nan")
-    return tl.where(outside, nan, value), tl.where(outside, nan, (z * p_kept - y * q_kept) * inverse)
+    smaller = tl.minimum(p, q)
+    of_smaller = tl.maximum(LN2 * log2_subnormal(smaller), -100.0, propagate_nan=tl.PropagateNan.ALL)
+    of_larger = -log1p_ratio(smaller * (tl.minimum(p_kept, q_kept) * inverse), smaller)
+    below = p <= 0.5
+    value = -y * tl.where(below, of_smaller, of_larger) - z * tl.where(below, of_larger, of_smaller)
+    return value, (z * p_kept - y * q_kept) * inverse + 0.0 * of_smaller
