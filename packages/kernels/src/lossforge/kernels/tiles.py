@@ -50,7 +50,7 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
     if n < 2**20:
         return ElementTiles(1024, 4)
     if indices and not special:
-        if not grouped:
+        if not grouped or heavy:
             return ElementTiles(1024, 4, 8)
         return ElementTiles(1024, 4, 6) if itemsize == 4 else ElementTiles(2048, 8, 6)
     if indices:
@@ -61,8 +61,10 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
         return ElementTiles(2048, 4, 6) if tensors == 2 else ElementTiles(1024, 4, 8 if tensors == 3 else 1)
     if heavy:
         return ElementTiles(512, 4) if itemsize == 4 else ElementTiles(1024, 4, 6 if tensors > 2 else 8)
-    if special or tensors > 2:
-        return ElementTiles(1024, 8, 1 if special or itemsize == 4 else 8)
+    if special:
+        return ElementTiles(1024, 4 if itemsize == 4 else 8, 8)
+    if tensors > 2:
+        return ElementTiles(1024, 8, 1 if itemsize == 4 else 8)
     return ElementTiles(4096, 16, 2)
 
 

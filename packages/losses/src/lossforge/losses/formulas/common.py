@@ -20,8 +20,9 @@ class Formula(NamedTuple):
     applies: Any = None
     hard: tuple[Any, Any] | None = None
     heavy: bool = False
+    hard_heavy: bool = False
 
     @property
     def kernels(self) -> kernels.Formulas:
-        hard = None if self.hard is None else kernels.Formulas(*self.hard, self.applies)
+        hard = None if self.hard is None else kernels.Formulas(*self.hard, self.applies, None, self.hard_heavy)
         return kernels.Formulas(self.kernel, self.special, self.applies, hard, self.heavy)
