@@ -1,6 +1,7 @@
 """The README's tables and pictures: losses from the registry, measurements from results/. `--write` renews them."""
 
 import inspect
+import itertools
 import json
 import statistics
 import sys
@@ -15,7 +16,7 @@ from lossforge.losses.registry import LOSSES, Loss
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
-BENCH_MORE = [ROOT / "results" / f"bench-{suite}-h200.json" for suite in ("variants", "small")]  # of runs of their own
+BENCH_MORE = [ROOT / "results" / f"bench-{name}-h200.json" for name in ("renewed", "variants", "small")]  # of runs of their own
 DETECTION = ROOT / "results" / "detection.json"
 EFFECTS = ROOT / "results" / "effects.json"
 SEVERAL_GPUS = ROOT / "results" / "several-gpus-h200.json"
@@ -85,14 +86,14 @@ def provenance(found: dict, gpus: str = "One") -> str:
 
 
 def benched() -> tuple[Report, str]:
-    """The figures of all suites, and where they are from: some suites are of a run of their own."""
+    """The figures of all suites, and where they are from: some suites are of a run of their own, and some losses' rows of a later one."""
     report, *others = (load(path) for path in (BENCH, *BENCH_MORE))
-    said = []
-    for each in (report, *others):
-        suites = dict.fromkeys(row.suite for row in each.rows)
-        said.append(f"{tables.provenance(each)} ({', '.join(suites)})")
+    said = [f"{tables.provenance(report)} ({', '.join(dict.fromkeys(row.suite for row in report.rows))})"]
     for other in others:
-        report.rows += other.rows
+        renewed = {(row.suite, *row.case) for row in report.rows} & {(row.suite, *row.case) for row in other.rows}
+        names = [row.loss if renewed else row.suite for row in other.rows]
+        said.append(f"{tables.provenance(other)} ({', '.join(dict.fromkeys(names))})")
+        report.rows += other.rows  # of a case's rows the last count
     return report, "; ".join(said)
 
 
@@ -170,10 +171,15 @@ def training() -> str:
 
 def several_gpus() -> str:
     found = json.loads(SEVERAL_GPUS.read_text(encoding="utf-8"))
-    losses = [
-        [each["case"], str(each["updates"]), *(f"{each[name]:.1e}" for name in ("largest_difference", "of_rounding"))]
-        for each in found["losses"]
-    ]
+    tolerance = found["tolerance"]
+    losses = []
+    for each in found["losses"]:
+        figures = []
+        for name in ("two", "disturbed"):
+            differences = [abs(a - b) / abs(a) for a, b in zip(each["one"], each[name], strict=True)]
+            alike = list(itertools.takewhile(lambda d: d <= tolerance, differences))
+            figures += [f"{len(alike)} of {len(differences)}", f"{max(alike):.1e}"]
+        losses.append([each["case"], *figures])
     speed = [
         [
             *(each["model"], PARALLEL[each["parallel"]], str(each["gpus"]), str(each["batch"]), f"{each['images_per_second']:,.0f}"),
@@ -184,11 +190,11 @@ def several_gpus() -> str:
     return "\n\n".join(
         [
             f"{provenance(found, 'Two')}, NCCL {found['nccl']}; made by `python results/measure_several_gpus.py`. The same samples on one "
-            "GPU as a whole batch and on two by halves, float32: largest relative difference of a training loss, of which "
-            f"{found['tolerance']:g} is tolerated. By rounding alone: on one GPU, from weights first disturbed by "
-            f"{found['disturbance']:.0e} of each. Where that is more than is tolerated, any difference at all grows large, and the figure "
-            "judges nothing.",
-            tables.markdown(("under", "updates", "largest difference", "by rounding alone"), losses),
+            "GPU as a whole batch and on two by halves, float32: how many updates the training losses agree to a relative "
+            f"{tolerance:g}, and their largest difference until then. Beside it one GPU against itself, its weights first disturbed by "
+            f"{found['disturbance']:.0e} of each, about a rounding. Under batch norm and ReLU, from nothing, a rounding soon carries an "
+            "activation over 0, which changes its gradient at once: there two runs part however they are computed.",
+            tables.markdown(("under", "updates alike", "difference", "by rounding alone", "difference"), losses),
             "Steps on images of 224 pixels that lie on the GPU, bf16 autocast. Scaling: images a second over twice those of one GPU.",
             tables.markdown(("model", "by", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), speed),
         ]
