@@ -13,7 +13,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 import lossforge.kernels
-from lossforge.losses import clip_loss, cross_entropy, kl_div_with_logits
+from lossforge.losses import clip_loss, cross_entropy, dice_loss, kl_div_with_logits, logit_adjusted_cross_entropy
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
@@ -43,6 +43,12 @@ def walk() -> None:
         target[::7] = -100
         (2.0 * cross_entropy(x, target)).backward()
         kl_div_with_logits(x, torch.randn_like(x), labels=target).backward()
+    for dtype in (torch.float32, torch.bfloat16):  # rows that begin anywhere, beside the bias of their classes
+        x = torch.randn(300, 21_841, device="cuda", dtype=dtype, requires_grad=True)
+        logit_adjusted_cross_entropy(x, torch.randint(0, 21_841, (300,), device="cuda"), torch.rand(21_841, device="cuda").log()).backward()
+    for classes in (5, 21, 50):  # of a pixel in one lane, and in one tile
+        x = torch.randn(2, classes, 37, 41, device="cuda", requires_grad=True)
+        dice_loss(x, torch.randint(0, classes, (2, 37, 41), device="cuda"), reduction="mean").backward()
     target = torch.randint(0, 3, (5000,), device="cuda")
     cross_entropy(torch.randn(5000, 3, device="cuda", requires_grad=True), target).backward()
     torch.cuda.synchronize()
