@@ -306,6 +306,10 @@ SPREAD = 4
 """Variants of a kernel, evenly over all that were recorded, beside the first of each loss and mode, and of each loss and dtype."""
 
 
+KIN = {"jaccard": "dice", "tversky": "dice", "focal_tversky": "dice"}
+"""Losses whose kernels differ in what a region's few numbers become: one variant of each, and modes and dtypes between them."""
+
+
 def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]]:
     """All of them, half an hour's work on two cores, where LOSSFORGE_COMPILE_ALL=1; else some minutes' worth."""
     if EVERY:
@@ -316,10 +320,11 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
     for least in (2, 1):  # first those that are both the first of their mode and of their dtype
         for key, (case, variant) in variants.items():
             loss, dtype, *_, mode = case.split()
+            kin = KIN.get(loss, loss)
             always = ALWAYS in case and dtype != str(torch.float16)  # of the half dtypes one
-            if always or len({(loss, dtype), (loss, mode)} - seen) >= least:
+            if always or (loss,) not in seen or len({(kin, dtype), (kin, mode)} - seen) >= least:
                 taken[key] = case, variant
-                seen |= {(loss, dtype), (loss, mode)}
+                seen |= {(loss,), (kin, dtype), (kin, mode)}
     for key, (_, variant) in variants.items():
         kernels.setdefault(variant.kernel.__name__, []).append(key)
     for keys in kernels.values():

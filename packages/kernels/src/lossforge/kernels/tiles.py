@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from triton import next_power_of_2
+from triton import knobs, next_power_of_2
 
 PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
 GRID_Y = 32768  # of the 65535 programs that a GPU takes along a grid's second axis, a power of two
+INTERPRETED = knobs.runtime.interpret
 COUNTED = 1024  # rows of class indices that a launch counts itself, in every program
 
 
@@ -271,7 +272,7 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, ce: bool) 
         return _tried[OverlapTiles]
     # registers hold the exponentials of a lane's pixels, three sums of every class, and what a fourth takes
     own = [n for n in (8, 4, 2, 1) if classes * (n + 3 + 2 * ce) <= 170 and (n < 8 or classes <= 8)]
-    if softmax and pixels_adjacent and own:
+    if softmax and pixels_adjacent and own and (classes <= 4 or not INTERPRETED):  # the interpreter's time goes by operations
         return OverlapTiles(classes, 64 * own[0], 2, own[0])
     whole = next_power_of_2(classes)
     if softmax:
