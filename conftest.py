@@ -17,31 +17,21 @@ torch.set_num_threads(1)
 
 
 def patch_once() -> None:
-    """Spare Triton's interpreter most of its work: at every call of a device function it looks through triton.language for what to patch.
+    """Spare Triton's interpreter a search: at every call of a device function it looks through triton.language for what to patch.
 
     While a kernel runs, all is patched since the first call that saw the module.
     """
-    import functools
-
     import triton.language as tl
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang
 
-    @functools.cache
-    def languages(module: str) -> list:
-        return [value for value in vars(sys.modules[module]).values() if value is tl or value is tl.core]
+    def patch_what_is_left(fn):
+        seen = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        done = seen and not any(tl.core.is_builtin(language.load) for language in seen)
+        return interpreter._LangPatchScope() if done else patch(fn)
 
-    def call(self, *args, **kwargs):
-        seen = languages(self.fn.__module__) if self.fn.__module__ in sys.modules else []
-        if not seen or any(tl.core.is_builtin(language.load) for language in seen):
-            patch(self.fn)
-        try:
-            return self.rewrite()(*args, **kwargs)
-        except Exception as error:
-            raise interpreter.InterpreterError(repr(error)) from error
-
-    interpreter.InterpretedFunction.__call__ = call
+    interpreter._patch_lang = patch_what_is_left
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":

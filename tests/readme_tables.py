@@ -192,8 +192,8 @@ def several_gpus() -> str:
             f"{provenance(found, 'Two')}, NCCL {found['nccl']}; made by `python results/measure_several_gpus.py`. The same samples on one "
             "GPU as a whole batch and on two by halves, float32: how many updates the training losses agree to a relative "
             f"{tolerance:g}, and their largest difference until then. Beside it one GPU against itself, its weights first disturbed by "
-            f"{found['disturbance']:.0e} of each, about a rounding. Under batch norm and ReLU, from nothing, a rounding soon carries an "
-            "activation over 0, which changes its gradient at once: there two runs part however they are computed.",
+            f"{found['disturbance']:.0e} of each, about a rounding. Under batch norm and ReLU, from nothing, a rounding alone soon parts "
+            "two runs, we believe where it carries an activation over 0.",
             tables.markdown(("under", "updates alike", "difference", "by rounding alone", "difference"), losses),
             "Steps on images of 224 pixels that lie on the GPU, bf16 autocast. Scaling: images a second over twice those of one GPU.",
             tables.markdown(("model", "by", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), speed),

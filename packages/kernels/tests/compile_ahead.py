@@ -306,7 +306,7 @@ SPREAD = 4
 """Variants of a kernel, evenly over all that were recorded, beside the first of each loss and mode, and of each loss and dtype."""
 
 
-KIN = {"jaccard": "dice", "tversky": "dice", "focal_tversky": "dice"}
+KIN = {name: "dice" for name, loss in LOSSES.items() if loss.template == "overlap" and loss.formula != "dice"}
 """Losses whose kernels differ in what a region's few numbers become: one variant of each, and modes and dtypes between them."""
 
 

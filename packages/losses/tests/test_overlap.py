@@ -276,7 +276,7 @@ def test_index_out_of_range(loss, device, monkeypatch):
     monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
     x = torch.randn(3, 3, 4, device=device)
     good = torch.randint(0, 3, (3, 4), device=device)
-    for index in (3, -1, 2**33 + 1, -(2**40)) if loss.name == "dice" else (3,):
+    for index in (3, -1, 2**33 + 1, -(2**40)) if loss.name == "dice" or device == "cuda" else (3,):
         target = good.clone()
         target[1, 2] = index
         for function in (loss.function, loss.reference):

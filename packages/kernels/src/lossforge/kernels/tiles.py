@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from triton import knobs, next_power_of_2
+from triton import next_power_of_2
+
+from lossforge.kernels.math import INTERPRETED
 
 PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
 GRID_Y = 32768  # of the 65535 programs that a GPU takes along a grid's second axis, a power of two
-INTERPRETED = knobs.runtime.interpret
 COUNTED = 1024  # rows of class indices that a launch counts itself, in every program
 
 

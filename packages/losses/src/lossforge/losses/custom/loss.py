@@ -122,7 +122,7 @@ def rowwise(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None,
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
     made = Made.of(formula, ("z",), 1, hyper, reference, RowOptions, ("ignore_index",))
     if made.gradient == "given":
-        made.source.without("zeros_like", "the kernel of long rows has none; write 0.0 * z")
+        made.source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
 
     def loss(
         input: Tensor,
