@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lossforge.kernels import element_launch
+from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import (
     QualityFocalLoss,
     VarifocalLoss,
@@ -151,21 +153,24 @@ def test_logits_of_ten_thousand(mode, device):
 
 
 @pytest.mark.parametrize("classes", [80, 91])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [quality_focal_loss, varifocal_loss, sigmoid_focal_loss, binary_cross_entropy_with_logits])
-def test_tiles_of_nothing_but_background(function, classes, device):
-    """They take a formula of their own, in one launch with tiles that hold a class or an ignored row."""
-    x = torch.randn(100, classes, device=device) * 4
-    label = torch.full((100,), -1, device=device)
+def test_tiles_of_nothing_but_background(function, dtype, classes, device, monkeypatch):
+    """They take a formula of their own, in one launch with tiles that hold a class or an ignored row; each program goes over many tiles."""
+    monkeypatch.setattr(element_launch, "PROGRAMS", 3)
+    x = torch.randn(101, classes, device=device).to(dtype) * 4
+    label = torch.full((101,), -1, device=device)
     label[[3, 40, 99]] = torch.tensor([0, classes - 1, 5], device=device)
     label[70], x[70] = -2, NAN
     counts = label != -2
     wide = x.double().requires_grad_()
     options = {"reduction": "sum"} | ({"alpha": 0.25} if function is sigmoid_focal_loss else {})
-    exact = function(wide[counts], dense(label, torch.ones(100, device=device), classes).double()[counts], **options)
+    exact = function(wide[counts], dense(label, torch.ones(101, device=device), classes).double()[counts], **options)
     (g_exact,) = torch.autograd.grad(exact, wide)
-    value, g = gradient_of(function, x, label, **options)
+    with trial(ElementTiles(64 if dtype == torch.float32 else 256, 2)):  # float32 tells tiles apart that are shorter than a row
+        value, g = gradient_of(function, x, label, **options)
     assert error(value, exact.detach()) < 1e-6
-    assert error(g, g_exact) < 3e-6
+    assert error(g, g_exact) < (3e-6 if dtype == torch.float32 else 2.0**-8)
     assert (g[~counts] == 0).all()
 
 

@@ -49,6 +49,31 @@ def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], to
     return call
 
 
+def resident_rows(classes: int, dtype: torch.dtype, bias: bool = False) -> list[Any]:
+    """Tiles of rows that stay on chip, with as large a ring as shared memory holds or a row fills."""
+    found: list[Any] = []
+    if classes * dtype.itemsize < 32 * 1024:
+        return found
+    for size, held, w, programs in itertools.product((8192, 16384), (0,) if bias else (0, 2, 3, 4, 6), (8, 16, 32), (1, 2)):
+        chunk = size // dtype.itemsize
+        chunks = -(-classes // chunk)
+        ring = min((226 * 1024 // programs - bias * 4 * chunk * chunks) // size, chunks - held)
+        whole = ring + held == chunks
+        if (ring >= 1 if whole else ring >= 4 and not bias) and size // 16 >= 32 * w and held * size // (w * 128) <= 48:
+            found.append(ResidentTiles(chunk, ring, held, w, programs))
+    return found
+
+
+def with_prior(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Trials:
+    """Logit-adjusted cross entropy."""
+    x = torch.randn(n, classes, device=device).to(dtype)
+    target = torch.randint(0, classes, (n,), device=device)
+    gradient, prior = torch.empty_like(x), torch.rand(classes, device=device).log()
+    spec = kernels.Spec(FORMULAS["cross_entropy"].kernel, target, bias=prior, scale=1.0 / n)
+    name = f"prior {n}x{classes} {dtype}"
+    return name, resident_rows(classes, dtype, bias=True), into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
+
+
 def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iterable[Trials]:
     """Cross entropy."""
     x = torch.randn(n, classes, device=device).to(dtype)
@@ -69,13 +94,7 @@ def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iter
     else:
         sizes, stages = (2048, 4096, 8192, 16384), (1, 3, 4)
         forward = [RowTiles(1, b, False, vector, w, s) for b, w, s in itertools.product(sizes, warps, stages) if 8 <= b // (w * 32) <= 32]
-    resident: list[Any] = []
-    if classes * dtype.itemsize >= 32 * 1024:
-        for size, ring, held, w, programs in itertools.product((8192, 16384), (4, 8, 12, 13, 14, 25, 28), (0, 2, 3, 4, 6), (8, 16), (1, 2)):
-            chunk = size // dtype.itemsize
-            fits = ring * size * programs <= 226 * 1024 and ring + held <= -(-classes // chunk) and held * size // (w * 128) <= 48
-            if fits and (held or ring == -(-classes // chunk)):
-                resident.append(ResidentTiles(chunk, ring, held, w, programs))
+    resident = resident_rows(classes, dtype)
     backward = [BackwardTiles(1, b, w) for b, w in itertools.product((1024, 2048, 4096, 8192, 16384), warps) if 8 <= b // (w * 32) <= 32]
     both = resident or [t for t in forward if t.stages == 1]
     yield f"value and gradient {name}", both, into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
@@ -109,13 +128,13 @@ HYPER: dict[str, tuple[float, ...]] = {
 def elements(
     name: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, target: str = "", weighted: bool = False
 ) -> Trials:
-    """target: "class index", or dense."""
+    """target: "class index", "diagonal", or dense."""
     x = torch.rand(shape, device=device).to(dtype)
-    y = torch.randint(-1, shape[1], shape[:1], device=device) if target else torch.rand_like(x)
+    y = {"": torch.rand_like(x), "class index": torch.randint(-1, shape[1], shape[:1], device=device), "diagonal": None}[target]
     weight = torch.rand_like(x) if weighted else None
     gradient, hyper = torch.empty_like(x), HYPER.get(name, ())
-    sizes = [(b, w) for b, w in itertools.product((512, 1024, 2048, 4096), (4, 8, 16)) if 2 <= b // (w * 32) <= 16]
-    tried = [ElementTiles(b, w, p) for b, w in sizes for p in (1, *(n * 4 // w for n in (6, 8, 12, 16)))]
+    sizes = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 16))
+    tried = [ElementTiles(b, w, 4 * n // w, s) for (b, w), n, s in itertools.product(sizes, (6, 8, 12), (1, 2, 3, 4))]
     what = " ".join(filter(None, (name, target, "weighted" if weighted else "", f"{shape[0]}x{shape[1]}", str(dtype))))
     formulas = FORMULAS[name].kernels
     return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))
@@ -191,6 +210,7 @@ def launches(device: torch.device) -> Iterable[Trials]:
         if n * classes * dtype.itemsize <= 2**32:
             yield from rows(n, classes, dtype, device)
     for dtype in DTYPES:
+        yield with_prior(4096, 21841, dtype, device)
         anchors = (2**27 // 80, 80)
         yield elements("l1", anchors, dtype, device)
         yield elements("bce_with_logits", anchors, dtype, device, weighted=True)
@@ -199,6 +219,7 @@ def launches(device: torch.device) -> Iterable[Trials]:
         yield elements("bce", anchors, dtype, device, weighted=True)
         yield elements("asymmetric", (4096, 9605), dtype, device)
         yield elements("bce_softened", (4096, 21841), dtype, device, target="class index")
+        yield elements("bce_with_logits", (16384, 16384), dtype, device, target="diagonal")
     for name in ("iou", "ciou"):
         yield box_pairs(name, 2**22, device)
     for dtype in DTYPES:

@@ -150,7 +150,7 @@ def _plan(
     columns = None if g.flat and not by_row else g.columns
     read = 2 + sum(t is not None for t in (given.weight, given.parameter, given.target_b, given.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
-    tiles = element_tiles(n, given.x[2].itemsize, read, by_row, grouped, formulas.special is not None, formulas.heavy)
+    tiles = element_tiles(n, given.x[2].itemsize, read, indices, diagonal, grouped, formulas.special is not None, formulas.heavy)
     told_apart = indices and given.target_b is None and columns is not None and tiles.block // columns + 2 <= WARP.value
     if not told_apart or (given.x[2].itemsize == 4 and columns is not None and columns <= tiles.block):
         background = None  # float32 of 80 classes was 2 % slower with both branches on an H200
@@ -190,6 +190,7 @@ def _plan(
         COUNT=COUNTED if counted else 0,
         BLOCK=tiles.block,
         G=GROUP if grouped else 1,
+        STAGES=tiles.stages,
         num_warps=tiles.warps,
         **most_registers(tiles.warps, tiles.programs),
     )

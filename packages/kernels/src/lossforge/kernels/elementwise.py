@@ -116,18 +116,41 @@ def mixed(
 
 
 @triton.jit
-def is_background(start, target, classes, ignore, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Whether no element of a tile is in its row's class, and no row ignored. Every warp reads the rows, so that none waits for another."""
+def read(start, x, target, r, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, BIG: tl.constexpr, G: tl.constexpr):
+    """A full tile of x, and of each of its rows where it begins, counted from the tile's first element, and the class."""
+    BLOCK: tl.constexpr = r.shape[0] * G
+    at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
     row = (start.to(tl.uint64) // COLUMNS).to(tl.int64)
-    i = tl.arange(0, WARP)
-    begins = i * COLUMNS - (start - row * COLUMNS).to(tl.int32)  # each row, counted from the tile's first element
-    index = tl.load(target.ptr + (row + i) * target.s0, mask=begins < BLOCK, other=-1)
+    i = tl.arange(0, WARP)  # every warp reads the rows, so that none waits for another
+    begins = i * COLUMNS - (start - row * COLUMNS).to(tl.int32)
+    return load(x, at, None, 0.0), begins, tl.load(target.ptr + (row + i) * target.s0, mask=begins < BLOCK, other=-1)
+
+
+@triton.jit
+def is_background(begins, index, classes, ignore, BLOCK: tl.constexpr):
+    """Whether no element of a tile is in its row's class, and no row ignored."""
     elsewhere = (index >= 0) & (index < classes) & ((begins + index < 0) | (begins + index >= BLOCK))
     return tl.min(((index != ignore) & ((index == -1) | elsewhere)).to(tl.int32), 0) > 0
 
 
 @triton.jit
+def settled(part, value, slope, at, mask, upstream, out, gradient, scale):
+    """part with the values of a tile, 0 where masked; gradient and values are stored where they are asked for."""
+    if gradient.ptr is not None:
+        if upstream.ptr is not None:
+            slope *= widened(load(upstream, at, mask, 0.0))
+        store(gradient, at, mask, slope)
+    if mask is not None:
+        value = tl.where(mask, value, 0.0)
+    if out.ptr is not None:
+        store(out, at, mask, value * scale)
+    return part + value
+
+
+@triton.jit
 def one_tile(
+    part,
+    tile,
     start,
     n,
     mask,
@@ -161,36 +184,35 @@ def one_tile(
     BIG: tl.constexpr,
     G: tl.constexpr,
 ):
-    """Values of one tile, 0 where ignored; gradient and values are stored where they are asked for. A mask of None: all inside."""
+    """part with the values of one tile. tile: as from `read`, or None. A mask of None: all inside."""
     at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
-    x_tile = widened(load(x, at, mask, 0.0))
+    if tile is None:
+        x_tile = widened(load(x, at, mask, 0.0))
+    else:
+        x_tile = widened(tile[0])
     if parameter.ptr is not None:
         hyper = longer(hyper, widened(load(parameter, at, mask, 1.0)))
     w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
+    # each branch settles its own: values that leave a branch are moved there, an instruction each
     # fmt: off
-    if background is not None and mask is None:
-        if is_background(start, target, classes, ignore, COLUMNS, r.shape[0] * G):
+    if tile is not None:
+        if is_background(tile[1], tile[2], classes, ignore, r.shape[0] * G):
             value, slope = background(x_tile, False, w, w * factor, *hyper)
+            part = settled(part, value, slope, at, mask, upstream, out, gradient, scale)
         else:
             value, slope = mixed(
                 start, n, mask, r, x_tile, target, target_b, lam, w, at, hyper, factor, n1, n2, classes, ignore, offset,
                 formula, load_target, HARD, COLUMNS, FLAT, BIG, G,
             )
+            part = settled(part, value, slope, at, mask, upstream, out, gradient, scale)
     else:
         value, slope = mixed(
             start, n, mask, r, x_tile, target, target_b, lam, w, at, hyper, factor, n1, n2, classes, ignore, offset,
             formula, load_target, HARD, COLUMNS, FLAT, BIG, G,
         )
+        part = settled(part, value, slope, at, mask, upstream, out, gradient, scale)
     # fmt: on
-    if gradient.ptr is not None:
-        if upstream.ptr is not None:
-            slope *= widened(load(upstream, at, mask, 0.0))
-        store(gradient, at, mask, slope)
-    if mask is not None:
-        value = tl.where(mask, value, 0.0)
-    if out.ptr is not None:
-        store(out, at, mask, value * scale)
-    return value
+    return part
 
 
 @triton.jit
@@ -225,6 +247,7 @@ def all_tiles(
     BIG: tl.constexpr,
     BLOCK: tl.constexpr,
     G: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """This program's tiles, `num_programs` apart: full ones without masks, and one program the rest. The sum of their values, by lane."""
     r = tl.arange(0, BLOCK // G)[:, None]
@@ -232,17 +255,31 @@ def all_tiles(
     first = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
     full = n // BLOCK + first * 0
+    count = tl.cdiv(full - first, programs).to(tl.int32)
     # fmt: off
-    for k in range(tl.cdiv(full - first, programs).to(tl.int32)):
-        part += one_tile(
-            (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out,
-            gradient, group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background, load_target,
-            HARD, COLUMNS, FLAT, BIG, G,
-        )
+    if background is None:
+        for k in tl.range(count, num_stages=STAGES):
+            part = one_tile(
+                part, None, (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out,
+                gradient, group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background, load_target,
+                HARD, COLUMNS, FLAT, BIG, G,
+            )
+    else:
+        if count > 0:
+            tile = read(first * BLOCK, x, target, r, n1, n2, COLUMNS, FLAT, BIG, G)
+            for k in range(count):  # the branch keeps the compiler from reading a tile ahead: here each is read before the last is computed
+                following = tl.minimum(first + (k + 1) * programs, full - 1)
+                next_tile = read(following * BLOCK, x, target, r, n1, n2, COLUMNS, FLAT, BIG, G)
+                part = one_tile(
+                    part, tile, (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream,
+                    out, gradient, group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background,
+                    load_target, HARD, COLUMNS, FLAT, BIG, G,
+                )
+                tile = next_tile
     rest = (n - full * BLOCK).to(tl.int32)
     if (rest > 0) & (full % programs == first):
-        part += one_tile(
-            full * BLOCK, n, r * G < rest, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
+        part = one_tile(
+            part, None, full * BLOCK, n, r * G < rest, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
             group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD,
             COLUMNS, FLAT, BIG, G,
         )
@@ -290,6 +327,7 @@ def elementwise_kernel(
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
     G: tl.constexpr,
+    STAGES: tl.constexpr,  # tiles on their way at once
 ):
     if COUNT:
         counted = count_rows(target.ptr, None, None, None, tl.arange(0, COUNT), rows, classes, ignore)
@@ -303,18 +341,19 @@ def elementwise_kernel(
     if special is None:
         part = all_tiles(
             n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-            n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G,
+            n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G, STAGES,
         )
     else:
         if applies(*hyper):  # one branch a program: inside the loop it would cost registers and time
             part = all_tiles(
                 n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
                 n1, n2, classes, groups, ignore, offset, special, special_background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G,
+                STAGES,
             )
         else:
             part = all_tiles(
                 n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-                n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G,
+                n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G, STAGES,
             )
     # fmt: on
     if sum is not None:

@@ -80,18 +80,18 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     on_chip = chip(given.x[3])
     if on_chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:
         return None
-    bias = given.bias is not None
+    bias, smoothing = given.bias is not None, bool(given_of.smoothing)
     if given.target_b is not None and (p.shift > 1 or bias):
         return None  # more than registers hold
     multiprocessors, shared = on_chip
     itemsize = given.x[2].itemsize
-    tiles = resident_tiles(p.rows.classes, itemsize, p.shift, given.target_b is not None, bias, shared)
+    tiles = resident_tiles(p.rows.classes, itemsize, p.shift, given.target_b is not None, smoothing, bias, shared)
     if tiles is None:
         return None
     programs = multiprocessors * tiles.programs
     if bias:
         programs -= programs % p.shift  # each takes rows so far apart that they begin at the same lane
-    too_many = itemsize == 2 and (tiles.held > 0 or (given_of.smoothing and p.shift > 1))  # registers, left to the compiler
+    too_many = (itemsize == 2 and tiles.held > 0) or (smoothing and p.shift > 1)  # registers, left to the compiler
     x, index_a, index_b, lam, _, gradient, labels = p.arguments
     return Plan(
         resident_kernel,

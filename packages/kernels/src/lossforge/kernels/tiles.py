@@ -17,11 +17,12 @@ COUNTED = 1024  # rows of class indices that a launch counts itself, in every pr
 
 
 class ElementTiles(NamedTuple):
-    """Elements a tile, warps a program, and programs a multiprocessor, for which registers may have to be few."""
+    """Elements a tile; warps a program; programs a multiprocessor, for which registers may have to be few; tiles on their way at once."""
 
     block: int
     warps: int
     programs: int = 1
+    stages: int = 1
 
 
 _tried: dict[type, Any] = {}
@@ -42,8 +43,10 @@ def tried() -> tuple[Any, ...]:
     return tuple(_tried.values())
 
 
-def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: bool, special: bool, heavy: bool) -> ElementTiles:
-    """tensors: how many a launch reads. indices: class-index targets; grouped: which a group of elements reads once.
+def element_tiles(
+    n: int, itemsize: int, tensors: int, indices: bool, diagonal: bool, grouped: bool, special: bool, heavy: bool
+) -> ElementTiles:
+    """tensors: how many a launch reads. indices: class-index targets; diagonal: it takes their place; grouped: 8 elements lie in one row.
 
     special: two formulas in one kernel. heavy: a formula of so much arithmetic that registers limit the programs under way.
     """
@@ -51,23 +54,21 @@ def element_tiles(n: int, itemsize: int, tensors: int, indices: bool, grouped: b
         return _tried[ElementTiles]
     if n < 2**20:
         return ElementTiles(1024, 4)
-    if indices and not special:
-        if not grouped or heavy:
-            return ElementTiles(1024, 4, 8)
-        return ElementTiles(1024, 4, 6) if itemsize == 4 else ElementTiles(2048, 8, 6)
+    if diagonal:
+        return ElementTiles(1024, 4, 8, 2) if itemsize == 4 else ElementTiles(2048, 4, 6, 4)
     if indices:
-        if itemsize == 4:
-            return ElementTiles(1024, 8, 8)
-        if not grouped:
+        if tensors > 3:
             return ElementTiles(1024, 4)
-        return ElementTiles(2048, 4, 6) if tensors == 2 else ElementTiles(1024, 4, 8 if tensors == 3 else 1)
+        if itemsize == 4:
+            return ElementTiles(1024, 4, 8, 3)
+        return ElementTiles(2048, 4, 6) if grouped and tensors == 2 and not heavy else ElementTiles(1024, 4, 8)
     if heavy:
-        return ElementTiles(512, 4) if itemsize == 4 else ElementTiles(1024, 4, 6 if tensors > 2 else 8)
+        return ElementTiles(1024, 4, 8, 3) if itemsize == 4 else ElementTiles(1024, 4, 6 if tensors > 2 else 8)
     if special:
-        return ElementTiles(1024, 4 if itemsize == 4 else 8, 8)
+        return ElementTiles(1024, 4, 8, 2) if itemsize == 4 else ElementTiles(2048, 4, 8, 3)
     if tensors > 2:
-        return ElementTiles(1024, 8, 1 if itemsize == 4 else 8)
-    return ElementTiles(4096, 16, 2)
+        return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(1024, 4, 8, 2)
+    return ElementTiles(4096, 16, 2) if itemsize == 4 else ElementTiles(1024, 4, 8, 3)
 
 
 class BoxTiles(NamedTuple):
@@ -189,10 +190,10 @@ class ResidentTiles(NamedTuple):
     programs: int
 
 
-def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, bias: bool, shared: int) -> ResidentTiles | None:
+def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, smoothing: bool, bias: bool, shared: int) -> ResidentTiles | None:
     """For rows that stay on chip, on a GPU whose programs may have `shared` bytes of shared memory; None where the template is as quick.
 
-    shift: 1, or the elements of a vector where rows need not begin at one, which takes registers, as a pair of targets does.
+    shift: 1, or the elements of a vector where rows need not begin at one, which takes registers, as a pair of targets and smoothing do.
     bias: of the classes, float32 beside the row.
     """
     if ResidentTiles in _tried:
@@ -204,11 +205,11 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, bias: bo
     chunk = 8192 // itemsize
     chunks = -(-lanes // chunk)
     if bias:
-        return ResidentTiles(chunk, chunks, 0, 8, 1) if chunks * chunk * (itemsize + 4) <= shared - 2048 else None
-    if 2 * chunks + 1 <= room:
-        return ResidentTiles(chunk, chunks, 0, 8, 2)
-    if itemsize == 4 and chunks <= 16:
-        return ResidentTiles(chunk, chunks - 2, 2, 8, 2)
+        fits = chunks * chunk * (itemsize + 4) <= shared - 2048
+        return ResidentTiles(chunk, chunks, 0, 16 if itemsize == 4 else 8, 1) if fits else None
+    if 2 * chunks + 1 <= room or (itemsize == 4 and chunks <= 16):
+        held = 0 if itemsize == 2 and smoothing and shift > 1 else 2
+        return ResidentTiles(chunk, chunks - held, held, 8, 2)
     chunk, chunks, room = 2 * chunk, -(-lanes // (2 * chunk)), room // 2
     if itemsize == 2 and chunks <= 8:
         return ResidentTiles(chunk, chunks - 2, 2, 8, 2)

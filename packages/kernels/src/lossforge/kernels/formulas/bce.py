@@ -59,10 +59,14 @@ def bce_with_logits_softened_hard(x, positive, w, factor, slope, offset, thresho
     of_positive = tl.where(positive, pos_weight * on, pos_weight * off)
     of_negative = tl.where(positive, 1.0 - on, 1.0 - off)
     larger, smaller, log1p = half_logistic(x)
-    above = x >= 0
-    value = tl.where(above, w * of_negative, -w * of_positive) * x + (w * (of_positive + of_negative)) * log1p
-    near, far = factor * of_negative, -factor * of_positive
-    return value, tl.where(above, near, far) * larger + tl.where(above, far, near) * smaller
+    # the slope is near p - far (1 - p): the smaller of both, and p or 1 - p of what the larger has more
+    near, far = factor * of_negative, factor * of_positive
+    rising = tl.abs(near) >= tl.abs(far)
+    least, rest = tl.where(rising, -far, near), tl.where(rising, near + far, -near - far)
+    side = (x >= 0) == rising
+    above, below = w * of_negative, -w * of_positive
+    value = tl.where(side, tl.where(rising, above, below), tl.where(rising, below, above)) * x + (w * (of_positive + of_negative)) * log1p
+    return value, least + rest * tl.where(side, larger, smaller)
 
 
 @triton.jit

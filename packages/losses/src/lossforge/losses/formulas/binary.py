@@ -70,9 +70,7 @@ def varifocal_twin(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighte
 
 FORMULAS = {
     "bce_with_logits": Formula(bce.bce_with_logits, bce_with_logits_twin, hard=(bce.bce_with_logits_hard, None)),
-    "bce_softened": Formula(
-        bce.bce_with_logits_softened, softened_bce_twin, hard=(bce.bce_with_logits_softened_hard, None), hard_heavy=True
-    ),
+    "bce_softened": Formula(bce.bce_with_logits_softened, softened_bce_twin, hard=(bce.bce_with_logits_softened_hard, None)),
     "bce": Formula(bce.bce, bce_twin, heavy=True),
     "focal": Formula(focal.focal, focal_twin, focal.focal_2, focal.is_2, (focal.focal_hard, focal.focal_2_hard)),
     "asymmetric": Formula(asymmetric.asymmetric_unclipped, asymmetric_twin, asymmetric.asymmetric_clipped, asymmetric.clips, heavy=True),

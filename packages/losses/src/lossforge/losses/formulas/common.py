@@ -20,9 +20,8 @@ class Formula(NamedTuple):
     applies: Any = None
     hard: tuple[Any, Any] | None = None
     heavy: bool = False
-    hard_heavy: bool = False
 
     @property
     def kernels(self) -> kernels.Formulas:
-        hard = None if self.hard is None else kernels.Formulas(*self.hard, self.applies, None, self.hard_heavy)
+        hard = None if self.hard is None else kernels.Formulas(*self.hard, self.applies)
         return kernels.Formulas(self.kernel, self.special, self.applies, hard, self.heavy)
