@@ -16,7 +16,7 @@ from lossforge.losses.registry import LOSSES, Loss
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
-BENCH_MORE = [ROOT / "results" / f"bench-{name}-h200.json" for name in ("renewed", "variants", "small")]  # of runs of their own
+BENCH_MORE = [ROOT / "results" / f"bench-{name}-h200.json" for name in ("earlier", "renewed", "variants", "small")]  # of runs of their own
 DETECTION = ROOT / "results" / "detection.json"
 EFFECTS = ROOT / "results" / "effects.json"
 SEVERAL_GPUS = ROOT / "results" / "several-gpus-h200.json"
@@ -86,14 +86,14 @@ def provenance(found: dict, gpus: str = "One") -> str:
 
 
 def benched() -> tuple[Report, str]:
-    """The figures of all suites, and where they are from: some suites are of a run of their own, and some losses' rows of a later one."""
+    """The figures of all suites, and where they are from: suites of a run of their own, losses' rows of an earlier one."""
     report, *others = (load(path) for path in (BENCH, *BENCH_MORE))
-    said = [f"{tables.provenance(report)} ({', '.join(dict.fromkeys(row.suite for row in report.rows))})"]
+    suites = dict.fromkeys(row.suite for row in report.rows)
+    said = [f"{tables.provenance(report)} ({', '.join(suites)})"]
     for other in others:
-        renewed = {(row.suite, *row.case) for row in report.rows} & {(row.suite, *row.case) for row in other.rows}
-        names = [row.loss if renewed else row.suite for row in other.rows]
+        names = [f"{row.loss} {row.dtype}" if row.suite in suites else row.suite for row in other.rows]
         said.append(f"{tables.provenance(other)} ({', '.join(dict.fromkeys(names))})")
-        report.rows += other.rows  # of a case's rows the last count
+        report.rows += other.rows
     return report, "; ".join(said)
 
 

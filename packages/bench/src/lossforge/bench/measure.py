@@ -166,10 +166,16 @@ def copy_rate(device: torch.device) -> float:
     """Bytes a second, read plus written, of a copy far larger than the caches: the ceiling for work that moves bytes."""
     source = torch.randn(2**29, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / (_device_times(lambda: target.copy_(source), lambda: None, 200).median / 1e3)
+    return 2 * source.nbytes / _steady_seconds(lambda: target.copy_(source))
 
 
 def read_rate(device: torch.device) -> float:
     """Bytes a second of a sum far larger than the caches: the ceiling for work that only reads."""
     source = torch.randn(2**29, device=device)
-    return source.nbytes / (_device_times(source.sum, lambda: None, 200).median / 1e3)
+    return source.nbytes / _steady_seconds(source.sum)
+
+
+def _steady_seconds(call: Nothing) -> float:
+    """Of a call after its first, which loads its kernel: counted in, it would leave too little time for more than a few."""
+    call()
+    return _device_times(call, lambda: None, 200).median / 1e3

@@ -65,10 +65,10 @@ def element_tiles(
     if heavy:
         return ElementTiles(1024, 4, 8, 3) if itemsize == 4 else ElementTiles(1024, 4, 6 if tensors > 2 else 8)
     if special:
-        return ElementTiles(1024, 4, 8, 2) if itemsize == 4 else ElementTiles(2048, 4, 8, 3)
+        return ElementTiles(1024, 4, 8, 2) if itemsize == 4 else ElementTiles(2048, 4, 6, 3)
     if tensors > 2:
         return ElementTiles(1024, 8) if itemsize == 4 else ElementTiles(1024, 4, 8, 2)
-    return ElementTiles(4096, 16, 2) if itemsize == 4 else ElementTiles(1024, 4, 8, 3)
+    return ElementTiles(4096, 16, 2)
 
 
 class BoxTiles(NamedTuple):
@@ -205,8 +205,7 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, smoothin
     chunk = 8192 // itemsize
     chunks = -(-lanes // chunk)
     if bias:
-        fits = chunks * chunk * (itemsize + 4) <= shared - 2048
-        return ResidentTiles(chunk, chunks, 0, 16 if itemsize == 4 else 8, 1) if fits else None
+        return ResidentTiles(chunk, chunks, 0, 8, 1) if chunks * chunk * (itemsize + 4) <= shared - 2048 else None
     if 2 * chunks + 1 <= room or (itemsize == 4 and chunks <= 16):
         held = 0 if itemsize == 2 and smoothing and shift > 1 else 2
         return ResidentTiles(chunk, chunks - held, held, 8, 2)
