@@ -176,6 +176,6 @@ def read_rate(device: torch.device) -> float:
 
 
 def _steady_seconds(call: Nothing) -> float:
-    """Of a call after its first, which loads its kernel: counted in, it would leave too little time for more than a few."""
+    """Seconds a call. The first loads the kernel; the number of calls follows from one call's time."""
     call()
     return _device_times(call, lambda: None, 200).median / 1e3

@@ -58,8 +58,8 @@ def resident_rows(classes: int, dtype: torch.dtype, bias: bool = False) -> list[
         chunk = size // dtype.itemsize
         chunks = -(-classes // chunk)
         ring = min((226 * 1024 // programs - bias * 4 * chunk * chunks) // size, chunks - held)
-        whole = ring + held == chunks
-        if (ring >= 1 if whole else ring >= 4 and not bias) and size // 16 >= 32 * w and held * size // (w * 128) <= 48:
+        least = 1 if ring + held == chunks else chunks if bias else 4  # a row that does not fit passes through four places at least
+        if ring >= least and size // 16 >= 32 * w and held * size // (w * 128) <= 48:
             found.append(ResidentTiles(chunk, ring, held, w, programs))
     return found
 
@@ -134,7 +134,8 @@ def elements(
     weight = torch.rand_like(x) if weighted else None
     gradient, hyper = torch.empty_like(x), HYPER.get(name, ())
     sizes = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 16))
-    tried = [ElementTiles(b, w, 4 * n // w, s) for (b, w), n, s in itertools.product(sizes, (6, 8, 12), (1, 2, 3, 4))]
+    sides = itertools.product(sizes, (1, 6, 8, 12), (1, 2, 3, 4))
+    tried = [ElementTiles(b, w, max(1, 4 * n // w if n > 1 else 1), s) for (b, w), n, s in sides]
     what = " ".join(filter(None, (name, target, "weighted" if weighted else "", f"{shape[0]}x{shape[1]}", str(dtype))))
     formulas = FORMULAS[name].kernels
     return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))

@@ -190,7 +190,7 @@ def _plan(
         COUNT=COUNTED if counted else 0,
         BLOCK=tiles.block,
         G=GROUP if grouped else 1,
-        STAGES=tiles.stages,
+        STAGES=1 if background is not None else tiles.stages,
         num_warps=tiles.warps,
         **most_registers(tiles.warps, tiles.programs),
     )

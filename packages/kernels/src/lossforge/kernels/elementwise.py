@@ -327,7 +327,7 @@ def elementwise_kernel(
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
     G: tl.constexpr,
-    STAGES: tl.constexpr,  # tiles on their way at once
+    STAGES: tl.constexpr,  # tiles on their way at once, without a background
 ):
     if COUNT:
         counted = count_rows(target.ptr, None, None, None, tl.arange(0, COUNT), rows, classes, ignore)

@@ -17,7 +17,10 @@ COUNTED = 1024  # rows of class indices that a launch counts itself, in every pr
 
 
 class ElementTiles(NamedTuple):
-    """Elements a tile; warps a program; programs a multiprocessor, for which registers may have to be few; tiles on their way at once."""
+    """Elements a tile; warps a program; programs a multiprocessor, for which registers may have to be few.
+
+    stages: tiles on their way at once, where the kernel does not itself read one ahead.
+    """
 
     block: int
     warps: int
@@ -193,7 +196,8 @@ class ResidentTiles(NamedTuple):
 def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, smoothing: bool, bias: bool, shared: int) -> ResidentTiles | None:
     """For rows that stay on chip, on a GPU whose programs may have `shared` bytes of shared memory; None where the template is as quick.
 
-    shift: 1, or the elements of a vector where rows need not begin at one, which takes registers, as a pair of targets and smoothing do.
+    shift: 1, or the elements of a vector where rows need not begin at one, which takes registers, as a pair of targets does, and smoothing
+    beside a shift.
     bias: of the classes, float32 beside the row.
     """
     if ResidentTiles in _tried:

@@ -59,13 +59,15 @@ def bce_with_logits_softened_hard(x, positive, w, factor, slope, offset, thresho
     of_positive = tl.where(positive, pos_weight * on, pos_weight * off)
     of_negative = tl.where(positive, 1.0 - on, 1.0 - off)
     larger, smaller, log1p = half_logistic(x)
-    # the slope is near p - far (1 - p): the smaller of both, and p or 1 - p of what the larger has more
+    # slope = near p - far q, of which the smaller share and what the larger has more are the launch's: -far + (near + far) p, or
+    # near - (near + far) q. x's sign is compared once, with both shares' order in it, for the slope and for the value.
     near, far = factor * of_negative, factor * of_positive
     rising = tl.abs(near) >= tl.abs(far)
     least, rest = tl.where(rising, -far, near), tl.where(rising, near + far, -near - far)
     side = (x >= 0) == rising
-    above, below = w * of_negative, -w * of_positive
-    value = tl.where(side, tl.where(rising, above, below), tl.where(rising, below, above)) * x + (w * (of_positive + of_negative)) * log1p
+    of_above, of_below = w * of_negative, -w * of_positive
+    linear = tl.where(side, tl.where(rising, of_above, of_below), tl.where(rising, of_below, of_above))  # x ≥ 0: of_above
+    value = linear * x + (w * (of_positive + of_negative)) * log1p
     return value, least + rest * tl.where(side, larger, smaller)
 
 

@@ -11,7 +11,7 @@ from lossforge import kernels
 class Formula(NamedTuple):
     """special: a quicker kernel formula for the hyper-parameters of which `applies`, a device function, is true.
 
-    hard: kernel and special for targets of 0 and 1. heavy: so much arithmetic that smaller tiles are quicker.
+    hard: kernel and special for targets of 0 and 1. heavy: as of kernels.tiles.element_tiles.
     """
 
     kernel: Any
