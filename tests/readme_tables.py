@@ -85,8 +85,8 @@ def provenance(found: dict, gpus: str = "One") -> str:
     return f"{gpus} {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}"
 
 
-def benched() -> tuple[Report, str]:
-    """The figures of all suites, and where they are from: suites of a run of their own, losses' rows of an earlier one."""
+def benched() -> tuple[Report, str, str]:
+    """The figures of all suites, where they are from (suites of a run of their own, losses' rows of an earlier one), and notes on them."""
     report, *others = (load(path) for path in (BENCH, *BENCH_MORE))
     suites = dict.fromkeys(row.suite for row in report.rows)
     said = [f"{tables.provenance(report)} ({', '.join(suites)})"]
@@ -94,18 +94,19 @@ def benched() -> tuple[Report, str]:
         names = [f"{row.loss} {row.dtype}" if row.suite in suites else row.suite for row in other.rows]
         said.append(f"{tables.provenance(other)} ({', '.join(dict.fromkeys(names))})")
         report.rows += other.rows
-    return report, "; ".join(said)
+    notes = " ".join(each.settings["note"] for each in (report, *others) if "note" in each.settings)
+    return report, "; ".join(said), notes
 
 
 def bench() -> str:
-    report, said = benched()
+    report, said, notes = benched()
     copy, read = (f"{(rate or 0) / 1e12:.2f} TB/s" for rate in (report.copy_bytes_per_second, report.read_bytes_per_second))
     return "\n\n".join(
         [
             f"{said}. Milliseconds on the device, forward + backward from a scalar, the shorter of called and "
             "replayed from a CUDA graph. Value and every row of the gradient were checked against float64 in the same run; "
             "who is wrong has no time. The floor is the fewest bytes that must cross memory over the rate of a copy in that run "
-            f"({copy}), for forward alone over that of a sum ({read}). MiB: the peak beyond the inputs.",
+            f"({copy}), for forward alone over that of a sum ({read}). MiB: the peak beyond the inputs. {notes}".rstrip(),
             tables.bench(report),
             picture("time", "time over the floor, by case and contender"),
             picture("memory", "peak memory, by case and contender"),

@@ -10,8 +10,10 @@ CPU = torch.device("cpu")
 SMALL = {
     "short rows": lambda: tune.rows(4, 100, torch.float32, CPU),
     "long rows": lambda: tune.rows(2, 9000, torch.bfloat16, CPU),
+    "long rows with a prior": lambda: [tune.with_prior(2, 9000, torch.float32, CPU)],
     "elements": lambda: [tune.elements("l1", (10, 80), torch.float32, CPU)],
     "weighted, class indices": lambda: [tune.elements("focal", (10, 80), torch.float32, CPU, target="class index", weighted=True)],
+    "diagonal": lambda: [tune.elements("bce_with_logits", (10, 12), torch.bfloat16, CPU, target="diagonal")],
     "boxes": lambda: [tune.box_pairs("ciou", 100, CPU)],
     "short divergences": lambda: [tune.divergences("kl", 4, 1000, torch.bfloat16, CPU)],
     "long divergences": lambda: [tune.divergences("js", 2, 9000, torch.float32, CPU)],

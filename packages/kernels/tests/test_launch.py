@@ -17,7 +17,7 @@ from lossforge.kernels.launch import Plan, Slot, filler, workspace
 from lossforge.kernels.tiles import backward_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def test_filler():

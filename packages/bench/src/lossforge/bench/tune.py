@@ -135,7 +135,7 @@ def elements(
     gradient, hyper = torch.empty_like(x), HYPER.get(name, ())
     sizes = ((512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 16))
     sides = itertools.product(sizes, (1, 6, 8, 12), (1, 2, 3, 4))
-    tried = [ElementTiles(b, w, max(1, 4 * n // w if n > 1 else 1), s) for (b, w), n, s in sides]
+    tried = list(dict.fromkeys(ElementTiles(b, w, max(1, 4 * n // w), s) for (b, w), n, s in sides))
     what = " ".join(filter(None, (name, target, "weighted" if weighted else "", f"{shape[0]}x{shape[1]}", str(dtype))))
     formulas = FORMULAS[name].kernels
     return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))

@@ -1,6 +1,7 @@
 """Tile sizes and warps, by arithmetic over shape and dtype: nothing is tried at run time.
 
-The constants were found on one H200 by `python -m lossforge.bench.tune`, which tries others on the GPU at hand.
+The constants were found on H200s by trials (results/tiles-h200.json has the last); `python -m lossforge.bench.tune` makes such trials on
+the GPU at hand.
 """
 
 import contextlib
