@@ -10,12 +10,13 @@ import weakref
 import pytest
 import torch
 import torch._dynamo.testing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossforge.losses import cross_entropy
 from lossforge.losses.operators import boxes, divergence, elementwise, overlap, rowwise
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.testing import error, plain_sample, run, samples
+from lossforge.losses.testing import Sample, error, plain_sample, run, samples
 
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
@@ -111,6 +112,54 @@ def test_compile_does_not_recompile(loss, device):
     assert len(set(frames)) == 1
 
 
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template != "boxes"], ids=lambda loss: loss.name)
+def test_compile_inplace(loss, device):
+    """Nothing is overwritten in a compiled graph, whatever the shape: the same value and gradient, at the second shape and the third."""
+    torch._dynamo.reset()
+    sample = plain_sample(loss, device)
+    compiled = torch.compile(
+        lambda x, t, **kwargs: loss.function(x * 2, t, **kwargs, reduction="sum", inplace=True), fullgraph=True, backend="aot_eager"
+    )
+    for rows in (len(sample.x), len(sample.x) - 1, len(sample.x) - 2):
+        kwargs = {k: v[:rows] if isinstance(v, torch.Tensor) else v for k, v in sample.kwargs.items()}
+        part = Sample("rows", sample.x[:rows], sample.target[:rows], kwargs)
+        x = (part.x / 2).requires_grad_()
+        compiled(x, part.target, **kwargs).backward()
+        exact = run(loss.reference, part, dtype=torch.float64, reduction="sum")
+        assert error(x.grad, 2 * exact.gradient) < 3e-6, rows
+
+
+@BY_ROWS
+def test_compile_refuses_an_index_out_of_range(loss, device):
+    """As the call that is not compiled: an IndexError that names value and row, on CUDA where it is asked for."""
+    torch._dynamo.reset()
+    sample = plain_sample(loss, device)
+    compiled = torch.compile(
+        lambda x, t: loss.function(x, t, **sample.kwargs, reduction="sum", validate=True), fullgraph=True, backend="aot_eager"
+    )
+    compiled(sample.x, sample.target)
+    target = sample.target.clone()
+    target[1] = 1000
+    with pytest.raises(IndexError, match="got 1000 at row"):
+        compiled(sample.x, target)
+
+
+@EACH
+def test_fake_tensors(loss, device):
+    """Shapes and dtypes without values, class indices too, as in torch's own tools."""
+    sample = plain_sample(loss, device)
+    real = run(loss.function, sample, reduction="mean")
+    mode = FakeTensorMode()
+    x, target = mode.from_tensor(sample.x.detach()).requires_grad_(), mode.from_tensor(sample.target)
+    fake = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in sample.kwargs.items()}
+    with mode:
+        value = loss.function(x, target, **fake, reduction="mean")
+        (gradient,) = torch.autograd.grad(value, x)
+    assert isinstance(value, FakeTensor)
+    assert (value.shape, value.dtype) == (real.value.shape, real.value.dtype)
+    assert (gradient.shape, gradient.dtype) == (real.gradient.shape, real.gradient.dtype)
+
+
 @pytest.mark.parametrize("name", ["ce", *(["focal", "giou"] if torch.cuda.is_available() else [])])  # half a minute each of a C++ compiler
 def test_inductor(name, device):
     """Around the operator, whichever template: compiled code before and after it."""
@@ -158,6 +207,7 @@ def test_torch_func(loss, device):
     value, slope = torch.func.jvp(lambda x: call(x, sample.target, **sample.kwargs), (sample.x,), (direction,))
     assert error(value, exact.value) < 3e-6
     assert error(slope, (direction * exact.gradient).sum()) < 1e-5
+    assert slope.dtype == value.dtype
     compiled = torch.compile(torch.func.grad(call), backend="aot_eager")(sample.x, sample.target, **sample.kwargs)
     assert error(compiled, exact.gradient) < 3e-6
 
@@ -172,6 +222,7 @@ def test_forward_mode(loss, device):
         value = loss.function(dual, sample.target, **sample.kwargs, reduction="sum")
         slope = torch.autograd.forward_ad.unpack_dual(value).tangent
     assert slope is not None
+    assert slope.dtype == value.dtype
     assert error(slope, (direction * exact.gradient).sum()) < 1e-5
 
 

@@ -208,11 +208,14 @@ def test_inplace(loss, mode, device):
         exact = run(loss.reference, sample, torch.tensor(3.0), torch.float64, reduction="mean")
         squares = logits.square()  # keeps the logits for its own backward
         value = loss.function(logits, sample.target, **sample.kwargs, reduction="mean", inplace=True, gradient=mode)
-        (g,) = torch.autograd.grad(value, logits, torch.tensor(3.0, device=device), retain_graph=True)
+        memory = logits.detach()
+        (g,) = torch.autograd.grad(value, leaf, torch.tensor(3.0, device=device), retain_graph=True)
         assert error(value, exact.value) < 3e-6, sample.name
         assert error(g, exact.gradient) < 3e-6, sample.name
-        assert g.data_ptr() == logits.data_ptr()
+        assert torch.equal(memory, g)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             squares.sum().backward()
+        with pytest.raises(RuntimeError, match="computed from the logits after the loss cannot be differentiated"):
+            logits.square().sum().backward()
         with pytest.raises(RuntimeError, match="inplace"):
             value.backward()

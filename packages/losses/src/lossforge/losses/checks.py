@@ -91,21 +91,22 @@ def indices(
 ) -> Tensor:
     """t as the kernels read it, of one of `dtypes` or else int64: `ignored`, or at least `low` and below `end`.
 
-    The values are read on the host: always on CPU, on CUDA where asked.
+    The values are read on the host: always on CPU, on CUDA where asked; but not under transforms of torch.func.
     """
     integer(name, t)
     assert isinstance(t, Tensor)
     if shape is not None and t.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)}")
     beside(name, t, x)
-    if t.device.type == "cpu" or (VALIDATE if validate is None else validate):
-        in_range(name, t, low, end, ignored)
+    if (t.device.type == "cpu" or (VALIDATE if validate is None else validate)) and not torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):  # there are no values yet
+            t = torch.ops.lossforge.checked_indices(t, name, low, end, ignored)
+        else:
+            in_range(name, t, low, end, ignored)
     return t if t.dtype in dtypes else t.long()
 
 
 def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> None:
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return
     t = t.long()
     outside = (t < low) | (t >= end)
     if ignored is not None:
@@ -114,3 +115,15 @@ def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> N
         at = outside.nonzero()[0].tolist()
         allowed = f"{low} to {end - 1}" + ("" if ignored is None else f", or {ignored} where ignored")
         raise IndexError(f"{name} must hold {allowed}, got {int(t[tuple(at)])} at row {at[0] if len(at) == 1 else tuple(at)}")
+
+
+def _checked_indices(t: Tensor, name: str, low: int, end: int, ignored: int | None) -> Tensor:
+    in_range(name, t, low, end, ignored)
+    return t.clone()  # operators return no argument
+
+
+_SCHEMA = "checked_indices(Tensor t, str name, SymInt low, SymInt end, SymInt? ignored) -> Tensor"
+_LIBRARY = torch.library.Library("lossforge", "FRAGMENT")
+_LIBRARY.define(_SCHEMA, tags=[torch.Tag.pt2_compliant_tag])
+_LIBRARY.impl("checked_indices", _checked_indices, "CompositeExplicitAutograd")
+torch.library.register_fake("lossforge::checked_indices", lambda t, *_: torch.empty_like(t), lib=_LIBRARY)

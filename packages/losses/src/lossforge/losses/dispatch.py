@@ -101,19 +101,17 @@ class InPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, a, in_forward, template):
-        ctx.a, ctx.once, ctx.template = a._replace(x=x.detach()), None, template
+        _keep(ctx, x, a, in_forward)
+        ctx.template = template
         value, *ctx.kept = template.forward(ctx.a, ctx.a.x if in_forward else None, not in_forward)
-        _keep(ctx, x, in_forward)
         return value
 
     @staticmethod
     def backward(ctx, upstream):
         gradient = _take(ctx, upstream)
         if gradient is None:
-            (x,) = ctx.saved_tensors
-            gradient = ctx.a.x
+            gradient = _overwrite(ctx)
             ctx.template.backward(ctx.a, *ctx.kept, upstream, gradient)
-            torch.autograd.graph.increment_version(x)
         return gradient, None, None, None
 
 
@@ -122,13 +120,12 @@ class InPlaceRowwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, a, in_forward):
-        ctx.a, ctx.once = a._replace(x=x.detach()), None
+        _keep(ctx, x, a, in_forward)
         *results, ctx.stats, ctx.divisor = rowwise_operator.forward(ctx.a, ctx.a.x if in_forward else None, not in_forward)
         ctx.row_entropy = None if results[3] is None else results[3].detach()
         if results[4] is not None:
             ctx.mark_non_differentiable(results[4])
         ctx.set_materialize_grads(False)
-        _keep(ctx, x, in_forward)
         return tuple(results)
 
     @staticmethod
@@ -137,19 +134,61 @@ class InPlaceRowwise(torch.autograd.Function):
             raise RuntimeError(_SPENT.format('z_loss, lse and entropy can then be differentiated only with gradient="backward"'))
         gradient = _take(ctx, loss)
         if gradient is None:
-            (x,) = ctx.saved_tensors
-            gradient = ctx.a.x
+            gradient = _overwrite(ctx)
             rowwise_operator.backward(ctx.a, ctx.stats, ctx.divisor, ctx.row_entropy, (loss, z_loss, lse, entropy), gradient)
-            torch.autograd.graph.increment_version(x)
         return gradient, None, None
 
 
-def _keep(ctx, x: Tensor, in_forward: bool) -> None:
-    if in_forward:
-        torch.autograd.graph.increment_version(x)
-        ctx.once = Once(ctx.a.x)
-    else:
+class Overwritten(torch.autograd.Function):
+    """Tell autograd that the logits were overwritten: what is computed from them from now on cannot be differentiated.
+
+    The loss hands its gradient to what the logits came from; only a later use of them sends one here.
+    """
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        ctx.set_materialize_grads(False)
+        return x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        if upstream is not None:
+            raise RuntimeError(
+                _SPENT.format(
+                    "what was computed from the logits after the loss cannot be differentiated, for they no longer held their values"
+                )
+            )
+
+
+def _spend(x: Tensor) -> None:
+    """Make later differentiable uses of x, of its base and of other views raise, as well as earlier uses that saved it."""
+    with torch.enable_grad():
+        Overwritten.apply(x)
+
+
+def _keep(ctx, x: Tensor, a: Any, in_forward: bool) -> None:
+    ctx.a, ctx.once = a._replace(x=x.detach()), None
+    if not in_forward:
         ctx.save_for_backward(x)
+        ctx.x = x  # what save_for_backward returns is another tensor to autograd
+        return
+    try:
+        _spend(x)  # within forward, whose graph already leads to what x came from; before the launch, since autograd can refuse
+    except RuntimeError as refused:
+        raise ValueError(f"inplace=True needs logits that autograd allows to be overwritten: {refused}") from None
+    ctx.once = Once(ctx.a.x)
+
+
+def _overwrite(ctx) -> Tensor:
+    """The logits' memory, for the gradient that is written in backward."""
+    _ = ctx.saved_tensors  # raises where the logits have been overwritten since forward
+    x, ctx.x = ctx.x, None
+    try:
+        _spend(x)
+    except RuntimeError:  # one of several views that one function returned: autograd has no node to put in their place
+        torch.autograd.graph.increment_version(x)
+    return ctx.a.x
 
 
 def _take(ctx, upstream: Tensor) -> Tensor | None:

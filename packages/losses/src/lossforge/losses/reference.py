@@ -30,7 +30,9 @@ def _accurate(t: Tensor) -> Tensor:
 
 
 def reduced(values: Tensor, scale: float, divisor: Tensor | None, reduction: str, empty_is_zero: bool) -> Tensor:
-    result = (values if reduction == "none" else values.sum()) * scale
+    # by a number, torch.func.jvp gives the sum of float32 a tangent of float64
+    factor = torch.full((), scale, dtype=values.dtype, device=values.device)
+    result = (values if reduction == "none" else values.sum()) * factor
     if divisor is None:
         return result
     divisor = divisor.to(values.dtype)

@@ -64,7 +64,7 @@ def check_options(x: Tensor, reduction: str, options: CallOptions | BoxOptions, 
             raise ValueError('gradient="forward" needs a scalar result: reduction "mean" or "sum", got "none"')
         if normalizer is not None:
             raise ValueError('normalizer needs a scalar result: reduction "mean" or "sum", got "none"')
-    if options.get("inplace") and x.requires_grad and torch.is_grad_enabled():
+    if options.get("inplace") and x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         if x.is_leaf:
             raise ValueError("inplace=True needs logits that are an intermediate result, got a leaf that requires grad")
         if not is_dense(x):
