@@ -1,5 +1,6 @@
 """The contract's table of edges, line by line."""
 
+import inspect
 import math
 
 import pytest
@@ -396,3 +397,46 @@ def test_further_outputs(device):
             torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=1e-6)
         torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-7)
         assert out.correct.tolist() == [True, True, False, x[3].argmax().item() == 6, False]
+
+
+WEIGHTED = [loss for loss in LOSSES.values() if loss.template == "rowwise" and "weight" in inspect.signature(loss.function).parameters]
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 0.1])
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize("loss", WEIGHTED, ids=lambda loss: loss.name)
+def test_z_loss_is_averaged_over_rows(loss, mode, scale, device):
+    """Whatever the class weights, and the shares of a mixup pair: z_loss times the mean of lse² over the rows that count."""
+    target = torch.tensor([3, 0, -100, 6, 1], device=device)
+    weight = scale * (torch.arange(7, device=device) + 1.0)
+    log_prior = {"log_prior": torch.zeros(7, device=device)} if "log_prior" in inspect.signature(loss.function).parameters else {}
+    pair = {"target_b": torch.tensor([-100, 2, -100, 0, 1], device=device), "lam": torch.tensor([0.3, 0.5, 0.2, 0.9, 1.0], device=device)}
+    for options in ({"weight": weight}, {"weight": weight, **pair}, pair):
+        x = logits(5, 7, device).requires_grad_()
+        value = loss.function(x, target, reduction="mean", z_loss=0.1, gradient=mode, **options, **log_prior)
+        value.backward()
+        wide = x.detach().double().requires_grad_()
+        wider = {k: v.double() if v.is_floating_point() else v for k, v in {**options, **log_prior}.items()}
+        exact = loss.reference(wide, target, reduction="mean", **wider) + 0.1 * wide.logsumexp(1).square()[target >= 0].mean()
+        exact.backward()
+        torch.testing.assert_close(value.double(), exact, rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_z_loss_of_nothing(device):
+    """No weight at all: nan as without z_loss; with empty="zero" the z-loss alone, and 0 where no row counts."""
+    x = logits(2, 7, device)
+    target, weight = torch.tensor([3, 0], device=device), torch.zeros(7, device=device)
+    assert cross_entropy(x, target, weight, z_loss=0.1).isnan()
+    alone = 0.1 * x.double().logsumexp(1).square().mean()
+    torch.testing.assert_close(cross_entropy(x, target, weight, z_loss=0.1, empty="zero").double(), alone, rtol=2e-6, atol=0)
+    ignored = torch.full((2,), -100, device=device)
+    assert cross_entropy(x, ignored, weight + 1, z_loss=0.1).isnan()
+    assert cross_entropy(x, ignored, weight + 1, z_loss=0.1, empty="zero") == 0
+
+
+def test_returned_z_loss_has_no_weights(device):
+    x, target = torch.zeros(2, 4, device=device), torch.tensor([0, 1], device=device)
+    for w in (1.0, 10.0, 0.1):
+        out = cross_entropy(x, target, weight=torch.full((4,), w, device=device), z_loss=0.1, return_z_loss=True)
+        torch.testing.assert_close(out.z_loss, torch.tensor(0.1 * math.log(4) ** 2, device=device))

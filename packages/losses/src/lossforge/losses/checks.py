@@ -100,7 +100,8 @@ def indices(
     beside(name, t, x)
     if (t.device.type == "cpu" or (VALIDATE if validate is None else validate)) and not torch._C._are_functorch_transforms_active():
         if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):  # there are no values yet
-            t = torch.ops.lossforge.checked_indices(t, name, low, end, ignored)
+            checked: Tensor = torch.ops.lossforge.checked_indices(t, name, low, end, ignored)
+            t = checked
         else:
             in_range(name, t, low, end, ignored)
     return t if t.dtype in dtypes else t.long()

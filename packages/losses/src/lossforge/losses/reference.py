@@ -136,16 +136,23 @@ def _correct(x: Tensor, target: Tensor, keep: Tensor) -> Tensor:
     return keep & (best == target)
 
 
-def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row: -ln p of its class, the class's weight, whether the row counts. nan where the index is out of range."""
+def row_weight(index: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
+    """Of each row the weight of its class; 0 where it is ignored or out of range."""
+    index = index.long()
+    classes = len(weight)
+    valid = (index >= 0) & (index < classes) & (index != ignore_index)
+    return torch.where(valid, weight[index.clamp(0, classes - 1)], 0.0)
+
+
+def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Per row: -ln p of its class, nan where the index is out of range, and the class's weight, 0 where ignored."""
     index = index.long()
     counts = index != ignore_index
     classes = log_p.shape[1]
     valid = (index >= 0) & (index < classes)
-    safe = index.clamp(0, classes - 1)
-    nll = -log_p.gather(1, safe.unsqueeze(1)).squeeze(1)
-    w = torch.ones_like(nll) if weight is None else torch.where(valid, weight[safe], 0.0).to(nll.dtype)
-    return torch.where(counts & ~valid, torch.nan, nll), torch.where(counts, w, 0.0), counts
+    nll = -log_p.gather(1, index.clamp(0, classes - 1).unsqueeze(1)).squeeze(1)
+    w = counts.to(nll.dtype) if weight is None else row_weight(index, weight, ignore_index).to(nll.dtype)
+    return torch.where(counts & ~valid, torch.nan, nll), w
 
 
 def _weighted(formula: Callable[..., Tensor], hyper: list[float], nll: Tensor, w: Tensor) -> Tensor:
@@ -174,10 +181,10 @@ def rowwise(a: Rowwise) -> RowResult:
         if a.target_b is not None:
             keep = keep | (a.target_b != a.ignore_index)
         log_p = torch.where(keep.unsqueeze(1), x, 0.0).log_softmax(1)
-        nll, w, _ = _hard(log_p, a.target, weight, a.ignore_index)
+        nll, w = _hard(log_p, a.target, weight, a.ignore_index)
         if a.target_b is not None and a.lam is not None:
             lam = a.lam.to(x.dtype)
-            nll_b, w_b, _ = _hard(log_p, a.target_b, weight, a.ignore_index)
+            nll_b, w_b = _hard(log_p, a.target_b, weight, a.ignore_index)
             w, w_b = lam * w, (1 - lam) * w_b
             values = _weighted(formula, a.hyper, nll, w) + _weighted(formula, a.hyper, nll_b, w_b)
             w = w + w_b

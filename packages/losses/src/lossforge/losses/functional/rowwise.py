@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.dispatch import rowwise
 from lossforge.losses.functional.common import Options, Settings, check_options, factor, share
 from lossforge.losses.operators.rowwise import Arguments as Rowwise
+from lossforge.losses.reference import row_weight
 
 
 class RowSettings(Settings, total=False):
-    """scale, softcap: the logits become cap · tanh(scale · x / cap); z_loss: the coefficient of lse², which is added to each row."""
+    """scale, softcap: the logits become cap · tanh(scale · x / cap); z_loss: the coefficient of lse², which is added to each row; a
+    mean of it is over the rows that count, whatever their class weights."""
 
     scale: float
     softcap: float | None
@@ -80,13 +83,19 @@ def rowwise_loss(
         if target_b is not None:
             target_b = checks.indices("target_b", target_b, per_row, x, 0, classes, ignore_index, options.get("validate"))
     weight, bias = _per_class("weight", weight, x, classes), _per_class("log_prior", bias, x, classes)
+    lam = share(options.get("lam"), target, target_b, x)
+    by_weight = reduction == "mean" and normalizer is None and not mean_of_rows and not target.is_floating_point()
+    if z_loss and by_weight and (weight is not None or target_b is not None):
+        weight = x.new_ones(classes, dtype=torch.float32) if weight is None else weight
+        weight = _average_one(weight, target, target_b, lam, ignore_index, options.get("empty") == "zero")
+        mean_of_rows = True  # of z_loss; and thereby of the rest, by such weights
     one = x.ndim == 1
     a = Rowwise(
         loss,
         x.unsqueeze(0) if one else x,
         target.unsqueeze(0) if one else target,
         target_b.unsqueeze(0) if one and target_b is not None else target_b,
-        share(options.get("lam"), target, target_b, x),
+        lam,
         weight,
         bias,
         divisor,
@@ -107,6 +116,19 @@ def rowwise_loss(
     )
     results = rowwise(a, options.get("gradient"), options.get("inplace", False))
     return [t if t is None or t.ndim == 0 else t.squeeze(0) for t in results] if one else results
+
+
+def _average_one(
+    weight: Tensor, target: Tensor, target_b: Tensor | None, lam: Tensor | None, ignore_index: int, empty_is_zero: bool
+) -> Tensor:
+    """The class weights, scaled so that the rows that count have an average weight of 1."""
+    weight = weight if weight.dtype == torch.float64 else weight.float()
+    keep, w = target != ignore_index, row_weight(target, weight, ignore_index)
+    if target_b is not None and lam is not None:
+        keep = keep | (target_b != ignore_index)
+        w = lam * w + (1 - lam) * row_weight(target_b, weight, ignore_index)
+    total, rows = w.sum(), keep.sum()
+    return weight * torch.where(total == 0, 0.0 if empty_is_zero else torch.nan, rows / total)
 
 
 def total(results: Sequence[Tensor | None]) -> Tensor:

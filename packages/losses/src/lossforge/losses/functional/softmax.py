@@ -47,7 +47,8 @@ def cross_entropy(
 
     Args: target: indices of any integer dtype, or probabilities; target_b and lam: a mixup pair of indices, y = λ [j = target] +
     (1 - λ) [j = target_b], λ a number, one a sample or one a row; scale, softcap: the logits become cap · tanh(scale · x / cap);
-    z_loss: its coefficient (PaLM, arXiv 2204.02311). Others: see lossforge.losses.functional.
+    z_loss: its coefficient (PaLM, arXiv 2204.02311), with a mean over the rows not ignored, whatever the class weights. Others: see
+    lossforge.losses.functional.
     Returns: the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it),
     lse and entropy of softmax(x) per row, all three differentiable, and correct: whether the first of the largest logits is the target.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
