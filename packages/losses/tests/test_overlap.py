@@ -398,3 +398,20 @@ def test_modules_keep_options_and_weights(pair):
     assert torch.equal(module(x, target), dice_loss(x, target, squared_pred=True, weight=weight, **options))
     module = DiceCELoss(lambda_ce=0.5, weight=weight, ignore_index=1)
     assert torch.equal(module(x, target), dice_ce_loss(x, target, lambda_ce=0.5, weight=weight, ignore_index=1))
+
+
+@pytest.mark.parametrize("smooth", [0.0, 1e-7])
+@pytest.mark.parametrize("pixels", [41, 47, 1000])  # 82 · (1 / 82) and 94 · (1 / 94) are below 1 in float32
+@EACH
+def test_disjoint_and_identical_regions(loss, pixels, smooth, device):
+    """Exactly 1 and exactly 0, as the formula has them, at sums whose reciprocal is rounded."""
+    if loss.name == "dice_ce":
+        pytest.skip("its cross entropy is neither 0 nor 1")
+    y = torch.zeros(1, 1, 3 * pixels, device=device)
+    y[..., :pixels] = 1
+    options = {"activation": None, "smooth_nr": smooth, "smooth_dr": smooth}
+    for reduction in ("mean", "none"):
+        disjoint = loss.function(y.roll(pixels, -1).requires_grad_(), y, reduction=reduction, **options)
+        identical = loss.function(y.clone().requires_grad_(), y, reduction=reduction, **options)
+        assert disjoint.unique().tolist() == [1.0]
+        assert identical.unique().tolist() == [0.0]

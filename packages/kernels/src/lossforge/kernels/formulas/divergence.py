@@ -8,7 +8,7 @@ at the logits. A class that neither has, p = q = 0 with logarithms of -inf, adds
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, TINY, log2
+from lossforge.kernels.math import LN2, TINY, log2_nearest
 
 LEAST = tl.constexpr(-150.0)  # the logarithm, to base 2 or e, of less than any float32 but 0
 STEEP = tl.constexpr(2.0**126)  # times any float32 but 0, down to the smallest normal one: beyond ½
@@ -30,7 +30,7 @@ def kl_sums(value):
 @triton.jit
 def js(lp, lq, p, q, unit, beta):
     """β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q (GKD, arXiv 2306.13649)."""
-    lm = log2(beta * q + ((1.0 - beta) * p + TINY)) * (LN2 / unit)
+    lm = log2_nearest(beta * q + ((1.0 - beta) * p + TINY)) * (LN2 / unit)
     # what is multiplied by p = 0 need only be finite: one instruction, where a choice takes two
     of_p = (1.0 - beta) * unit * p * (tl.maximum(lp, LEAST, tl.PropagateNan.ALL) - lm)
     of_q = beta * unit * q * (tl.maximum(lq, LEAST, tl.PropagateNan.ALL) - lm)

@@ -8,8 +8,8 @@ With squared predictions P = Σ p² and Y = Σ y². Smoothing n in numerators an
     focal_tversky    L = (1 - T)^γ                                                  (Abraham, Khan 2018, arXiv 1810.07842)
 
 P - I are the false positives, Y - I the false negatives. L is computed as what the denominator has more than the numerator, over the
-denominator: exactly 0 where they are equal. Each gives (L, ∂L/∂I, ∂L/∂P). Where 1 - T is 0 the gradient of (1 - T)^γ is
-taken as 0: for γ < 1 it has no finite limit.
+denominator, rounded to nearest: exactly 0 where region and prediction are equal, exactly 1 where they are disjoint. Each gives
+(L, ∂L/∂I, ∂L/∂P). Where 1 - T is 0 the gradient of (1 - T)^γ is taken as 0: for γ < 1 it has no finite limit.
 """
 
 import triton
@@ -20,24 +20,27 @@ from lossforge.kernels.math import TINY, powers
 
 @triton.jit
 def dice(i, p, y, smooth_nr, smooth_dr):
-    r = 1.0 / (p + y + smooth_dr)
+    whole = p + y + smooth_dr
+    r = 1.0 / whole
     ratio = (2.0 * i + smooth_nr) * r
-    return (p + y - 2.0 * i + (smooth_dr - smooth_nr)) * r, -2.0 * r, ratio * r
+    return tl.div_rn(p + y - 2.0 * i + (smooth_dr - smooth_nr), whole), -2.0 * r, ratio * r
 
 
 @triton.jit
 def jaccard(i, p, y, smooth_nr, smooth_dr):
-    r = 1.0 / (p + y - i + smooth_dr)
+    union = p + y - i + smooth_dr
+    r = 1.0 / union
     ratio = (i + smooth_nr) * r
-    return (p + y - 2.0 * i + (smooth_dr - smooth_nr)) * r, -r * (1.0 + ratio), ratio * r
+    return tl.div_rn(p + y - 2.0 * i + (smooth_dr - smooth_nr), union), -r * (1.0 + ratio), ratio * r
 
 
 @triton.jit
 def tversky(i, p, y, alpha, beta, smooth_nr, smooth_dr):
     faults = alpha * (p - i) + beta * (y - i)
-    r = 1.0 / (i + faults + smooth_dr)
+    whole = i + faults + smooth_dr
+    r = 1.0 / whole
     ratio = (i + smooth_nr) * r
-    return (faults + (smooth_dr - smooth_nr)) * r, r * (ratio * (1.0 - alpha - beta) - 1.0), alpha * ratio * r
+    return tl.div_rn(faults + (smooth_dr - smooth_nr), whole), r * (ratio * (1.0 - alpha - beta) - 1.0), alpha * ratio * r
 
 
 @triton.jit
@@ -45,4 +48,4 @@ def focal_tversky(i, p, y, alpha, beta, gamma, smooth_nr, smooth_dr):
     rest, by_i, by_p = tversky(i, p, y, alpha, beta, smooth_nr, smooth_dr)
     power, lower = powers(rest, gamma)
     slope = tl.where(rest <= TINY, 0.0, gamma * lower)
-    return power, slope * by_i, slope * by_p
+    return tl.where(rest <= TINY, 0.0, power), slope * by_i, slope * by_p

@@ -23,7 +23,8 @@ def focal_tversky_twin(
     i: Tensor, p: Tensor, y: Tensor, alpha: float, beta: float, gamma: float, smooth_nr: float, smooth_dr: float
 ) -> Tensor:
     rest = tversky_twin(i, p, y, alpha, beta, smooth_nr, smooth_dr)
-    return rest.clamp(min=torch.finfo(rest.dtype).tiny) ** gamma
+    tiny = torch.finfo(rest.dtype).tiny
+    return torch.where(rest <= tiny, 0.0, rest.clamp(min=tiny) ** gamma)
 
 
 FORMULAS = {
