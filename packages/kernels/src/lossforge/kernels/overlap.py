@@ -108,11 +108,16 @@ def settle(
 
 @triton.jit
 def column_sum(at, rows, BLOCK: tl.constexpr):
-    """Σ of `rows` neighbouring numbers, in their order."""
+    """Σ of `rows` neighbouring numbers, in their order; what a sum of many similar numbers rounds away is added to the next (Kahan)."""
     parts = tl.zeros([BLOCK], tl.float32)
+    excess = tl.zeros([BLOCK], tl.float32)
     for start in range(0, rows, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        parts += tl.load(at + k, mask=k < rows, other=0.0, cache_modifier=".cg")
+        added = tl.load(at + k, mask=k < rows, other=0.0, cache_modifier=".cg") - excess
+        sum = parts + added
+        excess = (sum - parts) - added
+        excess = tl.where(excess == excess, excess, 0.0)  # inf stays inf
+        parts = sum
     return tl.sum(parts, 0)
 
 
