@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,18 +18,33 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted
 
 
-_plain_torch = False
+_depth: ContextVar[int] = ContextVar("depth of plain_torch", default=0)
+_traced = threading.local()
+"""The depth once more, for torch.compile: it traces and guards a thread's attributes, but no ContextVar."""
 
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice."""
-    global _plain_torch
-    before, _plain_torch = _plain_torch, True
+    """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice.
+
+    It holds for the thread and the asyncio task that entered it; a thread that starts inside has to enter it anew.
+    """
+    _enter(1)
     try:
         yield
     finally:
-        _plain_torch = before
+        _enter(-1)
+
+
+def _enter(step: int) -> None:
+    """Counted, because contexts may overlap without being nested: the one entered first may end first."""
+    _traced.depth = getattr(_traced, "depth", 0) + step
+    if not torch.compiler.is_compiling():
+        _depth.set(_depth.get() + step)
+
+
+def _in_plain_torch() -> bool:
+    return (getattr(_traced, "depth", 0) if torch.compiler.is_compiling() else _depth.get()) > 0
 
 
 def backend(x: Tensor) -> str:
@@ -57,7 +74,7 @@ def state() -> tuple[Any, ...]:
         torch._C._len_torch_function_stack(),
         torch.autograd.forward_ad._current_level,
         torch.is_grad_enabled(),
-        _plain_torch,
+        _depth.get() > 0,
     )
 
 
@@ -89,7 +106,7 @@ def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
     That is: a floating argument other than the logits that requires grad, torch.func transforms, forward-mode derivatives,
     float64, devices without kernels, and tensors without elements.
     """
-    if _plain_torch or backend(x) == "torch" or x.numel() == 0:
+    if _in_plain_torch() or backend(x) == "torch" or x.numel() == 0:
         return False
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in others):
         return False
