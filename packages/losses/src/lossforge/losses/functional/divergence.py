@@ -156,8 +156,8 @@ def total_variation_with_logits(
 @repeated
 def topk_kl_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
-    indices: Tensor,  # (K,), (N, K), (N, K, d…)
-    values: Tensor,  # as indices
+    values: Tensor,  # (K,), (N, K), (N, K, d…)
+    indices: Tensor,  # as values
     temperature: float = 1.0,
     reduction: str = "batchmean",
     *,
@@ -173,15 +173,20 @@ def topk_kl_div_with_logits(
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
 
-    Args: indices: the classes, of any integer dtype, different from each other within a row; -1 for no entry. values: natural logarithms of
-    the teacher's probabilities at temperature T, or with `renormalize` its logits (or log-probabilities at temperature 1), of which
-    q = softmax(values / T) over the K. tail: the classes that are not among the K count as one more, as in TRL; needs values that are not
+    Args: values, indices: in the order of torch.topk, so that *log_q.topk(k, dim) gives both. values: natural logarithms of the teacher's
+    probabilities at temperature T, or with `renormalize` its logits (or log-probabilities at temperature 1), of which
+    q = softmax(values / T) over the K. indices: their classes, of any integer dtype, different from each other within a row; -1 for no
+    entry. tail: the classes that are not among the K count as one more, as in TRL; needs values that are not
     renormalised. 1 - Σ p[i] is at least 2⁻²⁴. Others: see lossforge.losses.functional.divergence and lossforge.losses.functional.
     Returns: a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
     """
     checks.floating("input", input)
+    if isinstance(values, Tensor) and isinstance(indices, Tensor) and not values.is_floating_point() and indices.is_floating_point():
+        raise TypeError(
+            f"values come before indices, as topk gives them: topk_kl_div_with_logits(input, *teacher.topk(k)), got {values.dtype} as values"
+        )
     checks.floating_beside("values", values, input)
     if input.ndim == 0:
         raise ValueError("input must have a dimension of classes, got a 0-d tensor")
