@@ -257,7 +257,7 @@ def _overlap(make: _Make) -> Iterator[Sample]:
     yield Sample("volume", make.logits(2, 3, 2, 3, 4), make.index(0, 3, 2, 2, 3, 4))
     yield Sample("several programs", make.logits(2, 3, 40, 40), make.index(0, 3, 2, 40, 40))
     yield Sample("whole tiles", make.logits(1, 4, 32, 64), make.unit(1, 4, 32, 64))
-    yield Sample("one class", make.logits(2, 1, 3, 4), make.unit(2, 1, 3, 4))
+    yield Sample("one class", make.logits(2, 1, 3, 4), make.unit(2, 1, 3, 4), {"activation": "sigmoid"})
     yield Sample("many classes", make.logits(2, 600, 5, 14), make.index(0, 600, 2, 5, 14))
     yield Sample("many classes, dense", make.logits(1, 600, 3), make.unit(1, 600, 3), {"batch": True})
     yield Sample("channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), index)
