@@ -192,12 +192,12 @@ def large_divergence(dtype: torch.dtype) -> Iterator[Sample]:
 
 def large_topk(dtype: torch.dtype) -> Iterator[Sample]:
     for classes, k in ((16, 4), (1000, 10), (8192, 20), (32000, 64), (50257, 256)):
-        index, values = torch.zeros(32, k, dtype=torch.int32), {"values": torch.zeros(32, k, dtype=dtype)}
-        yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), index, values)
-        yield Sample(f"{classes} classes, tail", torch.zeros(32, classes, dtype=dtype), index.long(), {**values, "tail": True})
+        x, values, index = torch.zeros(32, classes, dtype=dtype), torch.zeros(32, k, dtype=dtype), torch.zeros(32, k, dtype=torch.int32)
+        yield Sample(f"{classes} classes", x, values, {"indices": index})
+        yield Sample(f"{classes} classes, tail", torch.zeros_like(x), values, {"indices": index.long(), "tail": True})
     for classes in (21, 150):
         x, index = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 4, 32, 32, dtype=torch.int64)
-        yield Sample(f"pixels, {classes} classes", x, index, {"values": index.to(dtype), "labels": index[:, 0].contiguous()})
+        yield Sample(f"pixels, {classes} classes", x, index.to(dtype), {"indices": index, "labels": index[:, 0].contiguous()})
 
 
 def named(extra: dict[str, Any]) -> str:

@@ -225,7 +225,7 @@ X, T = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
         (ValueError, "input must have a dimension of classes", lambda: asymmetric_loss_single_label(X[0, 0], T[0])),
         (TypeError, "input must be of a floating dtype", lambda: asymmetric_loss_single_label(T, T)),
         (TypeError, "unexpected keyword argument 'label_smoothing'", lambda: asymmetric_loss_single_label(X, T, label_smoothing=0.1)),
-        (TypeError, "takes no option 'clip'", lambda: AsymmetricLossSingleLabel(clip=0.1)),
+        (TypeError, "unexpected keyword argument 'clip'", lambda: AsymmetricLossSingleLabel(clip=0.1)),
     ],
 )
 def test_errors(kind, message, call):

@@ -40,7 +40,7 @@ def _nothing_launched():
         (ValueError, "lam must be finite and at least 0 and at most 1, got 1.5", X, INDEX, {"target_b": INDEX, "lam": 1.5}),
         (TypeError, "lam must be a number, got str", X, INDEX, {"target_b": INDEX, "lam": "half"}),
         (ValueError, r"lam must be .* got shape \(5,\)", X, INDEX, {"target_b": INDEX, "lam": torch.rand(5)}),
-        (TypeError, "unexpected keyword argument 'gama'; the options are", X, INDEX, {"gama": 2.0}),
+        (TypeError, "unexpected keyword argument 'gama'.* It takes .*reduction.*, empty, gradient, inplace", X, INDEX, {"gama": 2.0}),
     ],
     ids=lambda v: v[:40] if isinstance(v, str) else None,
 )  # fmt: skip
@@ -112,7 +112,10 @@ def test_groups():
 
 
 def test_modules():
-    with pytest.raises(TypeError, match="CrossEntropyLoss takes no option 'dim'; it takes empty, gradient, inplace, validate"):
+    with pytest.raises(
+        TypeError,
+        match=r"CrossEntropyLoss\(\) got an .* argument 'dim'. It takes weight, .* empty, gradient, inplace, validate$",
+    ):
         CrossEntropyLoss(dim=1)
     with pytest.raises(ValueError, match="reduction must be one of"):
         SigmoidFocalLoss(reduction="avg")

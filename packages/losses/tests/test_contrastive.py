@@ -263,7 +263,7 @@ def test_module(device):
     x = matrix(6, 9, device)
     assert torch.equal(ClipLoss(scale=3.0, reduction="sum")(x, 2), clip_loss(x, 2, "sum", scale=3.0))
     assert repr(ClipLoss()) == "ClipLoss(reduction='mean')"
-    with pytest.raises(TypeError, match=r"ClipLoss takes no option .scal.; it takes .*scale"):
+    with pytest.raises(TypeError, match=r"ClipLoss\(\) got an unexpected .* 'scal'; did you mean 'scale'. It takes reduction, "):
         ClipLoss(scal=1.0)
 
 
@@ -288,9 +288,15 @@ def test_calls_that_repeat(device):
         (ValueError, r"0 ≤ offset ≤ M - N, got \(3, 2\) with offset 0", (torch.zeros(3, 2),), {}),
         (ValueError, r"got \(2, 3\) with offset 2", (torch.zeros(2, 3), 2), {}),
         (TypeError, "offset must be a whole number, got float", (torch.zeros(2, 3), 1.0), {}),
+        (TypeError, r"offset .* got a tensor of shape \(2, 3\); .*images @ texts.T\)", (torch.zeros(2, 3), torch.zeros(2, 3)), {}),
         (TypeError, "clip_loss takes no target_b", (torch.zeros(2, 2),), {"target_b": torch.zeros(2), "lam": 0.5}),
         (TypeError, "unexpected keyword argument 'softcap'", (torch.zeros(2, 2),), {"softcap": 3.0}),
-        (TypeError, "scale must be a number, got Tensor", (torch.zeros(2, 2),), {"scale": torch.tensor(3.0)}),
+        (
+            TypeError,
+            r"scale must be a number or a 0-d tensor, got a tensor of shape \(1,\)",
+            (torch.zeros(2, 2),),
+            {"scale": torch.ones(1)},
+        ),
         (ValueError, "reduction must be one of", (torch.zeros(2, 2),), {"reduction": "batchmean"}),
         (ValueError, 'gradient="forward" needs a scalar', (torch.zeros(2, 2),), {"reduction": "none", "gradient": "forward"}),
     ],

@@ -149,7 +149,7 @@ def test_module_keeps_its_options():
     module = charbonnier.module(delta=0.5, reduction="sum")
     assert torch.equal(module(x, y), charbonnier(x, y, delta=0.5, reduction="sum"))
     assert "delta=0.5" in repr(module)
-    with pytest.raises(TypeError, match="CustomModule takes no option 'delto'"):
+    with pytest.raises(TypeError, match=r"module\(\) got an unexpected keyword argument 'delto'; did you mean 'delta'"):
         charbonnier.module(delto=0.5)
 
 
@@ -317,7 +317,7 @@ def test_without_a_counterpart_in_torch_the_reference_is_asked_for():
 
 def test_call_errors():
     x = torch.zeros(3)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'; the options are delta, "):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'gama'\. It takes delta, "):
         charbonnier(x, x, gama=1)
     with pytest.raises(TypeError, match="delta must be a number, got str"):
         charbonnier(x, x, delta="a")

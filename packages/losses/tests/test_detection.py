@@ -236,7 +236,7 @@ def test_half_precision_scores_of_pixels(device):
         (quality_focal_loss, "index", {"beta": -1}, ValueError, "beta must be finite and at least 0, got -1"),
         (varifocal_loss, "index", {"alpha": -0.1}, ValueError, "alpha must be finite and at least 0, got -0.1"),
         (varifocal_loss, "index", {"gamma": "2"}, TypeError, "gamma must be a number, got str"),
-        (varifocal_loss, "index", {"iou_weighted": 1}, TypeError, "iou_weighted must be a bool, got int"),
+        (varifocal_loss, "index", {"iou_weighted": 1}, TypeError, "iou_weighted must be True or False, got int"),
         (quality_focal_loss, "index", {"score": torch.rand(3, 1)}, ValueError, r"score must have the shape of target, \(3,\), got"),
         (quality_focal_loss, "index", {"score": torch.ones(3).int()}, TypeError, "score must be of a floating dtype, got torch.int32"),
         (varifocal_loss, "index", {"score": 0.5}, TypeError, "score must be a tensor, got float"),

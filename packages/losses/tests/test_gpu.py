@@ -177,7 +177,7 @@ def test_no_recompilation_of_topk():
             x = torch.randn(rows, 20_480, device="cuda", requires_grad=True)
             values, indices = torch.randn(rows, 500, device="cuda").log_softmax(1).topk(16, 1)
             for mode in ("forward", "backward"):
-                topk_kl_div_with_logits(x, indices, values, 1.0 + step / 10, gradient=mode).backward()
+                topk_kl_div_with_logits(x, values, indices, 1.0 + step / 10, gradient=mode).backward()
             counts.append(compiled_variants())
     assert len(set(counts)) == 1
 

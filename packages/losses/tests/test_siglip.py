@@ -179,6 +179,21 @@ def test_no_rows(shape, device):
         (ValueError, "target must be None where negative_only is given", torch.rand(3, 4), torch.rand(3, 4), {"negative_only": True}),
         (TypeError, "target must hold class indices where lam is given, got None", torch.rand(3, 4), None, {"lam": 0.5}),
         (TypeError, "target must hold class indices where score is given, got None", torch.rand(3, 4), None, {"score": torch.rand(3)}),
+        (
+            ValueError,
+            r"got \(5, 4\); .*siglip_loss\(.* images @ texts.T",
+            torch.rand(3, 4),
+            torch.rand(5, 4),
+            {},
+        ),
+        (
+            ValueError,
+            r"in \[0, 1\].* got values from -0.5 to .*; embeddings",
+            torch.rand(3, 4),
+            torch.rand(3, 4).sub(0.5).fill_diagonal_(-0.5),
+            {},
+        ),
+        (ValueError, "got the output of a network", torch.rand(3, 4), torch.rand(3, 4, requires_grad=True) * 1, {}),
         (ValueError, "dim must be at least -2 and below 2 .* got 2", torch.rand(3, 4), None, {"dim": 2}),
     ],
 )

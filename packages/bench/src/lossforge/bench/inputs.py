@@ -131,7 +131,7 @@ def _top_classes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """The likeliest classes of a teacher and their log-probabilities."""
     teacher = torch.randn(x.shape, device=x.device, generator=generator).mul_(3).log_softmax(1)
     values, indices = teacher.topk(min(TOP, max(1, x.shape[1] // 4)), dim=1)
-    return {"target": indices, "values": values.to(x.dtype)}
+    return {"target": values.to(x.dtype), "indices": indices}
 
 
 def _boxes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:

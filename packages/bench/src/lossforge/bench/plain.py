@@ -168,10 +168,10 @@ def _total_variation(x: Tensor, target: Tensor, *, reduction: str, temperature: 
     return (p - q).abs().sum() / 2 / (len(x) if reduction == "batchmean" else 1)
 
 
-def _topk_kl(x: Tensor, target: Tensor, *, values: Tensor, temperature: float, reduction: str) -> Tensor:
-    """KL over the classes that the teacher kept; target: which."""
-    log_p = (x / temperature).log_softmax(1).gather(1, target)
-    return F.kl_div(log_p, values, reduction=reduction, log_target=True) * temperature**2
+def _topk_kl(x: Tensor, target: Tensor, *, indices: Tensor, temperature: float, reduction: str) -> Tensor:
+    """KL over the classes that the teacher kept, the indices; target: their log-probabilities."""
+    log_p = (x / temperature).log_softmax(1).gather(1, indices)
+    return F.kl_div(log_p, target, reduction=reduction, log_target=True) * temperature**2
 
 
 def _area(low: Tensor, high: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 
@@ -135,10 +136,10 @@ def boxes(
 
     centered: boxes are (cx, cy, w, h), which become corners before the formula, and gradients again what they were.
     weight: broadcasts to the pairs. divisor: 0-d. upstream: 0-d, or one a pair.
-    value: "sum" returns the total (0-d float32), "each" one value a pair in boxes1's dtype, "nothing" None.
+    value: "sum" returns the total (0-d float32), "each" one value a pair, float32, "nothing" None.
     """
     pairs = boxes1.shape[:-1]
-    out = boxes1.new_empty(pairs) if value == "each" else None
+    out = boxes1.new_empty(pairs, dtype=torch.float32) if value == "each" else None
     whole, factor = (upstream, None) if upstream is not None and upstream.ndim > 0 else (None, upstream)
     tensors = (boxes1, boxes2, gradient1, gradient2, weight, whole, out, factor, divisor)
     layouts = tuple([layout(t) for t in tensors])

@@ -1,12 +1,19 @@
 """Checks of arguments: before any launch, from shapes, dtypes, devices and options alone, unless a target's values are asked for."""
 
+import difflib
+import functools
+import inspect
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeGuard, TypeVar, Unpack, get_origin
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import _reduction
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 REDUCTIONS = ("none", "mean", "sum")
 MODES = (None, "forward", "backward")
@@ -27,24 +34,112 @@ def one_of(name: str, value: object, choices: tuple) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, exclusive: bool = False) -> None:
-    """A finite number in [low, high], or above low where `exclusive`."""
-    if isinstance(value, (Tensor, bool)) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
+    """The error for a keyword that `owner` does not take."""
+    accepted = list(accepted)
+    near = difflib.get_close_matches(name, accepted, 1)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
+
+
+def keywords(function: Callable[..., Any], further: type | None = None) -> list[str]:
+    """The arguments of a function or of a class's __init__, with those of a TypedDict in the place of its **options."""
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+        else:
+            options = parameter.annotation.__args__[0] if get_origin(parameter.annotation) is Unpack else further
+            names += () if options is None else options.__annotations__
+    return [name for name in names if name != "self"]
+
+
+def named(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which answers a keyword that it does not take with all those that it takes."""
+    names = keywords(function)
+    if any(p.kind is p.VAR_KEYWORD and get_origin(p.annotation) is not Unpack for p in inspect.signature(function).parameters.values()):
+        return function  # it checks them itself
+    owner = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                raise unexpected(owner, name, names)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def of_host(name: str, value: object) -> Any:
+    """A 0-d tensor on the CPU or a scalar of numpy as Python's number, anything else as it is."""
+    if isinstance(value, Tensor):
+        if value.ndim or value.is_complex():
+            raise TypeError(f"{name} must be a number or a 0-d tensor, got a tensor of shape {tuple(value.shape)} and {value.dtype}")
+        if value.device.type != "cpu":
+            raise ValueError(
+                f"{name} must be a number or a 0-d tensor on the CPU, got one on {value.device}, which only waiting for the device can "
+                "read: keep it on the CPU"
+            )
+        _without_gradient(name, value)
+        return value.item()
+    if not isinstance(value, (bool, int, float)) and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, exclusive: bool = False) -> float:
+    """The value as a finite number in [low, high], or above low where `exclusive`.
+
+    A tensor whose value is not known yet (torch.compile, fake tensors) becomes a 0-d float64 tensor, and is checked when the graph runs.
+    """
+    if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" and not known(value):
+        _without_gradient(name, value)
+        return torch.ops.lossforge.number(value.detach(), name, low, high, exclusive)
+    value = of_host(name, value)
+    if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (low < value if exclusive else low <= value) or not value <= high or not -math.inf < value < math.inf:
         bounds = f"{'above' if exclusive else 'at least'} {low:g}" if low > -math.inf else ""
         bounds += (" and " if bounds else "") + f"at most {high:g}" if high < math.inf else ""
         raise ValueError(f"{name} must be finite{' and ' if bounds else ''}{bounds}, got {value!r}")
+    return 1.0 * value  # type: ignore[operator,return-value]  # traced numbers behave as floats
 
 
-def whole_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+def _without_gradient(name: str, value: Tensor) -> None:
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} has no gradient, got a tensor that requires grad: detach it")
+
+
+def known(t: Tensor) -> bool:
+    """Whether the host can read t now: it is neither traced nor a subclass, such as fake tensors are."""
+    return type(t) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
+
+
+def nonzero(value: float) -> bool:
+    """Whether a checked number may differ from 0: one that torch.compile traces may."""
+    return isinstance(value, Tensor) or value != 0
+
+
+def is_parameter(value: object, x: object) -> TypeGuard[Tensor]:
+    """Whether a value that may be a number or a tensor is a tensor: a 0-d one on the CPU, where x is not, is a number, as in torch."""
+    if not isinstance(value, Tensor):
+        return False
+    return not (value.ndim == 0 and value.device.type == "cpu" and isinstance(x, Tensor) and x.device.type != "cpu")
+
+
+def whole_number(name: str, value: object) -> int:
+    value = of_host(name, value)
+    if not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    return value  # type: ignore[return-value]  # traced numbers behave as integers
 
 
-def flag(name: str, value: object) -> None:
+def flag(name: str, value: object) -> bool:
+    value = of_host(name, value)
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    return value
 
 
 def floating(name: str, t: object) -> None:

@@ -18,6 +18,7 @@ from lossforge.losses.operators.contrastive import Arguments as Contrastive
 from lossforge.losses.operators.divergence import Arguments as Divergence
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
 from lossforge.losses.operators.library import KERNEL_DTYPES, Once, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.operators.numbers import call, for_reference
 from lossforge.losses.operators.overlap import Arguments as Overlap
 from lossforge.losses.operators.rowwise import Arguments as Rowwise
 from lossforge.losses.reference_overlap import overlap as overlap_reference
@@ -26,59 +27,57 @@ from lossforge.losses.repeat import note
 
 def elementwise(a: Elementwise, mode: str | None, inplace: bool) -> Tensor:
     if not kernels_apply(a.x, a.target, a.lam, a.weight, a.group_weight, a.parameter, a.normalizer):
-        return reference.elementwise(a)
-    return _single(elementwise_operator, torch.ops.lossforge.elementwise, a, mode, inplace)
+        return reference.elementwise(for_reference(a))
+    return _single(elementwise_operator, "elementwise", a, mode, inplace)
 
 
 def boxes(a: Boxes, mode: str | None) -> Tensor:
     if not kernels_apply(a.boxes1, a.weight, a.normalizer):
-        return reference.boxes(a)
+        return reference.boxes(for_reference(a))
     first, second = (torch.is_grad_enabled() and b.requires_grad for b in (a.boxes1, a.boxes2))
     forward = gradient_in_forward(mode, a.boxes1 if first else a.boxes2, a.reduction)
     if plain(*a.tensors):
         if not second:  # a kept call has the gradient of one tensor
             note(boxes_operator, a, forward)
         return boxes_operator.direct(a, forward)
-    return torch.ops.lossforge.boxes(*a, forward and first, forward and second)[0]
+    return call("boxes", a, forward and first, forward and second)[0]
 
 
 def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | None]:
     """(loss, z_loss, lse, entropy, correct), None where not asked for."""
     if not kernels_apply(a.x, a.target, a.lam, a.weight, a.bias, a.normalizer):
-        return reference.rowwise(a)
+        return reference.rowwise(for_reference(a))
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
         return InPlaceRowwise.apply(a.x, a, forward)
     if plain(*a.tensors):
         note(rowwise_operator, a, forward)
         return rowwise_operator.direct(a, forward)
-    results = torch.ops.lossforge.rowwise(
-        *a, forward, a.x.requires_grad and torch.is_grad_enabled() and rowwise_operator.keeps_stats(a, forward)
-    )
+    results = call("rowwise", a, forward, a.x.requires_grad and torch.is_grad_enabled() and rowwise_operator.keeps_stats(a, forward))
     return [results[0], *(t if asked else None for t, asked in zip(results[1:5], a.outputs, strict=True))]
 
 
 def contrastive(a: Contrastive, mode: str | None, inplace: bool) -> Tensor:
     if not kernels_apply(a.x, a.normalizer):
-        return reference.contrastive(a)
-    return _single(contrastive_operator, torch.ops.lossforge.contrastive, a, mode, inplace)
+        return reference.contrastive(for_reference(a))
+    return _single(contrastive_operator, "contrastive", a, mode, inplace)
 
 
 def overlap(a: Overlap, mode: str | None, inplace: bool) -> Tensor:
     if not kernels_apply(a.x, a.target, a.weight, a.normalizer):
-        return overlap_reference(a)
-    return _single(overlap_operator, torch.ops.lossforge.overlap, a, mode, inplace)
+        return overlap_reference(for_reference(a))
+    return _single(overlap_operator, "overlap", a, mode, inplace)
 
 
 def divergence(a: Divergence, mode: str | None, inplace: bool) -> Tensor:
     teacher = a.target if a.values is None else a.values
     if teacher.dtype not in KERNEL_DTYPES or not kernels_apply(a.x, teacher, a.weight, a.normalizer):
-        return reference_divergence.divergence(a)
-    return _single(divergence_operator, torch.ops.lossforge.divergence, a, mode, inplace, keeps=True)
+        return reference_divergence.divergence(for_reference(a))
+    return _single(divergence_operator, "divergence", a, mode, inplace, keeps=True)
 
 
-def _single(template: Any, operator: Any, a: Any, mode: str | None, inplace: bool, keeps: bool = False) -> Tensor:
-    """By an operator of operators.single; keeps: whether it asks if backward will need statistics."""
+def _single(template: Any, name: str, a: Any, mode: str | None, inplace: bool, keeps: bool = False) -> Tensor:
+    """By the operator `name` of operators.single; keeps: whether it asks if backward will need statistics."""
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
         return InPlace.apply(a.x, a, forward, template)
@@ -86,7 +85,7 @@ def _single(template: Any, operator: Any, a: Any, mode: str | None, inplace: boo
         note(template, a, forward)
         return template.direct(a, forward)
     flags = (forward, a.x.requires_grad and torch.is_grad_enabled() and not forward) if keeps else (forward,)
-    return operator(*a, *flags)[0]
+    return call(name, a, *flags)[0]
 
 
 def _overwrites(x: Tensor) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.formulas.softmax import focused
 
@@ -111,8 +112,7 @@ def boxes(a: Boxes) -> Tensor:
     divisor = a.normalizer
     if divisor is None and a.reduction == "mean":
         divisor = torch.tensor(values.numel(), device=values.device)
-    result = reduced(values, a.scale, divisor, a.reduction, a.empty_is_zero)
-    return result.to(a.boxes1.dtype) if a.reduction == "none" else result
+    return reduced(values, a.scale, divisor, a.reduction, a.empty_is_zero)
 
 
 class RowResult(NamedTuple):
@@ -169,7 +169,7 @@ def rowwise(a: Rowwise) -> RowResult:
         x = x + a.tau * a.bias.to(x.dtype).view(per_class)
     weight = None if a.weight is None else a.weight.to(x.dtype)
     want_z_loss, want_lse, want_entropy, want_correct = a.outputs
-    lse = x.logsumexp(1) if a.z_loss or want_z_loss or want_lse else None
+    lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss or want_lse else None
     dense, formula = None, FORMULAS[a.loss].twin
     divisor: Tensor | None
     if a.target.is_floating_point():
@@ -191,18 +191,18 @@ def rowwise(a: Rowwise) -> RowResult:
         else:
             values = _weighted(formula, a.hyper, nll, w)
         values, divisor = values * (1 - a.label_smoothing), w.sum()
-        if a.spread:
+        if nonzero(a.spread):
             values = values + w * (a.spread * focused(-log_p, a.focus)).sum(1)
         if a.mean_of_rows:
             divisor = keep.sum()
-    if a.label_smoothing or dense is not None:
+    if nonzero(a.label_smoothing) or dense is not None:
         q = torch.zeros_like(x) if dense is None else dense
         q = q + a.label_smoothing / x.shape[1]
         if weight is not None:
             q = q * weight.view(per_class)
         values = values - (q * torch.where((q == 0) & log_p.isinf(), 0.0, log_p)).sum(1)
     z_loss = None if lse is None else torch.where(keep, a.z_loss * lse.square(), 0.0)
-    if a.z_loss and z_loss is not None:
+    if nonzero(a.z_loss) and z_loss is not None:
         values = values + z_loss
     values = torch.where(keep, values, 0.0)
     if a.normalizer is not None:

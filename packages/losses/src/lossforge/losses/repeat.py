@@ -29,7 +29,8 @@ _noted = threading.local()
 
 
 def repeated(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, a loss, with its calls kept."""
+    """`function`, a loss, with its calls kept and its keywords checked."""
+    function = checks.named(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,6 +42,8 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
             kind = type(v)
             if kind in PLAIN_TYPES and keys_of(v).raw_repr() in PLAIN_KEYS:
                 key += v.shape, v.stride(), v.dtype, v.get_device(), v.data_ptr() & 15, v.requires_grad
+                if not v.shape and v.get_device() < 0:
+                    key.append(v.item())  # a number of the host
             elif kind in SIMPLE:
                 key += kind, v
             else:

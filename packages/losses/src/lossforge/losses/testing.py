@@ -257,7 +257,7 @@ def _overlap(make: _Make) -> Iterator[Sample]:
     yield Sample("volume", make.logits(2, 3, 2, 3, 4), make.index(0, 3, 2, 2, 3, 4))
     yield Sample("several programs", make.logits(2, 3, 40, 40), make.index(0, 3, 2, 40, 40))
     yield Sample("whole tiles", make.logits(1, 4, 32, 64), make.unit(1, 4, 32, 64))
-    yield Sample("one class", make.logits(2, 1, 3, 4), make.unit(2, 1, 3, 4))
+    yield Sample("one class", make.logits(2, 1, 3, 4), make.unit(2, 1, 3, 4), {"activation": "sigmoid"})
     yield Sample("many classes", make.logits(2, 600, 5, 14), make.index(0, 600, 2, 5, 14))
     yield Sample("many classes, dense", make.logits(1, 600, 3), make.unit(1, 600, 3), {"batch": True})
     yield Sample("channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), index)
@@ -317,7 +317,7 @@ def _topk(make: _Make) -> Iterator[Sample]:
         """The teacher's k largest of log-probabilities of its own."""
         dim = 0 if x.ndim == 1 else 1
         values, indices = make.logits(*x.shape).float().log_softmax(dim).topk(k, dim)
-        return Sample(name, x, indices, {"values": values.to(make.dtype), **(kwargs or {})})
+        return Sample(name, x, values.to(make.dtype), {"indices": indices, **(kwargs or {})})
 
     weight, labels = make.unit(7), make.index(0, 10, 7)
     weight[3], labels[2] = 0, -100
@@ -339,9 +339,8 @@ def _topk(make: _Make) -> Iterator[Sample]:
     yield sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), 2)
     yield sample("normalizer", make.logits(7, 10), 4, {"normalizer": torch.tensor(3.0, device=make.device)})
     absent = sample("absent entries", make.logits(7, 10), 4)
-    assert absent.target is not None
-    absent.target[1:3, 2:] = -1
-    absent.target[4] = -1
+    absent.kwargs["indices"][1:3, 2:] = -1
+    absent.kwargs["indices"][4] = -1
     yield absent
 
 

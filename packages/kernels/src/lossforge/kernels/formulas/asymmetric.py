@@ -27,27 +27,53 @@ def clipped(p, q, z, clip):
 
 @triton.jit
 def joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg, gamma_pos, pos_weight):
+    """The value, the derivative with the power held constant, and what the power's adds to it."""
     positive = pos_weight * y
     entropy = positive * (tl.maximum(-x, 0.0) + log1p) + z * negative
     base_slope = (p * q) * (inside - y)
     gamma = gamma_neg + (gamma_pos - gamma_neg) * y
     power, lower = powers(y * q + z * s, gamma)
-    return power * entropy, power * (negative_slope - positive * q) + gamma * lower * (base_slope * entropy)
+    return power * entropy, power * (negative_slope - positive * q), gamma * lower * (base_slope * entropy)
 
 
 @triton.jit
-def asymmetric_unclipped(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+def unclipped(x, y, gamma_neg, gamma_pos, pos_weight):
     p, q, log1p = logistic(x)
     z = 1.0 - y
     return joined(x, y, z, p, q, log1p, p, tl.maximum(x, 0.0) + log1p, z * p, z, gamma_neg, gamma_pos, pos_weight)
 
 
 @triton.jit
-def asymmetric_clipped(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+def with_clip(x, y, gamma_neg, gamma_pos, clip, pos_weight):
     p, q, log1p = logistic(x)
     z = 1.0 - y
     s, negative, negative_slope, inside = clipped(p, q, z, clip)
     return joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg, gamma_pos, pos_weight)
+
+
+@triton.jit
+def asymmetric_unclipped(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+    value, slope, slope_of_power = unclipped(x, y, gamma_neg, gamma_pos, pos_weight)
+    return value, slope + slope_of_power
+
+
+@triton.jit
+def asymmetric_clipped(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+    value, slope, slope_of_power = with_clip(x, y, gamma_neg, gamma_pos, clip, pos_weight)
+    return value, slope + slope_of_power
+
+
+@triton.jit
+def asymmetric_unclipped_constant(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+    """The power is a constant to the derivative."""
+    value, slope, _ = unclipped(x, y, gamma_neg, gamma_pos, pos_weight)
+    return value, slope
+
+
+@triton.jit
+def asymmetric_clipped_constant(x, y, gamma_neg, gamma_pos, clip, pos_weight):
+    value, slope, _ = with_clip(x, y, gamma_neg, gamma_pos, clip, pos_weight)
+    return value, slope
 
 
 @triton.jit

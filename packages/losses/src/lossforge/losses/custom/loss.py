@@ -64,6 +64,10 @@ class CustomModule(LossModule):
         buffers: dict[str, Tensor | None] = {name: value for name, value in hyper.items() if isinstance(value, Tensor)}
         settings = {name: value for name, value in hyper.items() if name not in buffers}
         self.accepted = {"boxes": BoxSettings, "rowwise": RowSettings}.get(loss.loss.template, ElementwiseSettings)
+        accepted = ("reduction", *loss.hyper, *self.accepted.__annotations__)
+        for name in options:
+            if name not in accepted:
+                raise checks.unexpected(f"{loss.__name__}.module", name, accepted)
         super().__init__(reduction, buffers, settings, options)
         self.function = loss
 
@@ -218,12 +222,12 @@ class Made:
         """Hyper-parameters taken out of the options."""
         for name in options:
             if name not in self.hyper and name not in self.options:
-                raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join((*self.hyper, *self.options))}")
+                raise checks.unexpected(self.source.name, name, (*self.hyper, *self.options))
         return [options.pop(name, default) for name, default in self.hyper.items()]
 
     def check(self, values: list[Any]) -> None:
-        for name, value in zip(self.hyper, values, strict=False):
-            checks.number(name, value)
+        for i, (name, value) in enumerate(zip(self.hyper, values, strict=False)):
+            values[i] = checks.number(name, value)
 
     def finish(self, template: str, function: Callable[..., Tensor], domain: str = "logits", without: tuple[str, ...] = ()) -> CustomLoss:
         function.__name__, function.__doc__ = self.source.name, ast.get_docstring(self.source.definition)

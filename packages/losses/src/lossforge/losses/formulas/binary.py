@@ -1,5 +1,7 @@
 """Losses of independent yes-or-no decisions."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +16,7 @@ def bce_with_logits_twin(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Te
 
 def softened_bce_twin(x: Tensor, y: Tensor, slope: float, offset: float, threshold: float, pos_weight: Tensor | float) -> Tensor:
     y = y * slope + offset
-    if threshold > -torch.inf:
+    if isinstance(threshold, Tensor) or threshold > -torch.inf:
         y = (y > threshold).to(y.dtype)
     return bce_with_logits_twin(x, y, pos_weight)
 
@@ -42,13 +44,18 @@ def focal_twin(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -> Ten
     return _balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * entropy
 
 
-def asymmetric_twin(x: Tensor, y: Tensor, gamma_neg: float, gamma_pos: float, clip: float, pos_weight: Tensor | float) -> Tensor:
+def asymmetric_twin(
+    x: Tensor, y: Tensor, gamma_neg: float, gamma_pos: float, clip: float, pos_weight: Tensor | float, constant_powers: bool = False
+) -> Tensor:
     p, p_not = x.sigmoid(), (-x).sigmoid()
     shifted = (p - clip).clamp(min=0)
-    negative = -torch.log1p(-shifted) if clip > 0 else -F.logsigmoid(-x)
+    negative = -F.logsigmoid(-x)
+    if isinstance(clip, Tensor) or clip > 0:
+        negative = torch.where(torch.as_tensor(clip > 0), -torch.log1p(-shifted.clamp(max=1 - 2.0**-24)), negative)
     entropy = -pos_weight * y * F.logsigmoid(x) + (1 - y) * negative
     base = (y * p_not + (1 - y) * shifted).clamp(min=torch.finfo(x.dtype).tiny)
-    return base ** (gamma_pos * y + gamma_neg * (1 - y)) * entropy
+    power = base ** (gamma_pos * y + gamma_neg * (1 - y))
+    return (power.detach() if constant_powers else power) * entropy
 
 
 def poly_bce_twin(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Tensor | float) -> Tensor:
@@ -74,6 +81,13 @@ FORMULAS = {
     "bce": Formula(bce.bce, bce_twin, heavy=True),
     "focal": Formula(focal.focal, focal_twin, focal.focal_2, focal.is_2, (focal.focal_hard, focal.focal_2_hard)),
     "asymmetric": Formula(asymmetric.asymmetric_unclipped, asymmetric_twin, asymmetric.asymmetric_clipped, asymmetric.clips, heavy=True),
+    "asymmetric_constant_powers": Formula(
+        asymmetric.asymmetric_unclipped_constant,
+        functools.partial(asymmetric_twin, constant_powers=True),
+        asymmetric.asymmetric_clipped_constant,
+        asymmetric.clips,
+        heavy=True,
+    ),
     "poly_bce": Formula(poly.poly_bce, poly_bce_twin, poly.poly_bce_0, poly.is_0),
     "quality_focal": Formula(
         quality.quality, quality_twin, quality.quality_2, quality.is_2, (quality.quality_hard, quality.quality_2_hard)

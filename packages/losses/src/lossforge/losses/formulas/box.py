@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lossforge.kernels.formulas import box, box_l1
 from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.regression import smooth_l1_twin
 
 
 def _sides(b: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +75,7 @@ def box_l1_twin(b1: Tensor, b2: Tensor) -> Tensor:
 
 
 def box_smooth_l1_twin(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
-    return F.smooth_l1_loss(b1, b2, reduction="none", beta=beta).sum(-1)
+    return smooth_l1_twin(b1, b2, beta).sum(-1)
 
 
 FORMULAS = {

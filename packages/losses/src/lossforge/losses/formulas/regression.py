@@ -1,5 +1,6 @@
 """Losses of a difference x - y."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,11 +17,17 @@ def mse_twin(x: Tensor, y: Tensor) -> Tensor:
 
 
 def huber_twin(x: Tensor, y: Tensor, delta: float) -> Tensor:
-    return F.huber_loss(x, y, reduction="none", delta=delta)
+    if not isinstance(delta, Tensor):
+        return F.huber_loss(x, y, reduction="none", delta=delta)
+    d = (x - y).abs()
+    return torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
 
 
 def smooth_l1_twin(x: Tensor, y: Tensor, beta: float) -> Tensor:
-    return F.smooth_l1_loss(x, y, reduction="none", beta=beta)
+    if not isinstance(beta, Tensor):
+        return F.smooth_l1_loss(x, y, reduction="none", beta=beta)
+    d = (x - y).abs()
+    return torch.where(d < beta, 0.5 * d * d / beta.clamp(min=torch.finfo(x.dtype).tiny), d - 0.5 * beta)
 
 
 FORMULAS = {

@@ -14,12 +14,15 @@ def focal(z: Tensor, gamma: float) -> Tensor:
     near = z.clamp(max=FAR)
     u = -torch.expm1(-near)
     some = u > 0
-    power = torch.where(some, torch.where(some, u, 1.0) ** gamma, 0.0 if gamma else 1.0)  # the derivative at u = 0 is the limit, 0
+    least = torch.where(gamma == 0, 1.0, 0.0) if isinstance(gamma, Tensor) else float(gamma == 0)
+    power = torch.where(some, torch.where(some, u, 1.0) ** gamma, least)  # the derivative at u = 0 is the limit, 0
     return torch.where(z > FAR, z, torch.where(u.isnan(), u, power) * near)
 
 
 def generalized(z: Tensor, q: float) -> Tensor:
-    if q <= 1e-30:
+    if isinstance(q, Tensor):
+        q = q.clamp(min=1e-30)
+    elif q <= 1e-30:
         return z
     t = q * z  # torch's derivative of expm1 is its value plus 1, which loses e^-t where t is large
     return torch.where(t < 0.5, -torch.expm1(-t.clamp(max=0.5)), 1 - torch.exp(-t)) / q
@@ -27,7 +30,7 @@ def generalized(z: Tensor, q: float) -> Tensor:
 
 def focused(z: Tensor, gamma: float) -> Tensor:
     """p^γ z, 0 where p is; z itself at γ = 0."""
-    if gamma == 0:
+    if not isinstance(gamma, Tensor) and gamma == 0:
         return z
     near = z.clamp(max=1e30)
     return torch.exp(-gamma * near) * near

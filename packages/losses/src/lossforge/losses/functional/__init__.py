@@ -21,9 +21,16 @@ inplace: the gradient takes the memory of the logits, which must be an intermedi
 validate: check class indices on CUDA too, which synchronises with the host (default: the environment's LOSSFORGE_VALIDATE). On CPU they
     always are. Unchecked, a row with an index out of range has loss and gradient nan; other rows are unharmed.
 
-Every loss computes and sums in float32 (float64 for float64). Scalars and per-row losses of half-precision inputs come back in float32,
-per-element losses and gradients in the dtype of the input. What the kernels do not differentiate (targets, weights) is differentiated
-through the plain-torch reference when it requires grad.
+A number may also be a scalar of numpy or a 0-d tensor on the CPU, which is read at the call; one on a GPU, which the host would have to
+wait for, is refused. Under torch.compile a number is a constant of the graph, so that one that changes compiles at every value, up to
+torch's limit; a 0-d tensor is read, and checked, when the graph runs, and compiles once.
+
+A target of bools or integers that has the shape of the input of an element-wise loss is dense. In any other shape integers are class
+indices: of an input (N, N) a target (N,) is read as such.
+
+Every loss computes and sums in float32 (float64 for float64). Scalars and the losses of rows and of boxes of half-precision inputs come
+back in float32, per-element losses and gradients in the dtype of the input. What the kernels do not differentiate (targets, weights) is
+differentiated through the plain-torch reference when it requires grad.
 """
 
 from lossforge.losses.functional.asymmetric import asymmetric_loss_single_label

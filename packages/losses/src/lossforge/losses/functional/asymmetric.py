@@ -35,9 +35,9 @@ def asymmetric_loss_single_label(
     Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    checks.number("gamma_pos", gamma_pos, 0.0)
-    checks.number("gamma_neg", gamma_neg, 0.0)
-    checks.number("eps", eps, 0.0, 1.0)
+    gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
+    gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
+    eps = checks.number("eps", eps, 0.0, 1.0)
     checks.floating("input", input)
     classes = input.shape[min(input.ndim - 1, 1)] if input.ndim else 1
     spread = eps / max(classes, 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.functional.common import ElementwiseOptions
-from lossforge.losses.functional.elementwise import elementwise_loss
+from lossforge.losses.functional.elementwise import dense, elementwise_loss, with_parameter
 from lossforge.losses.repeat import repeated
 
 
@@ -35,17 +35,18 @@ def binary_cross_entropy_with_logits(
     of class indices and pairs, and of every target. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
     formula, hyper = _softened(input, target, label_smoothing, target_threshold, False, options)
+    hyper, parameter = with_parameter(hyper, "pos_weight", 1.0 if pos_weight is None else pos_weight, input)
     return elementwise_loss(
         formula,
         input,
         target,
-        hyper if pos_weight is not None else [*hyper, 1.0],
+        hyper,
         checks.legacy_reduction(size_average, reduce, reduction),
         options,
         weight=weight,
-        parameter=pos_weight,
+        parameter=parameter,
     )
 
 
@@ -54,20 +55,20 @@ def _softened(
 ) -> tuple[str, list[float]]:
     """The formula for targets y (1 - smoothing) + offset, 1 above the threshold and else 0, and its hyper-parameters but pos_weight."""
     dim = options.get("dim", -1)
-    checks.whole_number("dim", dim)
+    dim = checks.whole_number("dim", dim)
     if threshold is not None:
-        checks.number("target_threshold", threshold)
+        threshold = checks.number("target_threshold", threshold)
         if isinstance(target, Tensor) and target.requires_grad and torch.is_grad_enabled():
             raise ValueError("target has no gradient through target_threshold, got a target that requires grad: detach it")
-    indices = isinstance(target, Tensor) and not target.is_floating_point()
+    indices = isinstance(target, Tensor) and not target.is_floating_point() and target.shape != getattr(input, "shape", None)
     if indices and isinstance(input, Tensor) and -input.ndim <= dim < input.ndim:
         offset = smoothing / max(int(input.shape[dim]), 1)
     else:
         offset = smoothing / 2
         smoothing = smoothing if smooth_dense else 0.0
-    if not smoothing and threshold is None:
+    if not checks.nonzero(smoothing) and threshold is None:
         return "bce_with_logits", []
-    return "bce_softened", [1.0 - smoothing, offset if smoothing else 0.0, -math.inf if threshold is None else threshold]
+    return "bce_softened", [1.0 - smoothing, offset if checks.nonzero(smoothing) else 0.0, -math.inf if threshold is None else threshold]
 
 
 @repeated
@@ -94,11 +95,9 @@ def smoothed_binary_cross_entropy(
     are smoothed too, y (1 - s) + s / 2. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("smoothing", smoothing, 0.0, 1.0)
+    smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     formula, hyper = _softened(input, target, smoothing, target_threshold, smooth_dense, options)
-    if not isinstance(pos_weight, Tensor):
-        hyper.append(1.0 if pos_weight is None else pos_weight)
-        checks.number("pos_weight", hyper[-1])
+    hyper, parameter = with_parameter(hyper, "pos_weight", 1.0 if pos_weight is None else pos_weight, input)
     return elementwise_loss(
         formula,
         input,
@@ -107,7 +106,7 @@ def smoothed_binary_cross_entropy(
         "mean" if sum_classes else reduction,
         options,
         weight=weight,
-        parameter=pos_weight if isinstance(pos_weight, Tensor) else None,
+        parameter=parameter,
         mean_of_rows=sum_classes,
     )
 
@@ -200,20 +199,29 @@ def sigmoid_focal_loss(
     Others: see lossforge.losses.functional. For γ < 1 and saturated logits the gradient takes its limit (torchvision: nan).
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("gamma", gamma, 0.0)
-    if not isinstance(alpha, Tensor):
-        checks.number("alpha", alpha, high=1.0)
-    per_class = alpha if isinstance(alpha, Tensor) else None
+    gamma = checks.number("gamma", gamma, 0.0)
+    hyper, per_class = with_parameter([gamma], "alpha", alpha, inputs, high=1.0)
     return elementwise_loss(
         "focal",
         inputs,
         targets,
-        [gamma] if isinstance(alpha, Tensor) else [gamma, alpha],
+        hyper,
         reduction,
         options,
         weight=weight,
         parameter=per_class,
     )
+
+
+def _smoothed(target: Tensor, input: Tensor, smoothing: float) -> Tensor:
+    """Dense targets moved towards ½, as timm does."""
+    smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
+    if not checks.nonzero(smoothing) or not isinstance(target, Tensor) or not isinstance(input, Tensor):
+        return target
+    target = dense(target, input)
+    if not target.is_floating_point():
+        raise ValueError(f"smoothing needs a dense target, {tuple(input.shape)}, got class indices {tuple(target.shape)}")
+    return target.to(torch.promote_types(target.dtype, torch.float32)) * (1.0 - smoothing) + 0.5 * smoothing
 
 
 def _per_sample(reduction: str, input: Tensor, options: ElementwiseOptions) -> str:
@@ -232,7 +240,9 @@ def asymmetric_loss_multi_label(
     gamma_neg: float = 4.0,
     gamma_pos: float = 1.0,
     clip: float | None = 0.05,
-    *,
+    eps: float = 1e-8,
+    disable_torch_grad_focal_loss: bool = False,
+    smoothing: float = 0.0,
     reduction: str = "batchmean",
     weight: Tensor | None = None,  # broadcasts to input
     pos_weight: float | Tensor | None = None,  # broadcasts to input
@@ -243,31 +253,32 @@ def asymmetric_loss_multi_label(
     L = -w [c y (1 - p)^γ₊ ln p + (1 - y) s^γ₋ ln(1 - s)] with p = σ(x), s = max(p - clip, 0) and c = pos_weight, for y of 0 or 1. Between,
     as in timm, both terms have one power: (y (1 - p) + (1 - y) s)^(γ₊ y + γ₋ (1 - y)).
 
-    Logarithms are exact at any logit: timm keeps them above ln 1e-8, so that its gradient vanishes at a positive with x < -18. Where a
+    Logarithms are exact at any logit: timm keeps them above ln eps, so that its gradient vanishes at a positive with x < -18. Where a
     power's derivative is infinite the gradient takes its limit (timm: nan).
 
     Args: target in [0, 1], or class indices (one against all: the row's class 1, the others 0; -1 background, -2 ignored), with target_b
-    and lam a mixup pair; gamma_neg, gamma_pos: at least 0; clip: in [0, 1], None is 0; reduction: also "batchmean", the sum divided by
+    and lam a mixup pair; gamma_neg, gamma_pos: at least 0; clip: in [0, 1], None is 0; eps: timm's, at most 1e-4 and without effect;
+    disable_torch_grad_focal_loss: the powers are constants to the gradient; smoothing: in [0, 1], of dense targets, which become
+    y (1 - s) + s / 2; reduction: also "batchmean", the sum divided by
     the number of samples, input.shape[0]. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("gamma_neg", gamma_neg, 0.0)
-    checks.number("gamma_pos", gamma_pos, 0.0)
-    margin = 0.0 if clip is None else clip
-    checks.number("clip", margin, 0.0, 1.0)
-    hyper = [gamma_neg, gamma_pos, margin]
-    if not isinstance(pos_weight, Tensor):
-        hyper.append(1.0 if pos_weight is None else pos_weight)
-        checks.number("pos_weight", hyper[-1])
+    gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
+    gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
+    margin = checks.number("clip", 0.0 if clip is None else clip, 0.0, 1.0)
+    given = 1.0 if pos_weight is None else pos_weight
+    hyper, parameter = with_parameter([gamma_neg, gamma_pos, margin], "pos_weight", given, input)
+    checks.number("eps", eps, 0.0, 1e-4)
+    constant_powers = checks.flag("disable_torch_grad_focal_loss", disable_torch_grad_focal_loss)
     return elementwise_loss(
-        "asymmetric",
+        "asymmetric_constant_powers" if constant_powers else "asymmetric",
         input,
-        target,
+        _smoothed(target, input, smoothing),
         hyper,
         _per_sample(reduction, input, options),
         options,
         weight=weight,
-        parameter=pos_weight if isinstance(pos_weight, Tensor) else None,
+        parameter=parameter,
     )
 
 
@@ -278,8 +289,9 @@ def poly_binary_cross_entropy(
     epsilon: float = 2.0,
     gamma: float = 0.0,
     alpha: float | Tensor | None = None,
-    *,
+    smoothing: float = 0.0,
     reduction: str = "mean",
+    *,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
@@ -288,23 +300,21 @@ def poly_binary_cross_entropy(
     L = w α_t (1 - p_t)^γ [BCE(x, y) + ε (1 - p_t)], p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is None or
     negative. γ = 0 is Poly-1 of the cross entropy, other γ of the focal loss.
 
-    Args: target, alpha, gamma: as in sigmoid_focal_loss; epsilon: 0 is the plain loss; reduction: also "batchmean", the sum divided by the
+    Args: target, alpha, gamma: as in sigmoid_focal_loss; epsilon: 0 is the plain loss; smoothing: in [0, 1], of dense targets, which become
+    y (1 - s) + s / 2; reduction: also "batchmean", the sum divided by the
     number of samples, input.shape[0]. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("epsilon", epsilon)
-    checks.number("gamma", gamma, 0.0)
-    hyper = [epsilon, gamma]
-    if not isinstance(alpha, Tensor):
-        hyper.append(-1.0 if alpha is None else alpha)
-        checks.number("alpha", hyper[-1], high=1.0)
+    epsilon = checks.number("epsilon", epsilon)
+    gamma = checks.number("gamma", gamma, 0.0)
+    hyper, per_class = with_parameter([epsilon, gamma], "alpha", -1.0 if alpha is None else alpha, input, high=1.0)
     return elementwise_loss(
         "poly_bce",
         input,
-        target,
+        _smoothed(target, input, smoothing),
         hyper,
         _per_sample(reduction, input, options),
         options,
         weight=weight,
-        parameter=alpha if isinstance(alpha, Tensor) else None,
+        parameter=per_class,
     )

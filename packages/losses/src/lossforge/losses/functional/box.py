@@ -56,7 +56,7 @@ def box_loss(
 def _overlap_loss(
     loss: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, weight: Tensor | None, format: str, options: BoxOptions
 ) -> Tensor:
-    checks.number("eps", eps, 0.0)
+    eps = checks.number("eps", eps, 0.0)
     return box_loss(loss, boxes1, boxes2, [eps], reduction, weight, format, options)
 
 
@@ -80,7 +80,7 @@ def box_iou_loss(
     mean divides by the number of pairs also then, by the weights with normalizer=weight.sum(). format: "xyxy" (x1, y1, x2, y2), x1 < x2
     and y1 < y2, or "cxcywh" (centre, width, height). empty: what a mean over no pairs gives, by default "zero" as in torchvision.
     normalizer, gradient: see lossforge.losses.functional.
-    Returns: float32 for a scalar (float64 for float64), else (...) in the dtype of boxes1. Boxes of equal coordinates and area have loss 0.
+    Returns: a scalar or (...), in float32 (float64 for float64), as torchvision does. Boxes of equal coordinates and area have loss 0.
     Two boxes without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch.
     Raises: TypeError, ValueError naming the argument.
     """
@@ -212,6 +212,6 @@ def box_smooth_l1_loss(
     Args: beta: at least 0, in the units of the coordinates. Others: as in box_l1_loss.
     Raises: TypeError, ValueError naming the argument.
     """
-    checks.number("beta", beta, 0.0)
-    name, hyper = ("box_smooth_l1", [beta]) if beta else ("box_l1", [])
+    beta = checks.number("beta", beta, 0.0)
+    name, hyper = ("box_smooth_l1", [beta]) if checks.nonzero(beta) else ("box_l1", [])
     return box_loss(name, boxes1, boxes2, hyper, reduction, weight, "xyxy", options)

@@ -33,18 +33,18 @@ def softmax_focal_loss(
     Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    checks.number("gamma", gamma, 0.0)
-    if isinstance(alpha, Tensor):
+    gamma = checks.number("gamma", gamma, 0.0)
+    checks.floating("input", input)
+    if checks.is_parameter(alpha, input):
         checks.floating_beside("alpha", alpha, input)
         if weight is not None:
             checks.floating_beside("weight", weight, input)
         _of_classes("alpha", alpha, input)
     elif alpha is not None:
-        checks.number("alpha", alpha, 0.0, 1.0)
-        checks.floating("input", input)
-        per_class = torch.full(_class_shape(input), alpha, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
-        per_class[:1] = 1.0 - alpha
-        alpha = per_class
+        alpha = checks.number("alpha", alpha, 0.0, 1.0)
+        per_class = alpha * torch.ones(_class_shape(input), dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
+        background = torch.arange(len(per_class), device=input.device) == 0
+        alpha = torch.where(background, 1.0 - per_class, per_class)
     if alpha is not None and weight is not None:
         _of_classes("weight", weight, input)
     return total(
@@ -81,6 +81,8 @@ def poly_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    *,
+    smoothing: float | None = None,
     **options: Unpack[RowOptions],
 ) -> Tensor:
     """Poly-1 cross entropy, as timm.loss.PolyCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
@@ -89,18 +91,23 @@ def poly_cross_entropy(
     smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
 
     Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b);
-    label_smoothing: in [0, 1), without weight; scale, softcap, z_loss: as in cross_entropy. Others: see lossforge.losses.functional.
+    label_smoothing: in [0, 1), without weight; smoothing: timm's name for it; scale, softcap, z_loss: as in cross_entropy.
+    Others: see lossforge.losses.functional.
     In a pair of which one index is ignored, label smoothing adds its constant ε s (1 - 1 / C) in the other's share.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    checks.number("epsilon", epsilon)
-    checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
+    epsilon = checks.number("epsilon", epsilon)
+    if smoothing is not None:
+        if checks.nonzero(checks.number("label_smoothing", label_smoothing)):
+            raise ValueError(f"smoothing is label_smoothing, got both, {smoothing!r} and {label_smoothing!r}")
+        label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
     checks.floating("input", input)
     offset = 0.0
-    if label_smoothing:
+    if checks.nonzero(label_smoothing):
         if weight is not None:
             raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
-        if label_smoothing == 1:
+        if not isinstance(label_smoothing, Tensor) and label_smoothing == 1:
             raise ValueError(f"label_smoothing must be below 1, got {label_smoothing!r}")
         (classes,) = _class_shape(input) or (1,)
         offset = epsilon * label_smoothing / (1.0 - label_smoothing) * (1.0 - 1.0 / max(classes, 1))
@@ -139,7 +146,7 @@ def generalized_cross_entropy(
     0 is the cross entropy; scale, softcap, z_loss: as in cross_entropy. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    checks.number("q", q, 0.0, 1.0)
+    q = checks.number("q", q, 0.0, 1.0)
     return total(
         rowwise_loss(
             "generalized_ce", input, target, [q], reduction, options, weight=weight, ignore_index=ignore_index, probabilities=False
@@ -169,7 +176,7 @@ def logit_adjusted_cross_entropy(
     x alone; softcap is not offered. Others: as in cross_entropy.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    checks.number("tau", tau)
+    tau = checks.number("tau", tau)
     if options.get("softcap") is not None:
         raise ValueError(f"softcap must be None for logit_adjusted_cross_entropy, got {options['softcap']!r}")
     return total(
@@ -189,6 +196,7 @@ def logit_adjusted_cross_entropy(
     )
 
 
+@checks.named
 def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
     """Class weights from the effective number of samples (Cui et al. 2019, arXiv 1901.05555), to be given as `weight`.
 
@@ -205,7 +213,7 @@ def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
         raise TypeError(f"counts must be of a real dtype, got {counts.dtype}")
     if counts.ndim != 1 or not len(counts):
         raise ValueError(f"counts must hold one count a class, shape (C,), got {tuple(counts.shape)}")
-    checks.number("beta", beta, 0.0)
+    beta = checks.number("beta", beta, 0.0)
     if beta >= 1:
         raise ValueError(f"beta must be below 1, got {beta!r}")
     n = counts.double().clamp(min=1.0)

@@ -54,7 +54,7 @@ def check_options(x: Tensor, reduction: str, options: CallOptions | BoxOptions, 
     """Check names and values of the options; the normalizer where it is a tensor. of: what the loss calls x."""
     for name in options:
         if name not in accepted.__annotations__:
-            raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(accepted.__annotations__)}")
+            raise checks.unexpected("the loss", name, accepted.__annotations__)
     normalizer, mode = options.get("normalizer"), options.get("gradient")
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     checks.one_of("empty", options.get("empty", "nan"), checks.EMPTY)
@@ -73,8 +73,8 @@ def check_options(x: Tensor, reduction: str, options: CallOptions | BoxOptions, 
             )
     if normalizer is None:
         return None
-    if not isinstance(normalizer, Tensor):
-        checks.number("normalizer", normalizer)
+    if not isinstance(normalizer, Tensor) or (checks.known(normalizer) and not checks.is_parameter(normalizer, x)):
+        options["normalizer"] = checks.number("normalizer", normalizer)
         return None
     if normalizer.ndim != 0:
         raise ValueError(f"normalizer must be a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
@@ -110,8 +110,8 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
         return None
     if target.is_floating_point():
         raise TypeError(f"target must hold class indices where target_b is given, got {target.dtype}")
-    if not isinstance(lam, Tensor):
-        checks.number("lam", lam, 0.0, 1.0)
+    if not isinstance(lam, Tensor) or (checks.known(lam) and not checks.is_parameter(lam, x)):
+        lam = checks.number("lam", lam, 0.0, 1.0)
         return torch.full((), lam, dtype=torch.float32, device=x.device).expand(target.shape)
     checks.floating_beside("lam", lam, x)
     if lam.ndim == 1 and target.ndim > 1:

@@ -39,7 +39,12 @@ def clip_loss(
     Raises: TypeError, ValueError naming the argument.
     """
     checks.floating("similarity", similarity)
-    checks.whole_number("offset", offset)
+    if isinstance(offset, Tensor) and offset.ndim:
+        raise TypeError(
+            f"offset must be a whole number, got a tensor of shape {tuple(offset.shape)}; embeddings make one matrix of "
+            "similarities first: clip_loss(logit_scale * images @ texts.T)"
+        )
+    offset = checks.whole_number("offset", offset)
     for name in ("target_b", "lam", "validate"):
         if options.get(name) is not None:
             raise TypeError(f"clip_loss takes no {name}: its targets are the pairs")
@@ -47,7 +52,7 @@ def clip_loss(
     if similarity.ndim != 2 or not 0 <= offset <= similarity.shape[1] - similarity.shape[0]:
         raise ValueError(f"similarity must have shape (N, M) with 0 ≤ offset ≤ M - N, got {tuple(similarity.shape)} with offset {offset}")
     scale = options.get("scale", 1.0)
-    checks.number("scale", scale)
+    scale = checks.number("scale", scale)
     normalizer = options.get("normalizer")
     a = Contrastive(
         "clip",

@@ -33,7 +33,7 @@ def quality_focal_loss(
     takes its limit.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("beta", beta, 0.0)
+    beta = checks.number("beta", beta, 0.0)
     scored: ElementwiseOptions = {**options, "score": score}
     return elementwise_loss("quality_focal", input, target, [beta], reduction, scored, weight=weight, mean_of_rows=True)
 
@@ -61,9 +61,8 @@ def varifocal_loss(
     mmdetection's avg_factor. Others: see lossforge.losses.functional. For γ < 1 and saturated logits the gradient takes its limit.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("alpha", alpha, 0.0)
-    checks.number("gamma", gamma, 0.0)
-    if not isinstance(iou_weighted, bool):
-        raise TypeError(f"iou_weighted must be a bool, got {type(iou_weighted).__name__}")
+    alpha = checks.number("alpha", alpha, 0.0)
+    gamma = checks.number("gamma", gamma, 0.0)
+    iou_weighted = checks.flag("iou_weighted", iou_weighted)
     scored: ElementwiseOptions = {**options, "score": score}
     return elementwise_loss("varifocal", input, target, [alpha, gamma, float(iou_weighted)], reduction, scored, weight=weight)

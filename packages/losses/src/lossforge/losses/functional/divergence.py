@@ -88,7 +88,8 @@ def js_div_with_logits(
 
     L = β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q, p = softmax(input / T), q = softmax(target_logits / T).
 
-    At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β (1 - β)), as in TRL.
+    At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β (1 - β)), as in TRL; 0 where torch.compile traces β as a
+    tensor.
 
     Args: target_logits: the teacher's, of any floating dtype; beta: in [0, 1]; temperature: T > 0; temperature_squared: off by default, as
     in TRL. Others: see lossforge.losses.functional.divergence and lossforge.losses.functional.
@@ -96,14 +97,14 @@ def js_div_with_logits(
     Raises: TypeError, ValueError naming the argument.
     Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's generalized_jsd_loss.
     """
-    checks.number("beta", beta, 0.0, 1.0)
-    limit = beta in (0.0, 1.0)
+    beta = checks.number("beta", beta, 0.0, 1.0)
+    limit = not isinstance(beta, Tensor) and beta in (0.0, 1.0)
     return _loss(
         "kl" if limit else "js",
         input,
         target_logits,
-        [] if limit else [1.0 * beta],
-        beta == 1.0,
+        [] if limit else [beta],
+        limit and beta == 1.0,
         temperature,
         reduction,
         temperature_squared,
@@ -156,8 +157,8 @@ def total_variation_with_logits(
 @repeated
 def topk_kl_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
-    indices: Tensor,  # (K,), (N, K), (N, K, d…)
-    values: Tensor,  # as indices
+    values: Tensor,  # (K,), (N, K), (N, K, d…)
+    indices: Tensor,  # as values
     temperature: float = 1.0,
     reduction: str = "batchmean",
     *,
@@ -173,15 +174,21 @@ def topk_kl_div_with_logits(
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
 
-    Args: indices: the classes, of any integer dtype, different from each other within a row; -1 for no entry. values: natural logarithms of
-    the teacher's probabilities at temperature T, or with `renormalize` its logits (or log-probabilities at temperature 1), of which
-    q = softmax(values / T) over the K. tail: the classes that are not among the K count as one more, as in TRL; needs values that are not
+    Args: values, indices: in the order of torch.topk, so that *log_q.topk(k, dim) gives both. values: natural logarithms of the teacher's
+    probabilities at temperature T, or with `renormalize` its logits (or log-probabilities at temperature 1), of which
+    q = softmax(values / T) over the K. indices: their classes, of any integer dtype, different from each other within a row; -1 for no
+    entry. tail: the classes that are not among the K count as one more, as in TRL; needs values that are not
     renormalised. 1 - Σ p[i] is at least 2⁻²⁴. Others: see lossforge.losses.functional.divergence and lossforge.losses.functional.
     Returns: a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
     """
     checks.floating("input", input)
+    if isinstance(values, Tensor) and isinstance(indices, Tensor) and not values.is_floating_point() and indices.is_floating_point():
+        raise TypeError(
+            "values come before indices, as topk gives them: topk_kl_div_with_logits(input, *teacher.topk(k)), "
+            f"got {values.dtype} as values"
+        )
     checks.floating_beside("values", values, input)
     if input.ndim == 0:
         raise ValueError("input must have a dimension of classes, got a 0-d tensor")
@@ -235,12 +242,12 @@ def _loss(
         checks.floating_beside("target_logits", teacher, x)
         if teacher.shape != x.shape:
             raise ValueError(f"target_logits must have the shape of input, {tuple(x.shape)}, got {tuple(teacher.shape)}")
-    checks.number("temperature", temperature, 0.0, exclusive=True)
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     checks.one_of("reduction", reduction, REDUCTIONS)
     batchmean = reduction == "batchmean"
     reduction = "mean" if batchmean else reduction
     divisor = check_options(x, reduction, options, CallOptions)
-    checks.whole_number("ignore_index", ignore_index)
+    ignore_index = checks.whole_number("ignore_index", ignore_index)
     per_row = torch.Size([]) if x.ndim == 1 else torch.Size([x.shape[0], *x.shape[2:]])
     for name, t in (("weight", weight), ("labels", labels)):
         if t is None:

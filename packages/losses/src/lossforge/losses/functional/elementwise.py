@@ -1,5 +1,7 @@
 """What the element-wise losses share: the checks of their arguments, and the call."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,22 @@ IGNORED = -2
 def of_dim(dim: int, x: Tensor) -> None:
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for an input of shape {tuple(x.shape)}, got {dim}")
+
+
+def with_parameter(
+    hyper: list[float], name: str, value: float | Tensor, x: object, high: float = math.inf
+) -> tuple[list[float], Tensor | None]:
+    """The hyper-parameters with `value` as the last, or a tensor that takes the last one's place."""
+    if checks.is_parameter(value, x):
+        return hyper, value
+    return [*hyper, checks.number(name, value, high=high)], None
+
+
+def dense(target: Tensor, x: Tensor) -> Tensor:
+    """A target of the input's shape in a floating dtype, one that holds class indices as it is."""
+    if target.is_floating_point() or target.is_complex() or target.shape != x.shape:
+        return target
+    return target.to(x.dtype if target.dtype == torch.bool else torch.promote_types(x.dtype, torch.float32))
 
 
 def elementwise_loss(
@@ -40,10 +58,12 @@ def elementwise_loss(
     mean_of_weights: a mean divides by the sum of the weights that count, where weights are given; mean_of_rows: by the number of rows.
     """
     checks.floating("input", x)
+    if isinstance(target, Tensor):
+        target = dense(target, x)
     divisor = check_options(x, reduction, options, ElementwiseOptions)
     normalizer, dim, target_b = options.get("normalizer"), options.get("dim", -1), options.get("target_b")
     lam, score = options.get("lam"), options.get("score")
-    checks.whole_number("dim", dim)
+    dim = checks.whole_number("dim", dim)
     if target is None and offset is not None:
         if x.ndim != 2:
             raise ValueError(f"input must be a matrix where target is None, got shape {tuple(x.shape)}")
@@ -62,6 +82,11 @@ def elementwise_loss(
         checks.integer("target", target)
         of_dim(dim, x)
         rows = [n for d, n in enumerate(x.shape) if d != dim % x.ndim]
+        if target.shape != torch.Size(rows):
+            raise ValueError(
+                f"target must have shape {tuple(rows)}, got {tuple(target.shape)}: an integer target holds class indices along "
+                f"dim {dim}, or has the shape of input, {tuple(x.shape)}"
+            )
         target = checks.indices("target", target, rows, x, -1, x.shape[dim], IGNORED, options.get("validate"))
         if target_b is not None:
             target_b = checks.indices("target_b", target_b, rows, x, -1, x.shape[dim], IGNORED, options.get("validate"))

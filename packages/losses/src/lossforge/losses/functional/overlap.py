@@ -8,9 +8,10 @@ Arguments that they share:
 
 input: logits (N, C, d…) with any number of spatial dimensions, none included; probabilities where activation is None.
 target: class indices (N, d…) or (N, 1, d…) of any integer dtype (uint8 is read as it is), or dense targets (N, C, d…) of a floating
-    dtype, one-hot, soft, or with several labels a pixel. For one channel that is no softmax, indices are the mask itself: 1 is the
-    channel's class, 0 background.
-activation: "softmax" over the classes, "sigmoid" of each, or None. (MONAI's flags softmax and sigmoid, of which neither is the default.)
+    dtype, bool, or with C > 1 an integer dtype, one-hot, soft, or with several labels a pixel. For one channel, indices are the mask
+    itself: 1 is the channel's class, 0 background.
+activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None. (MONAI's flags softmax and
+    sigmoid, of which neither is the default.)
 include_background: whether class 0 counts.
 reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
 batch: a region is a class over all images, as in segmentation_models_pytorch; by default one of each image, as in MONAI.
@@ -72,15 +73,21 @@ def _loss(
     flags = {"include_background": include_background, "squared_pred": squared_pred, "batch": batch, "present_only": present_only}
     for name, value in flags.items():
         checks.flag(name, value)
-    for name, number in hyper.items():
-        checks.number(name, number, 0.0)
-    checks.whole_number("ignore_index", ignore_index)
+    numbers = [checks.number(name, number, 0.0) for name, number in hyper.items()]
+    ignore_index = checks.whole_number("ignore_index", ignore_index)
     classes = input.shape[1]
+    if classes == 1 and activation == "softmax":
+        raise ValueError(
+            f"input must have more than one class under a softmax, which gives one class probability 1 whatever its logits are, got shape "
+            f'{tuple(input.shape)}: for the mask of one class pass activation="sigmoid"'
+        )
     if classes == 1 and not include_background:
         raise ValueError("include_background=False needs more than one class, got an input of one channel")
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
-    first = int(classes == 1 and activation != "softmax")
+    first = int(classes == 1)
+    if target.shape == input.shape and not target.is_floating_point() and (classes > 1 or target.dtype == torch.bool):
+        target = target.to(input.dtype)
     if target.is_floating_point():
         if target.shape != input.shape:
             raise ValueError(f"target must have the shape of input, {tuple(input.shape)}, where it is dense, got {tuple(target.shape)}")
@@ -101,7 +108,7 @@ def _loss(
         target,
         weight,
         normalizer,
-        [1.0 * h for h in hyper.values()],
+        numbers,
         activation,
         ignore_index,
         include_background,
@@ -316,8 +323,8 @@ def dice_ce_loss(
     Others: see lossforge.losses.functional.overlap; normalizer is not taken.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    checks.number("lambda_dice", lambda_dice, 0.0)
-    checks.number("lambda_ce", lambda_ce, 0.0)
+    lambda_dice = checks.number("lambda_dice", lambda_dice, 0.0)
+    lambda_ce = checks.number("lambda_ce", lambda_ce, 0.0)
     if activation is None:
         raise ValueError('activation must be "softmax" or "sigmoid" where a cross entropy needs logits, got None')
     if reduction == "none":
@@ -336,6 +343,6 @@ def dice_ce_loss(
         weight=weight,
         ignore_index=ignore_index,
         present_only=present_only,
-        lambda_dice=1.0 * lambda_dice,
-        lambda_ce=1.0 * lambda_ce,
+        lambda_dice=lambda_dice,
+        lambda_ce=lambda_ce,
     )

@@ -25,7 +25,8 @@ def l1_loss(
     L = w |x - y|; the mean divides by Σ w where weights are given. A class-index target stands for its one-hot vector: on softmax
     probabilities that is the noise-robust MAE of Ghosh et al. 2017 (arXiv 1712.09482).
 
-    Args: input and target of a floating dtype, or an integer target with -1 background and -2 ignored; target_b, lam: a mixup pair,
+    Args: input of a floating dtype; target of any real dtype in its shape, or class indices in its shape without dim, -1 background and -2
+    ignored: an integer target (N,) of an input (N, N) is read as class indices, where torch broadcasts it; target_b, lam: a mixup pair,
     y = λ [j = target] + (1 - λ) [j = target_b]; dim: the classes' dimension. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
@@ -88,7 +89,7 @@ def huber_loss(
     Args: delta: above 0, in the units of x. Others: as in l1_loss.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("delta", delta, 0.0, exclusive=True)
+    delta = checks.number("delta", delta, 0.0, exclusive=True)
     return elementwise_loss("huber", input, target, [delta], reduction, options, weight=weight)
 
 
@@ -111,13 +112,14 @@ def smooth_l1_loss(
     Args: beta: at least 0, in the units of x. Others: as in l1_loss.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.number("beta", beta, 0.0)
+    beta = checks.number("beta", beta, 0.0)
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
+    smooth = checks.nonzero(beta)
     return elementwise_loss(
-        "l1" if beta == 0 else "smooth_l1",
+        "smooth_l1" if smooth else "l1",
         input,
         target,
-        [] if beta == 0 else [beta],
+        [beta] if smooth else [],
         reduction,
         options,
         weight=weight,

@@ -57,12 +57,12 @@ def rowwise_loss(
     divisor = check_options(x, reduction, options, RowOptions)
     normalizer, target_b = options.get("normalizer"), options.get("target_b")
     scale, softcap, z_loss = options.get("scale", 1.0), options.get("softcap"), options.get("z_loss", 0.0)
-    checks.whole_number("ignore_index", ignore_index)
-    checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
-    checks.number("scale", scale)
-    checks.number("z_loss", z_loss, 0.0)
+    ignore_index = checks.whole_number("ignore_index", ignore_index)
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
+    scale = checks.number("scale", scale)
+    z_loss = checks.number("z_loss", z_loss, 0.0)
     if softcap is not None:
-        checks.number("softcap", softcap, 0.0, exclusive=True)
+        softcap = checks.number("softcap", softcap, 0.0, exclusive=True)
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
     class_dim = 0 if x.ndim == 1 else 1

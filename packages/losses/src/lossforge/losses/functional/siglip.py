@@ -2,6 +2,7 @@
 
 from typing import Unpack
 
+import torch
 from torch import Tensor
 
 from lossforge.losses import checks
@@ -31,16 +32,40 @@ def siglip_loss(
     The logits are x = scale · (images @ texts.T) + bias, computed outside: what gives x gives scale and bias their gradients through
     autograd. `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), adds the bias within the matrix product.
 
+    It takes no embeddings: siglip_loss(images, texts) is refused where the texts show that they are no dense target, by a shape that is not
+    that of the images, by values outside [0, 1] (looked at on CPU, on CUDA with validate), or by being a network's output.
+
     Args: target: None: the pairs are j = i + offset, and no matrix of labels is built; class indices: the text of each image (-1 none,
     -2 an image that is ignored); dense: y = (z + 1) / 2, for images with several texts; offset: the column of the first row's pair: on
     device r with N images, r N where the texts of all devices are gathered, -r N where all images are; negative_only: no pairs, as with
     the texts of another device; reduction: "mean" averages over the rows not ignored. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.whole_number("offset", offset)
+    offset = checks.whole_number("offset", offset)
     if not -NOWHERE < offset < NOWHERE:
         raise ValueError(f"offset must be above {-NOWHERE} and below {NOWHERE}, got {offset}")
     if target is not None and (offset or negative_only):
         raise ValueError(f"target must be None where {'offset' if offset else 'negative_only'} is given, got a tensor")
+    if isinstance(target, Tensor) and target.is_floating_point():
+        _refuse_embeddings(input, target, options.get("validate"))
     where = NOWHERE if negative_only else offset
     return elementwise_loss("bce_with_logits", input, target, [1.0], reduction, options, weight=weight, offset=where, mean_of_rows=True)
+
+
+def _refuse_embeddings(input: Tensor, target: Tensor, validate: bool | None) -> None:
+    checks.floating("input", input)
+    found = ""
+    if target.shape != input.shape:
+        found = f"{tuple(target.shape)}"
+    elif not checks.known(target) or torch._C._are_functorch_transforms_active():
+        return
+    elif target.grad_fn is not None and target.ndim == 2 and target.shape[0] != target.shape[1]:
+        found = f"the output of a network, {tuple(target.shape)}"
+    elif target.numel() and (target.device.type == "cpu" or (checks.VALIDATE if validate is None else validate)):
+        low, high = (t.item() for t in target.detach().aminmax())
+        found = f"values from {low:g} to {high:g}" if low < 0 or high > 1 else ""
+    if found:
+        raise ValueError(
+            f"target must have the shape of input, {tuple(input.shape)}, and hold y in [0, 1], 1 where a pair belongs together, "
+            f"got {found}; embeddings make one matrix of logits first: siglip_loss(logit_scale * images @ texts.T + logit_bias)"
+        )

@@ -16,6 +16,7 @@ class TokenLogps(NamedTuple):
     entropy: Tensor
 
 
+@checks.named
 def selective_log_softmax(
     logits: Tensor,  # (..., V)
     index: Tensor,  # (...)
@@ -46,7 +47,7 @@ def selective_log_softmax(
         raise ValueError(
             f"index must have the shape of logits without the last dimension, {tuple(logits.shape[:-1])}, got {tuple(index.shape)}"
         )
-    checks.number("temperature", temperature, 0.0, exclusive=True)
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     options: RowOptions = {"scale": 1.0 / temperature, "softcap": softcap, "inplace": inplace, "validate": validate}
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)

@@ -43,8 +43,8 @@ def total_variation(
 
 def topk_kl_div(
     x: Tensor,
-    indices: Tensor,
     values: Tensor,
+    indices: Tensor,
     temperature: float = 1.0,
     reduction: str = "mean",
     renormalize: bool = False,

@@ -96,13 +96,22 @@ class AsymmetricLossMultiLabel(LossModule):
         gamma_neg: float = 4.0,
         gamma_pos: float = 1.0,
         clip: float | None = 0.05,
-        *,
+        eps: float = 1e-8,
+        disable_torch_grad_focal_loss: bool = False,
+        smoothing: float = 0.0,
         reduction: str = "batchmean",
         weight: Tensor | None = None,
         pos_weight: float | Tensor | None = None,
         **options: Unpack[ElementwiseSettings],
     ) -> None:
-        settings = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
+        settings = {
+            "gamma_neg": gamma_neg,
+            "gamma_pos": gamma_pos,
+            "clip": clip,
+            "eps": eps,
+            "disable_torch_grad_focal_loss": disable_torch_grad_focal_loss,
+            "smoothing": smoothing,
+        }
         buffers = {"weight": weight}
         if isinstance(pos_weight, Tensor):
             buffers["pos_weight"] = pos_weight
@@ -122,11 +131,11 @@ class PolyBinaryCrossEntropy(LossModule):
         epsilon: float = 2.0,
         gamma: float = 0.0,
         alpha: float | Tensor | None = None,
-        *,
+        smoothing: float = 0.0,
         reduction: str = "mean",
         **options: Unpack[ElementwiseSettings],
     ) -> None:
-        settings: dict[str, Any] = {"epsilon": epsilon, "gamma": gamma}
+        settings: dict[str, Any] = {"epsilon": epsilon, "gamma": gamma, "smoothing": smoothing}
         buffers: dict[str, Tensor | None] = {}
         if isinstance(alpha, Tensor):
             buffers["alpha"] = alpha

@@ -47,9 +47,16 @@ class PolyCrossEntropyLoss(LossModule):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        *,
+        smoothing: float | None = None,
         **options: Unpack[RowSettings],
     ) -> None:
-        settings = {"epsilon": epsilon, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        settings = {
+            "epsilon": epsilon,
+            "ignore_index": ignore_index,
+            "label_smoothing": label_smoothing,
+            "smoothing": smoothing,
+        }
         super().__init__(reduction, {"weight": weight}, settings, options)
 
 

@@ -21,7 +21,7 @@ class LossModule(nn.Module):
         checks.one_of("reduction", reduction, self.reductions)
         for name in options:
             if name not in self.accepted.__annotations__:
-                raise TypeError(f"{type(self).__name__} takes no option {name!r}; it takes {', '.join(self.accepted.__annotations__)}")
+                raise checks.unexpected(type(self).__name__, name, checks.keywords(type(self).__init__, self.accepted))
         for name, t in buffers.items():
             self.register_buffer(name, t)
         self.reduction = reduction

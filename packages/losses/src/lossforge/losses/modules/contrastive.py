@@ -22,7 +22,7 @@ class ClipLoss(nn.Module):
         checks.one_of("reduction", reduction, checks.REDUCTIONS)
         for name in options:
             if name not in ClipSettings.__annotations__:
-                raise TypeError(f"ClipLoss takes no option {name!r}; it takes {', '.join(ClipSettings.__annotations__)}")
+                raise checks.unexpected("ClipLoss", name, checks.keywords(ClipLoss.__init__, ClipSettings))
         self.reduction = reduction
         self.settings: dict[str, Any] = dict(options)
 

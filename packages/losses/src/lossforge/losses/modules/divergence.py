@@ -83,7 +83,7 @@ class TotalVariationWithLogitsLoss(LossModule):
 class TopKKLDivWithLogitsLoss(LossModule):
     """Kullback-Leibler divergence from a teacher's K likeliest classes: see functional.topk_kl_div_with_logits.
 
-    forward(input, indices, values=…).
+    forward(input, values, indices=…).
     """
 
     function = staticmethod(functional.topk_kl_div_with_logits)

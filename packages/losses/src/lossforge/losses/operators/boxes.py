@@ -9,6 +9,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.operators.library import Once, define, placeholders, plain, register, save, saved
+from lossforge.losses.operators.numbers import backward_of
 from lossforge.losses.operators.single import unplanned
 from lossforge.losses.reference import boxes as reference
 
@@ -129,7 +130,7 @@ def _anew(ctx, upstream: Tensor, wanted: Sequence[bool]) -> Pair:
         return next(found) if wanted[0] else None, next(found) if wanted[1] else None
     if plain(a.boxes1, a.boxes2, upstream):
         return backward(a, upstream, wanted)
-    first, second = torch.ops.lossforge.boxes_backward(*a, upstream, *wanted)
+    first, second = backward_of(ctx, "boxes")(*a, upstream, *wanted)
     return first if wanted[0] else None, second if wanted[1] else None
 
 
@@ -176,7 +177,7 @@ def _backward(*args):
 def _fake(*args):
     *arguments, gradient1, gradient2 = args
     a = Arguments(*arguments)
-    each = a.boxes1.new_empty(a.boxes1.shape[:-1])
+    each = a.boxes1.new_empty(a.boxes1.shape[:-1], dtype=torch.float32)
     value = each if a.reduction == "none" else a.boxes1.new_empty((), dtype=torch.float32)
     return placeholders(a.boxes1, (value, *_new(a, (gradient1, gradient2))))
 
@@ -194,7 +195,8 @@ def _setup(ctx, inputs, output):
 
 
 def _differentiate(ctx, upstream, *_):
-    wanted = ctx.needs_input_grad[2:4]  # after the keys of the dispatcher and the loss's name
+    first = len(ctx.needs_input_grad) - len(Arguments._fields) - 1  # after the keys of the dispatcher, perhaps numbers, and the loss's name
+    wanted = ctx.needs_input_grad[first : first + 2]
     return None, *_gradients(ctx, upstream, wanted), *(None,) * (len(Arguments._fields) - 1)
 
 

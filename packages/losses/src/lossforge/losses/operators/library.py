@@ -3,31 +3,50 @@
 import contextlib
 import functools
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lossforge.kernels import INTERPRETED, scale_
+from lossforge.losses.operators import numbers
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted
 
 
-_plain_torch = False
+_depth: ContextVar[int] = ContextVar("depth of plain_torch", default=0)
+_traced = threading.local()
+"""The depth once more, for torch.compile: it traces and guards a thread's attributes, but no ContextVar."""
+_traced.depth = 0  # a thread that has none is traced anew at its second call
 
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice."""
-    global _plain_torch
-    before, _plain_torch = _plain_torch, True
+    """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice.
+
+    It holds for the thread and the asyncio task that entered it; a thread that starts inside has to enter it anew.
+    """
+    _enter(1)
     try:
         yield
     finally:
-        _plain_torch = before
+        _enter(-1)
+
+
+def _enter(step: int) -> None:
+    """Counted, because contexts may overlap without being nested: the one entered first may end first."""
+    _traced.depth = getattr(_traced, "depth", 0) + step
+    if not torch.compiler.is_compiling():
+        _depth.set(_depth.get() + step)
+
+
+def _in_plain_torch() -> bool:
+    return (getattr(_traced, "depth", 0) if torch.compiler.is_compiling() else _depth.get()) > 0
 
 
 def backend(x: Tensor) -> str:
@@ -57,7 +76,7 @@ def state() -> tuple[Any, ...]:
         torch._C._len_torch_function_stack(),
         torch.autograd.forward_ad._current_level,
         torch.is_grad_enabled(),
-        _plain_torch,
+        _depth.get() > 0,
     )
 
 
@@ -89,7 +108,7 @@ def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
     That is: a floating argument other than the logits that requires grad, torch.func transforms, forward-mode derivatives,
     float64, devices without kernels, and tensors without elements.
     """
-    if _plain_torch or backend(x) == "torch" or x.numel() == 0:
+    if _in_plain_torch() or backend(x) == "torch" or x.numel() == 0:
         return False
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in others):
         return False
@@ -111,7 +130,9 @@ def gradient_in_forward(mode: str | None, x: Tensor, reduction: str) -> bool:
 
 
 def define(name: str, schema: str) -> None:
+    """Define the operator, and its form for numbers that are tensors: see operators.numbers."""
     LIBRARY.define(f"{name}{schema}", tags=[torch.Tag.pt2_compliant_tag])
+    LIBRARY.define(f"{name}_scheduled(Tensor numbers, {schema[1:]}", tags=[torch.Tag.pt2_compliant_tag])
 
 
 def register(
@@ -124,14 +145,36 @@ def register(
     fake_backward: Callable[..., Any] = lambda *args: torch.empty_like(args[1]),
 ) -> None:
     """Register the operator `name` and its backward, whose result, unless `fake_backward` says otherwise, is as the logits, the operators'
-    second argument."""
-    for device in DEVICES:
-        LIBRARY.impl(name, forward, device)
-        LIBRARY.impl(f"{name}_backward", backward, device)
-    torch.library.register_fake(f"lossforge::{name}", fake, lib=LIBRARY)
-    torch.library.register_fake(f"lossforge::{name}_backward", fake_backward, lib=LIBRARY)
+    second argument; and both in their form for numbers that are tensors."""
+
+    def fill(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda given, *args: function(*numbers.filled(given, args))
+
+    def setup_scheduled(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        given, *args = inputs
+        known = plain(given)
+        ctx.numbers = None if known else given
+        setup(ctx, numbers.filled(given, args) if known else args, output)
+
+    _register(name, forward, fake)
+    _register(f"{name}_backward", backward, fake_backward)
+    _register(f"{name}_scheduled", fill(forward), lambda _, *args: fake(*args))
+    _register(f"{name}_backward_scheduled", fill(backward), lambda _, *args: fake_backward(*args))
     _register_autograd(name, setup, differentiate)
+    _register_autograd(f"{name}_scheduled", setup_scheduled, lambda ctx, *gradients: (None, *differentiate(ctx, *gradients)))
     _no_double_backward(f"{name}_backward")
+    _no_double_backward(f"{name}_backward_scheduled")
+
+
+def _register(name: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    for device in DEVICES:
+        LIBRARY.impl(name, implementation, device)
+    torch.library.register_fake(f"lossforge::{name}", fake, lib=LIBRARY)
+
+
+LIBRARY.define("number(Tensor value, str name, float low, float high, bool exclusive) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
+LIBRARY.impl("number", numbers.checked, "CPU")
+torch.library.register_fake("lossforge::number", lambda value, *_: value.new_empty((), dtype=torch.float64), lib=LIBRARY)
 
 
 def _register_autograd(name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
+from lossforge.losses.operators.numbers import backward_of
 from lossforge.losses.operators.single import unplanned
 from lossforge.losses.reference import rowwise as reference
 
@@ -199,7 +200,7 @@ def _gradient(ctx, arriving: Sequence[Tensor | None]) -> Tensor | None:
         wanted = [(o, u) for o, u in zip(reference(a), (loss, *others), strict=False) if o is not None and u is not None]
         return torch.autograd.grad([o for o, _ in wanted], a.x, [u for _, u in wanted], create_graph=True)[0]
     if not plain(a.x, loss, *others):
-        return torch.ops.lossforge.rowwise_backward(*a, stats, divisor, row_entropy, loss, *others)
+        return backward_of(ctx, "rowwise")(*a, stats, divisor, row_entropy, loss, *others)
     return _backward(*a, stats, divisor, row_entropy, loss, *others)
 
 

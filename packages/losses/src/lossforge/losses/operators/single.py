@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses.operators.library import Once, placeholders, plain, register, save, saved
+from lossforge.losses.operators.numbers import backward_of
 
 Gradient = Callable[[Any, Tensor | None], Tensor | None]
 Direct = Callable[[Any, bool], Tensor]
@@ -34,7 +35,6 @@ def single(
     Returns: (gradient, direct): for what a context saved and what arrives; and the loss without the dispatcher.
     """
     count = len(arguments._fields)
-    backward_operator = getattr(torch.ops.lossforge, f"{name}_backward")
 
     def remember(ctx: Any, a: Any, results: Sequence[Tensor | None], written: Tensor | None) -> None:
         ctx.once = None if written is None else Once(written)
@@ -53,7 +53,7 @@ def single(
         if torch.is_grad_enabled():
             return torch.autograd.grad(reference(a), a.x, upstream, create_graph=True)[0]
         if not plain(a.x, upstream):
-            return backward_operator(*a, *results, upstream)
+            return backward_of(ctx, name)(*a, *results, upstream)
         return backwards(*a, *results, upstream)
 
     class Differentiable(torch.autograd.Function):

@@ -62,6 +62,7 @@ def reduced(losses: Tensor, items: int | Tensor, reduction: str, normalizer: flo
     return torch.where(nothing, 0.0, total / torch.where(nothing, 1.0, divisor))
 
 
+@checks.named
 def sequence_logps(
     per_token_logps: Tensor,  # (..., T)
     mask: Tensor | None = None,  # (..., T)

@@ -15,13 +15,14 @@ def _clipped_ratio(log_ratio: Tensor, advantages: Tensor, low: float, high: floa
     ratio = log_ratio.detach().exp()
     above = (advantages >= 0) & (ratio > high)
     below = (advantages <= 0) & (ratio < low)
-    clipped, bound = above | below, ratio.clamp(low, high)
+    clipped, bound = above | below, torch.where(above, high, torch.where(below, low, ratio))
     if delta is not None:
         far = (advantages < 0) & (ratio > delta)
         clipped, bound = clipped | far, torch.where(far, delta, bound)
     return torch.where(clipped, bound, torch.where(clipped, 0.0, log_ratio).exp())
 
 
+@checks.named
 def grpo_loss(
     per_token_logps: Tensor,  # (N, T)
     advantages: Tensor,  # (N,) or (N, T)
@@ -73,8 +74,8 @@ def grpo_loss(
     given = {"per_token_logps": per_token_logps}
     if old_per_token_logps is not None:
         given["old_per_token_logps"] = old_per_token_logps
-    checks.number("beta", beta, 0.0)
-    if beta and ref_per_token_logps is None:
+    beta = checks.number("beta", beta, 0.0)
+    if checks.nonzero(beta) and ref_per_token_logps is None:
         raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
     if ref_per_token_logps is not None:
         given["ref_per_token_logps"] = ref_per_token_logps
@@ -87,16 +88,16 @@ def grpo_loss(
         raise ValueError(f"advantages must have shape {shape[:1]} or {shape}, got {tuple(advantages.shape)}")
     same_device("advantages", advantages, "per_token_logps", per_token_logps)
     check_mask(mask, "per_token_logps", per_token_logps)
-    checks.number("epsilon", epsilon, 0.0, 1.0)
+    epsilon = checks.number("epsilon", epsilon, 0.0, 1.0)
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
-    checks.number("epsilon_high", epsilon_high, 0.0)
+    epsilon_high = checks.number("epsilon_high", epsilon_high, 0.0)
     checks.one_of("importance_sampling_level", importance_sampling_level, LEVELS)
     checks.one_of("loss_type", loss_type, LOSS_TYPES)
     if delta is not None:
-        checks.number("delta", delta, 1 + epsilon_high, exclusive=True)
+        delta = checks.number("delta", delta, 1.0 if isinstance(epsilon_high, Tensor) else 1 + epsilon_high, exclusive=True)
     length = per_token_logps.shape[1]
     if max_completion_length is not None:
-        checks.whole_number("max_completion_length", max_completion_length)
+        max_completion_length = checks.whole_number("max_completion_length", max_completion_length)
         if max_completion_length < 1 or loss_type != "dr_grpo":
             raise ValueError(
                 f'max_completion_length must be at least 1, with loss_type "dr_grpo", got {max_completion_length} with {loss_type!r}'
@@ -113,7 +114,7 @@ def grpo_loss(
     if importance_sampling_level == "sequence":
         log_ratio = (log_ratio.sum(1) / tokens.clamp(min=1)).unsqueeze(1)
     losses = -advantages * _clipped_ratio(log_ratio, advantages, 1 - epsilon, 1 + epsilon_high, delta)
-    if beta:
+    if checks.nonzero(beta):
         q = logps[-1] - policy
         losses = losses + beta * (torch.expm1(q) - q)
     losses = torch.where(keep, losses, 0.0)

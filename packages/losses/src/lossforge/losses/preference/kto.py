@@ -7,16 +7,17 @@ from lossforge.losses import checks
 from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
 
 
-def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> None:
-    if not isinstance(weight, Tensor):
-        checks.number(name, weight, 0.0)
-        return
+def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> float | Tensor:
+    if not checks.is_parameter(weight, x):
+        return checks.number(name, weight, 0.0)
     checks.floating(name, weight)
     if weight.ndim and weight.shape != x.shape:
         raise ValueError(f"{name} must be a number, 0-d, or of the shape of {first}, {tuple(x.shape)}, got {tuple(weight.shape)}")
     same_device(name, weight, first, x)
+    return weight
 
 
+@checks.named
 def kto_loss(
     policy_chosen_logps: Tensor,  # (N_c,)
     policy_rejected_logps: Tensor,  # (N_r,)
@@ -71,16 +72,16 @@ def kto_loss(
         if t.ndim != 1:
             raise ValueError(f"{name} must have shape (N,), got {tuple(t.shape)}")
         same_device(name, t, "policy_chosen_logps", policy_chosen_logps)
-    if isinstance(kl, Tensor):
+    if checks.is_parameter(kl, policy_chosen_logps):
         checks.floating("kl", kl)
         if kl.ndim:
             raise ValueError(f"kl must be a number or a 0-d tensor, got shape {tuple(kl.shape)}")
         same_device("kl", kl, "policy_chosen_logps", policy_chosen_logps)
     elif kl is not None:
-        checks.number("kl", kl)
-    checks.number("beta", beta, 0.0, exclusive=True)
-    _check_weight("desirable_weight", desirable_weight, "policy_chosen_logps", policy_chosen_logps)
-    _check_weight("undesirable_weight", undesirable_weight, "policy_rejected_logps", policy_rejected_logps)
+        kl = checks.number("kl", kl)
+    beta = checks.number("beta", beta, 0.0, exclusive=True)
+    desirable_weight = _check_weight("desirable_weight", desirable_weight, "policy_chosen_logps", policy_chosen_logps)
+    undesirable_weight = _check_weight("undesirable_weight", undesirable_weight, "policy_rejected_logps", policy_rejected_logps)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
 
     ratios = accurate(*(t for group in groups for t in group.values()))

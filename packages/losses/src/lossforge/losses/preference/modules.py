@@ -19,6 +19,9 @@ class _PreferenceLoss(nn.Module):
 
     function: ClassVar[Callable[..., Tensor]]
 
+    def __init_subclass__(cls) -> None:
+        cls.__init__ = checks.named(cls.__init__)  # type: ignore[method-assign]
+
     def __init__(self, reduction: str, empty: str, settings: dict[str, Any]) -> None:
         super().__init__()
         checks.one_of("reduction", reduction, checks.REDUCTIONS)

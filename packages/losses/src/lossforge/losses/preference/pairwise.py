@@ -8,25 +8,26 @@ from lossforge.losses import checks
 from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
 
 
-def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing: float) -> None:
+def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing: float) -> float:
     checks.one_of("loss_type", loss_type, accepted)
-    checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
-    if loss_type == "robust" and label_smoothing == 0.5:
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
+    if loss_type == "robust" and not isinstance(label_smoothing, Tensor) and label_smoothing == 0.5:
         raise ValueError('label_smoothing must be below 0.5 with loss_type "robust", whose divisor is 1 - 2 label_smoothing, got 0.5')
-    if label_smoothing and loss_type not in ("sigmoid", "robust"):
+    if checks.nonzero(label_smoothing) and loss_type not in ("sigmoid", "robust"):
         raise ValueError(f'label_smoothing needs loss_type "sigmoid" or "robust", got {label_smoothing!r} with {loss_type!r}')
+    return label_smoothing
 
 
 def _smoothed(x: Tensor, label_smoothing: float) -> Tensor:
     """-(1 - ε) ln σ(x) - ε ln σ(-x); no 0 · inf where ε is 0."""
     loss = -F.logsigmoid(x)
-    return (1 - label_smoothing) * loss - label_smoothing * F.logsigmoid(-x) if label_smoothing else loss
+    return (1 - label_smoothing) * loss - label_smoothing * F.logsigmoid(-x) if checks.nonzero(label_smoothing) else loss
 
 
 def _objective(x: Tensor, loss_type: str, label_smoothing: float) -> Tensor:
     if loss_type == "hinge":
         return F.relu(1 - x)
-    if loss_type == "robust" and label_smoothing:
+    if loss_type == "robust" and checks.nonzero(label_smoothing):
         return (label_smoothing * F.logsigmoid(-x) - (1 - label_smoothing) * F.logsigmoid(x)) / (1 - 2 * label_smoothing)
     return _smoothed(x, label_smoothing)
 
@@ -49,23 +50,25 @@ def _log_odds_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
     return torch.where(direct, torch.log1p(ratio), -F.logsigmoid(-log_ratio))
 
 
-def _check_nll(policy_nll_loss: Tensor | None, alpha_name: str, alpha: float, chosen: Tensor) -> None:
-    checks.number(alpha_name, alpha, 0.0)
+def _check_nll(policy_nll_loss: Tensor | None, alpha_name: str, alpha: float, chosen: Tensor) -> float:
+    alpha = checks.number(alpha_name, alpha, 0.0)
     if policy_nll_loss is None:
-        return
+        return alpha
     checks.floating("policy_nll_loss", policy_nll_loss)
     if policy_nll_loss.ndim and policy_nll_loss.shape != chosen.shape:
         shape, got = tuple(chosen.shape), tuple(policy_nll_loss.shape)
         raise ValueError(f"policy_nll_loss must be 0-d or have the shape of policy_chosen_logps, {shape}, got {got}")
     same_device("policy_nll_loss", policy_nll_loss, "policy_chosen_logps", chosen)
+    return alpha
 
 
 def _with_nll(losses: Tensor, alpha: float, policy_nll_loss: Tensor | None, chosen: Tensor) -> Tensor:
-    if not alpha:
+    if not checks.nonzero(alpha):
         return losses
     return losses + alpha * (-chosen if policy_nll_loss is None else policy_nll_loss.to(losses.dtype))
 
 
+@checks.named
 def bradley_terry_loss(
     rewards_chosen: Tensor,  # any shape, usually (N,)
     rewards_rejected: Tensor,  # as rewards_chosen
@@ -89,24 +92,25 @@ def bradley_terry_loss(
     Source: Bradley and Terry 1952; Christiano et al. arXiv 1706.03741; margin: arXiv 2307.09288; centring: arXiv 2312.09244.
     """
     given = {"rewards_chosen": rewards_chosen, "rewards_rejected": rewards_rejected}
-    if isinstance(margin, Tensor):
+    if checks.is_parameter(margin, rewards_chosen) and (margin.ndim or not rewards_chosen.ndim):
         given["margin"] = margin
     elif margin is not None:
-        checks.number("margin", margin)
+        margin = checks.number("margin", margin)
     alike(given)
-    checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
-    checks.number("center_rewards_coefficient", center_rewards_coefficient, 0.0)
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
+    center_rewards_coefficient = checks.number("center_rewards_coefficient", center_rewards_coefficient, 0.0)
     check_reduction(rewards_chosen, reduction, normalizer, empty)
     chosen, rejected, *rest = accurate(*given.values())
     x = chosen - rejected
     if margin is not None:
         x = x - (rest[0] if rest else margin)
     losses = _smoothed(x, label_smoothing)
-    if center_rewards_coefficient:
+    if checks.nonzero(center_rewards_coefficient):
         losses = losses + center_rewards_coefficient * (chosen + rejected).square()
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
+@checks.named
 def dpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,)
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -146,8 +150,8 @@ def dpo_loss(
         "reference_rejected_logps": reference_rejected_logps,
     }
     alike(given)
-    checks.number("beta", beta, 0.0, exclusive=True)
-    _check_loss_type(loss_type, ("sigmoid", "robust", "hinge", "ipo"), label_smoothing)
+    beta = checks.number("beta", beta, 0.0, exclusive=True)
+    label_smoothing = _check_loss_type(loss_type, ("sigmoid", "robust", "hinge", "ipo"), label_smoothing)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
     policy_chosen, policy_rejected, reference_chosen, reference_rejected = accurate(*given.values())
     h = (policy_chosen - reference_chosen) - (policy_rejected - reference_rejected)
@@ -155,6 +159,7 @@ def dpo_loss(
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
+@checks.named
 def cpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,)
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -185,9 +190,9 @@ def cpo_loss(
     """
     given = {"policy_chosen_logps": policy_chosen_logps, "policy_rejected_logps": policy_rejected_logps}
     alike(given)
-    checks.number("beta", beta, 0.0, exclusive=True)
-    _check_loss_type(loss_type, ("sigmoid", "hinge", "ipo"), label_smoothing)
-    _check_nll(policy_nll_loss, "cpo_alpha", cpo_alpha, policy_chosen_logps)
+    beta = checks.number("beta", beta, 0.0, exclusive=True)
+    label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge", "ipo"), label_smoothing)
+    cpo_alpha = _check_nll(policy_nll_loss, "cpo_alpha", cpo_alpha, policy_chosen_logps)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
     chosen, rejected = accurate(*given.values())
     h = chosen - rejected
@@ -196,6 +201,7 @@ def cpo_loss(
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
+@checks.named
 def simpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,): means over tokens
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -224,15 +230,16 @@ def simpo_loss(
     """
     given = {"policy_chosen_logps": policy_chosen_logps, "policy_rejected_logps": policy_rejected_logps}
     alike(given)
-    checks.number("beta", beta, 0.0, exclusive=True)
-    checks.number("gamma", gamma)
-    _check_loss_type(loss_type, ("sigmoid", "hinge"), label_smoothing)
+    beta = checks.number("beta", beta, 0.0, exclusive=True)
+    gamma = checks.number("gamma", gamma)
+    label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge"), label_smoothing)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
     chosen, rejected = accurate(*given.values())
     losses = _objective(beta * (chosen - rejected) - gamma, loss_type, label_smoothing)
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
+@checks.named
 def orpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,): means over tokens
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -260,8 +267,8 @@ def orpo_loss(
     """
     given = {"policy_chosen_logps": policy_chosen_logps, "policy_rejected_logps": policy_rejected_logps}
     alike(given)
-    checks.number("beta", beta, 0.0)
-    _check_nll(policy_nll_loss, "alpha", alpha, policy_chosen_logps)
+    beta = checks.number("beta", beta, 0.0)
+    alpha = _check_nll(policy_nll_loss, "alpha", alpha, policy_chosen_logps)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
     chosen, rejected = accurate(*given.values())
     losses = _with_nll(beta * _log_odds_loss(chosen, rejected), alpha, policy_nll_loss, chosen)

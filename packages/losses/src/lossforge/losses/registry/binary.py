@@ -45,6 +45,8 @@ LOSSES = (
             {"clip": None},
             {"gamma_neg": 0.0, "gamma_pos": 0.0, "clip": 0.2},
             {"gamma_neg": 2.5, "gamma_pos": 0.5, "clip": 0.1, "pos_weight": 3.0},
+            {"disable_torch_grad_focal_loss": True},
+            {"disable_torch_grad_focal_loss": True, "clip": None, "smoothing": 0.1},
         ),
         judge="timm.loss:AsymmetricLossMultiLabel",
         paper="arXiv 2009.14119",
