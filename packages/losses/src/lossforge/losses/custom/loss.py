@@ -4,15 +4,13 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
-from lossforge.losses import checks
-from lossforge.losses.custom.derive import with_gradients
-from lossforge.losses.custom.source import FormulaError, Source, read, results
-from lossforge.losses.custom.twin import torch_of
-from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses import checks, lazy
+from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.formulas import FORMULAS, Formula, Inlined
 from lossforge.losses.functional.box import box_loss
 from lossforge.losses.functional.common import BoxOptions, BoxSettings, ElementwiseOptions, ElementwiseSettings
 from lossforge.losses.functional.elementwise import elementwise_loss
@@ -20,6 +18,9 @@ from lossforge.losses.functional.rowwise import RowOptions, RowSettings, rowwise
 from lossforge.losses.modules.common import LossModule
 from lossforge.losses.registry import Loss
 from lossforge.losses.repeat import repeated
+
+if TYPE_CHECKING:
+    from lossforge.losses.custom.source import Source
 
 Twin = Callable[..., Tensor]
 
@@ -31,7 +32,7 @@ class CustomLoss:
     hyper-parameters and their defaults.
     """
 
-    def __init__(self, source: Source, loss: Loss, gradient: str) -> None:
+    def __init__(self, source: "Source", loss: Loss, gradient: str) -> None:
         self.loss, self.gradient, self.hyper = loss, gradient, dict(loss.hyper)
         self.__name__, self.__qualname__ = source.name, source.name
         self.__module__, self.__doc__ = loss.name.rpartition(":")[0], inspect.getdoc(loss.function)
@@ -176,7 +177,7 @@ CORNERS = ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")
 class Made:
     """A formula that operators find by its name, its hyper-parameters, the options that its loss takes, and where its gradient is from."""
 
-    source: Source
+    source: "Source"
     name: str
     hyper: dict[str, float]
     options: tuple[str, ...]
@@ -193,6 +194,10 @@ class Made:
         further: tuple[str, ...] = (),
     ) -> "Made":
         """leading: the arguments before the hyper-parameters, of which the first `variables` are differentiated."""
+        lazy.load()
+        from lossforge.losses.custom.derive import with_gradients
+        from lossforge.losses.custom.source import read, results
+
         source, names = read(formula), tuple(hyper or ())
         for name, value in (hyper or {}).items():
             checks.number(f"hyper[{name!r}]", value)
@@ -211,7 +216,8 @@ class Made:
             gradient = "gradient" if variables == 1 else f"{variables} derivatives"
             raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
         kernel = formula if count > 1 else with_gradients(formula, variables)
-        name = _register(formula, Formula(kernel, reference or _twin(formula, count > 1, len(leading)), heavy=True))
+        twin = reference or _twin(formula, count > 1, len(leading))
+        name = _register(formula, Formula(twin, lambda: Inlined(kernel, heavy=True)))
         return Made(source, name, dict(hyper or {}), tuple(options.__annotations__), "given" if count > 1 else "derived")
 
     def values(self, options: dict[str, Any]) -> list[Any]:
@@ -235,6 +241,8 @@ class Made:
 
 def _twin(formula: Any, several: bool, leading: int) -> Twin:
     """The value in plain torch: of elements, of rows, or of boxes (..., 4)."""
+    from lossforge.losses.custom.twin import torch_of
+
     try:
         translated = torch_of(formula)
     except FormulaError as problem:

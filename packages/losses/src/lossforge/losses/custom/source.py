@@ -4,6 +4,7 @@ import ast
 import inspect
 import itertools
 import linecache
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,21 +12,24 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from lossforge.kernels import math
+from lossforge.losses.custom.error import FormulaError
+
+
+def is_device_function(value: Any) -> bool:
+    """Whether `value` is what @triton.jit makes. Its interpreter needs numpy: who has not imported it has nothing of it."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    return isinstance(value, JITFunction) or (interpreter is not None and isinstance(value, interpreter.InterpretedFunction))
+
 
 LANGUAGE = (tl, tl.math, tl.core)
-SHARED = {id(value): name for name, value in vars(math).items() if isinstance(value, (JITFunction, InterpretedFunction))}
+SHARED = {id(value): name for name, value in vars(math).items() if is_device_function(value)}
 """The device functions of lossforge.kernels.math, whose derivatives and torch counterparts are known."""
 SEVERAL = {"logistic": 3, "powers": 2, "complement": 2}
 """How many values those return that return more than one."""
 _numbers = itertools.count()
-
-
-class FormulaError(TypeError):
-    """A formula that cannot be read, differentiated or computed in plain torch; says which operation, and where."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ class Source:
         return None
 
     def operation(self, call: ast.Call) -> "tuple[str, Any]":
-        """("language", name in triton.language), ("shared", name in lossforge.kernels.math), ("function", device function), or
-        ("method", name) of a variable."""
+        """("language", name in triton.language), ("shared", name in lossforge.kernels.math), ("function", device function),
+        ("method", name) of a variable, or ("number", "float") of a text such as "-inf"."""
         function = call.func
+        if isinstance(function, ast.Name) and function.id == "float" and all(isinstance(given, ast.Constant) for given in call.args):
+            return "number", "float"
         if isinstance(function, ast.Attribute):
             base = self.resolve(function.value)
             if any(base is module for module in LANGUAGE):
@@ -75,7 +81,7 @@ class Source:
         found = self.resolve(function)
         if id(found) in SHARED:
             return "shared", SHARED[id(found)]
-        if isinstance(found, (JITFunction, InterpretedFunction)):
+        if is_device_function(found):
             return "function", found
         raise self.fault(call, f"calls {ast.unparse(function)}, which is neither of triton.language nor a @triton.jit function")
 
@@ -96,7 +102,7 @@ def read(function: Any) -> Source:
     Raises:
         FormulaError: it is none, its source cannot be found, or it branches or loops.
     """
-    if not isinstance(function, (JITFunction, InterpretedFunction)):
+    if not is_device_function(function):
         raise FormulaError(f"a formula is a @triton.jit function, got {type(function).__name__}")
     plain = function.fn
     try:

@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.formulas import l1, regression
-from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.common import Inlined, family
 
 
 def l1_twin(x: Tensor, y: Tensor) -> Tensor:
@@ -23,9 +22,23 @@ def smooth_l1_twin(x: Tensor, y: Tensor, beta: float) -> Tensor:
     return F.smooth_l1_loss(x, y, reduction="none", beta=beta)
 
 
-FORMULAS = {
-    "l1": Formula(l1.l1, l1_twin),
-    "mse": Formula(regression.mse, mse_twin),
-    "huber": Formula(regression.huber, huber_twin),
-    "smooth_l1": Formula(regression.smooth_l1, smooth_l1_twin),
+TWINS = {
+    "l1": l1_twin,
+    "mse": mse_twin,
+    "huber": huber_twin,
+    "smooth_l1": smooth_l1_twin,
 }
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels.formulas import l1, regression
+
+    return {
+        "l1": Inlined(l1.l1),
+        "mse": Inlined(regression.mse),
+        "huber": Inlined(regression.huber),
+        "smooth_l1": Inlined(regression.smooth_l1),
+    }
+
+
+FORMULAS = family(TWINS, _kernels)

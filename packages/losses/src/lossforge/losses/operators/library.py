@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels import INTERPRETED, scale_
+from lossforge.losses.lazy import INTERPRETED, TRITON, kernels
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,8 +31,8 @@ def plain_torch() -> Iterator[None]:
 
 
 def backend(x: Tensor) -> str:
-    """What computes a loss of `x`: "triton", "triton-interpreted" or "torch" (the plain-torch reference)."""
-    if x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
+    """What computes a loss of `x`: "triton", "triton-interpreted" or "torch" (the plain-torch reference; without Triton always)."""
+    if not TRITON or x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
         return "torch"
     return "triton-interpreted" if INTERPRETED else "triton"
 
@@ -189,7 +189,7 @@ class Once:
             return None
         if not (_ordinary(gradient) and _ordinary(upstream)):  # traced, where nothing may be overwritten, or many upstreams at once
             return (gradient.float() * upstream).to(gradient.dtype)
-        scale_(gradient, upstream)
+        kernels.scale_(gradient, upstream)
         return gradient
 
 
