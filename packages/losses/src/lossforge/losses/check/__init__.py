@@ -21,7 +21,8 @@ def check(loss: "CustomLoss | Loss | str", *, device: str | None = None, seed: i
 
     The gradient against central differences of the value, in float64, over random, extreme and coinciding inputs (at a kink anything
     between the one-sided differences is right); value and gradient of the kernels against float64 for every layout, kind of target,
-    reduction, mode and dtype; edges; opcheck, torch.compile, retained graphs, second derivatives, torch.func, in place, CUDA graphs.
+    reduction, mode and dtype; where there is no GPU, the formula of a loss of one's own compiled for one; edges; opcheck, torch.compile,
+    retained graphs, second derivatives, torch.func, in place, CUDA graphs.
 
     Args:
         loss: one's own, or the name or entry of one in lossforge.losses.registry.

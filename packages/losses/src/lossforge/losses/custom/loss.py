@@ -76,8 +76,9 @@ def elementwise(
 
     The formula takes (x, y, *hyper), float32 elements of input and target and the hyper-parameters by position, and returns the value
     or (value, dvalue/dx). It is straight-line mathematics: assignments, arithmetic, triton.language's functions of elements, those of
-    lossforge.kernels.math, other such @triton.jit functions, and tl.where in place of branches. Without a gradient, one is derived and
-    compiled into the same kernel.
+    lossforge.kernels.math, other such @triton.jit functions, and tl.where in place of branches. tl.tanh and the powers x ** 2, x ** 3 and
+    x ** 4, which Triton lacks, are written out. Constants from outside are tl.constexpr. Without a gradient, one is derived and compiled
+    into the same kernel.
 
     Args:
         hyper: the hyper-parameters' names and defaults, in the formula's order. They are keyword arguments of the loss, numbers; the
@@ -90,7 +91,7 @@ def elementwise(
         lossforge.losses.functional: class indices and mixup pairs in place of a dense target, normalizer, gradient, inplace and so on.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
     """
     if formula is None:
         return lambda formula: elementwise(formula, hyper=hyper, reference=reference, domain=domain)
@@ -117,7 +118,7 @@ def rowwise(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None,
         indices or a mixup pair of them, class weights, scale, softcap, z_loss, normalizer, gradient, inplace and so on.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
     """
     if formula is None:
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
@@ -153,7 +154,7 @@ def boxes(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, r
     Returns: a CustomLoss: loss(boxes1, boxes2, *, reduction="mean", weight=None, format="xyxy", **options), as box_iou_loss.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
     """
     if formula is None:
         return lambda formula: boxes(formula, hyper=hyper, reference=reference)
@@ -196,7 +197,7 @@ class Made:
         """leading: the arguments before the hyper-parameters, of which the first `variables` are differentiated."""
         lazy.load()
         from lossforge.losses.custom.derive import with_gradients
-        from lossforge.losses.custom.source import read, results
+        from lossforge.losses.custom.source import read, results, written_out
 
         source, names = read(formula), tuple(hyper or ())
         for name, value in (hyper or {}).items():
@@ -215,7 +216,7 @@ class Made:
         if count not in (1, 1 + variables):
             gradient = "gradient" if variables == 1 else f"{variables} derivatives"
             raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
-        kernel = formula if count > 1 else with_gradients(formula, variables)
+        kernel = written_out(formula) if count > 1 else with_gradients(formula, variables)
         twin = reference or _twin(formula, count > 1, len(leading))
         name = _register(formula, Formula(twin, lambda: Inlined(kernel, heavy=True)))
         return Made(source, name, dict(hyper or {}), tuple(options.__annotations__), "given" if count > 1 else "derived")
