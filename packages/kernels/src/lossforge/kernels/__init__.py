@@ -1,5 +1,14 @@
 """Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors."""
 
+import importlib.util
+
+if importlib.util.find_spec("triton") is None:
+    raise ModuleNotFoundError(
+        "kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton. "
+        "Without it lossforge.losses computes its own losses in plain PyTorch.",
+        name="triton",
+    )
+
 from lossforge.kernels.box_launch import boxes, planned_boxes
 from lossforge.kernels.contrastive_launch import Pairs, contrastive, contrastive_backward
 from lossforge.kernels.divergence_launch import STATS, Divergence, DivergenceSpec, divergence, divergence_backward, planned_divergence

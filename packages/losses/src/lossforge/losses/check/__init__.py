@@ -4,7 +4,36 @@ In the shell: `python -m lossforge.losses.check module:my_loss` or `path/to/file
 check fails.
 """
 
+from typing import TYPE_CHECKING
+
+from lossforge.losses import lazy
 from lossforge.losses.check.report import Finding, Report
-from lossforge.losses.check.run import check
+
+if TYPE_CHECKING:
+    from lossforge.losses.custom.loss import CustomLoss
+    from lossforge.losses.registry import Loss
 
 __all__ = ["Finding", "Report", "check"]
+
+
+def check(loss: "CustomLoss | Loss | str", *, device: str | None = None, seed: int = 0) -> Report:
+    """Compare a loss with float64 and try it wherever PyTorch may.
+
+    The gradient against central differences of the value, in float64, over random, extreme and coinciding inputs (at a kink anything
+    between the one-sided differences is right); value and gradient of the kernels against float64 for every layout, kind of target,
+    reduction, mode and dtype; where there is no GPU, the formula of a loss of one's own compiled for one; edges; opcheck, torch.compile,
+    retained graphs, second derivatives, torch.func, in place, CUDA graphs.
+
+    Args:
+        loss: one's own, or the name or entry of one in lossforge.losses.registry.
+        device: "cuda" where there is a GPU by default, else "cpu", where kernels run only with TRITON_INTERPRET=1.
+
+    Returns: a Report: print it; it is true where nothing failed.
+
+    Raises:
+        TypeError: for what is no loss. KeyError: for a name that the registry does not have. ModuleNotFoundError: without Triton.
+    """
+    lazy.load()
+    from lossforge.losses.check.run import run_checks
+
+    return run_checks(loss, device, seed)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from lossforge.losses.check.report import Report
-from lossforge.losses.custom.source import FormulaError
+from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.custom.source import read
 from lossforge.losses.custom.twin import torch_of
-from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.registry import Loss
+from lossforge.losses.testing import plain_sample
 
 SECTION = "formula, in float64"
 STEP, TOLERANCE = 6e-6, 1e-5
@@ -34,9 +36,9 @@ class Points:
         return (*values, *self.hyper)
 
     def at(self, number: int, loss: Loss) -> str:
-        names = {"elementwise": ("x", "y"), "rowwise": ("z",), "boxes": ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")}[loss.template]
-        values = [f"{name}={v[number]:g}" for name, v in zip(names, self.values, strict=True)]
-        values += [f"{name}={value:g}" for name, value in zip(loss.hyper, self.hyper, strict=False)]
+        names = read(FORMULAS[loss.formula].kernel).arguments
+        values = [f"{name}={v[number]:g}" for name, v in zip(names, self.values, strict=False)]
+        values += [f"{name}={value:g}" for name, value in zip(names[len(self.values) :], self.hyper, strict=True)]
         return f"at {', '.join(values)}"
 
 
@@ -44,11 +46,35 @@ def points(loss: Loss, seed: int) -> Iterator[Points]:
     """Random, extreme and coinciding arguments, for the default hyper-parameters and others."""
     generator = torch.Generator().manual_seed(seed)
     kinds = {"elementwise": _elements, "rowwise": _rows, "boxes": _boxes}[loss.template](loss, generator)
-    defaults = tuple(float(v or 0.0) for v in loss.hyper.values())
-    others = [tuple(v * f for v, f in zip(defaults, factors, strict=True)) for factors in _factors(len(defaults))]
-    for hyper in dict.fromkeys([defaults, *others]):
+    for hyper in formula_hyper(loss):
         for name, values in kinds.items():
             yield Points(name, values, hyper)
+
+
+def formula_hyper(loss: Loss) -> list[tuple[float, ...]]:
+    """The formula's hyper-parameters, which differ in number and order from the loss's, as calls of the loss hand them to it."""
+    formula, sample = FORMULAS[loss.formula], plain_sample(loss)
+    leading = {"elementwise": 2, "rowwise": 1, "boxes": 2}[loss.template]
+    seen: dict[tuple[Any, ...], None] = {}
+
+    def twin(*args: Any) -> Any:
+        seen[args[leading:]] = None
+        return formula.twin(*args)
+
+    FORMULAS[loss.formula] = Formula(twin, formula.load)
+    try:
+        for options in ({}, *(loss.options or _others(loss))):
+            loss.reference(sample.x, sample.target, **{**sample.kwargs, **options})
+    finally:
+        FORMULAS[loss.formula] = formula
+    return [hyper for hyper in seen if not any(isinstance(value, Tensor) for value in hyper)]
+
+
+def _others(loss: Loss) -> Iterator[dict[str, float]]:
+    """Hyper-parameters beside the defaults, of a loss that names none."""
+    defaults = {name: value for name, value in loss.hyper.items() if value is not None}
+    for factors in itertools.islice(itertools.product((0.5, 1.5), repeat=len(defaults)), 4):
+        yield {name: value * factor for (name, value), factor in zip(defaults.items(), factors, strict=True)}
 
 
 def _elements(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...]]:
@@ -76,14 +102,10 @@ def _boxes(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ..
     return {"random": tuple(corners), "far out": tuple(1e3 * t for t in corners), "equal boxes": (*corners[:4], *corners[:4])}
 
 
-def _factors(count: int) -> Iterator[tuple[float, ...]]:
-    return itertools.islice(itertools.product((0.5, 1.5), repeat=count), 4)
-
-
 def check_formula(loss: Loss, report: Report, seed: int) -> None:
     formula = FORMULAS[loss.formula]
     try:
-        both = torch_of(formula.kernel)
+        both = _inlined(formula, VARIABLES[loss.template] + (loss.template == "elementwise"))
     except FormulaError as problem:
         report.add(SECTION, "gradient", None, f"{problem}")
         return
@@ -96,11 +118,31 @@ def check_formula(loss: Loss, report: Report, seed: int) -> None:
     _reference(loss, both, formula.twin, report, found)
 
 
+def _inlined(formula: Formula, leading: int) -> Callable[..., Sequence[Any]]:
+    """(variables, hyper-parameters) → value and gradient by the device function that a kernel inlines for these hyper-parameters.
+
+    Raises:
+        FormulaError: naming the operation that has no counterpart in torch.
+    """
+    general, functions = torch_of(formula.kernel), formula.kernels
+    if functions.special is None or functions.applies is None:
+        return general
+    special, applies = torch_of(functions.special), torch_of(functions.applies)
+
+    def both(*args: Any) -> Sequence[Any]:
+        first, *others = args[leading:]
+        return (special if applies(torch.tensor(first, dtype=torch.float64), *others) else general)(*args)
+
+    return both
+
+
 def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: Report, found: Sequence[Points]) -> None:
     count, problem = 0, ""
     for p, variable in itertools.product(found, range(VARIABLES[loss.template])):
         x = p.values[variable]
-        step = STEP * x.abs().clamp(min=0.01 if loss.domain == "probabilities" else min(1.0, x.abs().max().item()))
+        step = STEP * x.abs().clamp(min=min(1.0, x.abs().max().item()))
+        if loss.domain == "probabilities":
+            step = torch.minimum(step, 1e-3 * torch.minimum(x, 1 - x))  # not out of [0, 1]
         value, *slopes = both(*p.values, *p.hyper)
         slope = slopes[variable] + torch.zeros_like(x)
         right = (both(*p.moved(variable, step))[0] - value) / step

@@ -48,6 +48,7 @@ LANGUAGE: dict[str, Rule] = {
 }
 SHARED: dict[str, Rule] = {
     **{name: LANGUAGE[name] for name in ("exp", "exp2", "log", "log2")},
+    "log2_subnormal": LANGUAGE["log2"],
     "reciprocal": _scaled("(0.0 - {v} * {v})"),
     "tanh": _scaled("(1.0 - {v} * {v})"),
     "product": lambda v, a, d: str(_product(a, d)),
@@ -151,6 +152,8 @@ class _Forward:
     def call(self, node: ast.Call) -> tuple[list[str], list[str | None]]:
         """Values and derivatives of what a call returns."""
         kind, found = self.source.operation(node)
+        if kind == "number":
+            return [ast.unparse(node)], [None]
         if kind == "method":
             assert isinstance(node.func, ast.Attribute)
             value, slope = self.expression(node.func.value)

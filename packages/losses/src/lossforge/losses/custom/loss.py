@@ -4,15 +4,13 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
-from lossforge.losses import checks
-from lossforge.losses.custom.derive import with_gradients
-from lossforge.losses.custom.source import FormulaError, Source, read, results
-from lossforge.losses.custom.twin import torch_of
-from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses import checks, lazy
+from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.formulas import FORMULAS, Formula, Inlined
 from lossforge.losses.functional.box import box_loss
 from lossforge.losses.functional.common import BoxOptions, BoxSettings, ElementwiseOptions, ElementwiseSettings
 from lossforge.losses.functional.elementwise import elementwise_loss
@@ -20,6 +18,9 @@ from lossforge.losses.functional.rowwise import RowOptions, RowSettings, rowwise
 from lossforge.losses.modules.common import LossModule
 from lossforge.losses.registry import Loss
 from lossforge.losses.repeat import repeated
+
+if TYPE_CHECKING:
+    from lossforge.losses.custom.source import Source
 
 Twin = Callable[..., Tensor]
 
@@ -31,7 +32,7 @@ class CustomLoss:
     hyper-parameters and their defaults.
     """
 
-    def __init__(self, source: Source, loss: Loss, gradient: str) -> None:
+    def __init__(self, source: "Source", loss: Loss, gradient: str) -> None:
         self.loss, self.gradient, self.hyper = loss, gradient, dict(loss.hyper)
         self.__name__, self.__qualname__ = source.name, source.name
         self.__module__, self.__doc__ = loss.name.rpartition(":")[0], inspect.getdoc(loss.function)
@@ -79,8 +80,9 @@ def elementwise(
 
     The formula takes (x, y, *hyper), float32 elements of input and target and the hyper-parameters by position, and returns the value
     or (value, dvalue/dx). It is straight-line mathematics: assignments, arithmetic, triton.language's functions of elements, those of
-    lossforge.kernels.math, other such @triton.jit functions, and tl.where in place of branches. Without a gradient, one is derived and
-    compiled into the same kernel.
+    lossforge.kernels.math, other such @triton.jit functions, and tl.where in place of branches. tl.tanh and the powers x ** 2, x ** 3 and
+    x ** 4, which Triton lacks, are written out. Constants from outside are tl.constexpr. Without a gradient, one is derived and compiled
+    into the same kernel.
 
     Args:
         hyper: the hyper-parameters' names and defaults, in the formula's order. They are keyword arguments of the loss, numbers; the
@@ -93,7 +95,7 @@ def elementwise(
         lossforge.losses.functional: class indices and mixup pairs in place of a dense target, normalizer, gradient, inplace and so on.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
     """
     if formula is None:
         return lambda formula: elementwise(formula, hyper=hyper, reference=reference, domain=domain)
@@ -120,7 +122,7 @@ def rowwise(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None,
         indices or a mixup pair of them, class weights, scale, softcap, z_loss, normalizer, gradient, inplace and so on.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
     """
     if formula is None:
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
@@ -156,7 +158,7 @@ def boxes(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, r
     Returns: a CustomLoss: loss(boxes1, boxes2, *, reduction="mean", weight=None, format="xyxy", **options), as box_iou_loss.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, or what the formula lacks.
+        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
     """
     if formula is None:
         return lambda formula: boxes(formula, hyper=hyper, reference=reference)
@@ -180,7 +182,7 @@ CORNERS = ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")
 class Made:
     """A formula that operators find by its name, its hyper-parameters, the options that its loss takes, and where its gradient is from."""
 
-    source: Source
+    source: "Source"
     name: str
     hyper: dict[str, float]
     options: tuple[str, ...]
@@ -197,6 +199,10 @@ class Made:
         further: tuple[str, ...] = (),
     ) -> "Made":
         """leading: the arguments before the hyper-parameters, of which the first `variables` are differentiated."""
+        lazy.load()
+        from lossforge.losses.custom.derive import with_gradients
+        from lossforge.losses.custom.source import read, results, written_out
+
         source, names = read(formula), tuple(hyper or ())
         for name, value in (hyper or {}).items():
             checks.number(f"hyper[{name!r}]", value)
@@ -214,8 +220,9 @@ class Made:
         if count not in (1, 1 + variables):
             gradient = "gradient" if variables == 1 else f"{variables} derivatives"
             raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
-        kernel = formula if count > 1 else with_gradients(formula, variables)
-        name = _register(formula, Formula(kernel, reference or _twin(formula, count > 1, len(leading)), heavy=True))
+        kernel = written_out(formula) if count > 1 else with_gradients(formula, variables)
+        twin = reference or _twin(formula, count > 1, len(leading))
+        name = _register(formula, Formula(twin, lambda: Inlined(kernel, heavy=True)))
         return Made(source, name, dict(hyper or {}), tuple(options.__annotations__), "given" if count > 1 else "derived")
 
     def values(self, options: dict[str, Any]) -> list[Any]:
@@ -239,6 +246,8 @@ class Made:
 
 def _twin(formula: Any, several: bool, leading: int) -> Twin:
     """The value in plain torch: of elements, of rows, or of boxes (..., 4)."""
+    from lossforge.losses.custom.twin import torch_of
+
     try:
         translated = torch_of(formula)
     except FormulaError as problem:

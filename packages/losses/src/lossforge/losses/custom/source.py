@@ -1,31 +1,48 @@
 """A formula's source: straight-line mathematics over elements, as a syntax tree whose calls are resolved."""
 
 import ast
+import difflib
 import inspect
 import itertools
 import linecache
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from lossforge.kernels import math
+from lossforge.losses.custom import powers
+from lossforge.losses.custom.error import FormulaError
+
+
+def is_device_function(value: Any) -> bool:
+    """Whether `value` is what @triton.jit makes. Its interpreter needs numpy: who has not imported it has nothing of it."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    return isinstance(value, JITFunction) or (interpreter is not None and isinstance(value, interpreter.InterpretedFunction))
+
+
+def of_language(value: Any) -> bool:
+    """Whether `value` is a function or type of triton.language."""
+    return str(getattr(getattr(value, "fn", value), "__module__", "")).startswith("triton.language")
+
 
 LANGUAGE = (tl, tl.math, tl.core)
-SHARED = {id(value): name for name, value in vars(math).items() if isinstance(value, (JITFunction, InterpretedFunction))}
+SHARED = {id(value): name for name, value in vars(math).items() if is_device_function(value)}
 """The device functions of lossforge.kernels.math, whose derivatives and torch counterparts are known."""
+LANGUAGE_NAMES = {*(name for name in dir(tl) if not name.startswith("_") and callable(getattr(tl, name))), "tanh"}
+"""What a formula may call as tl.name: triton.language's functions, and tanh, which it lacks."""
+PYTHON = {"min": "minimum", "max": "maximum", "absolute": "abs", "fabs": "abs"}
+"""Names of functions elsewhere, and what triton.language calls them."""
+STRAIGHT = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
 SEVERAL = {"logistic": 3, "powers": 2, "complement": 2}
 """How many values those return that return more than one."""
 _numbers = itertools.count()
-
-
-class FormulaError(TypeError):
-    """A formula that cannot be read, differentiated or computed in plain torch; says which operation, and where."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +80,11 @@ class Source:
         return None
 
     def operation(self, call: ast.Call) -> "tuple[str, Any]":
-        """("language", name in triton.language), ("shared", name in lossforge.kernels.math), ("function", device function), or
-        ("method", name) of a variable."""
+        """("language", name in triton.language), ("shared", name in lossforge.kernels.math), ("function", device function),
+        ("method", name) of a variable, or ("number", "float") of a text such as "-inf"."""
         function = call.func
+        if isinstance(function, ast.Name) and function.id == "float" and all(isinstance(given, ast.Constant) for given in call.args):
+            return "number", "float"
         if isinstance(function, ast.Attribute):
             base = self.resolve(function.value)
             if any(base is module for module in LANGUAGE):
@@ -75,9 +94,13 @@ class Source:
         found = self.resolve(function)
         if id(found) in SHARED:
             return "shared", SHARED[id(found)]
-        if isinstance(found, (JITFunction, InterpretedFunction)):
+        if of_language(found) and isinstance(function, ast.Name):
+            raise self.fault(call, f"{function.id} is called without its module; write tl.{found.__name__}")
+        if is_device_function(found):
             return "function", found
-        raise self.fault(call, f"calls {ast.unparse(function)}, which is neither of triton.language nor a @triton.jit function")
+        name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+        said = f"calls {ast.unparse(function)}, which is neither of triton.language nor a @triton.jit function"
+        raise self.fault(call, said + nearest(name, LANGUAGE_NAMES, "tl."))
 
     def without(self, name: str, reason: str) -> None:
         """
@@ -90,15 +113,23 @@ class Source:
                 raise self.fault(call, f"{name} cannot stand here: {reason}")
 
 
-def read(function: Any) -> Source:
+def nearest(name: str, names: Iterable[str], prefix: str) -> str:
+    """What to write instead of an unknown name, to be put behind a message; nothing where no name resembles it."""
+    found = [PYTHON[name]] if name in PYTHON else difflib.get_close_matches(name, names, 1)
+    return f"; write {prefix}{found[0]}" if found else ""
+
+
+def parsed(function: Any) -> Source:
     """The source of a @triton.jit function.
 
     Raises:
-        FormulaError: it is none, its source cannot be found, or it branches or loops.
+        FormulaError: it is none, or its source cannot be found.
     """
-    if not isinstance(function, (JITFunction, InterpretedFunction)):
+    if not is_device_function(function):
         raise FormulaError(f"a formula is a @triton.jit function, got {type(function).__name__}")
     plain = function.fn
+    if plain.__name__ == "<lambda>":
+        raise FormulaError("a formula is a function written with def, got a lambda, which Triton does not compile")
     try:
         lines, first = inspect.getsourcelines(plain)
     except OSError as e:
@@ -115,16 +146,150 @@ def read(function: Any) -> Source:
         raise FormulaError(
             f"{source.name}: Triton wants its language as a name in the formula's file: import triton.language as tl ({source.file})"
         )
+    return source
+
+
+def read(function: Any) -> Source:
+    """The source of a formula, with what Triton lacks written out: small whole powers and tl.tanh.
+
+    Raises:
+        FormulaError: it is no @triton.jit function, its source cannot be found, it branches or loops, or CUDA's compiler would refuse it.
+    """
+    source = parsed(function)
+    _check_and_write_out(source)
+    return source
+
+
+def _check_and_write_out(source: Source) -> bool:
+    """Whether anything was written out."""
+    _check_statements(source)
+    _check_expressions(source)
+    write = _WriteOut(source)
+    write.visit(source.definition)
+    return write.changed
+
+
+def _check_statements(source: Source) -> None:
     for statement in source.statements:
-        if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
+        if not isinstance(statement, STRAIGHT):
             raise source.fault(
                 statement, f"{type(statement).__name__.lower()} is no formula: one is assignments and a return; choose by tl.where"
             )
     if not isinstance(source.statements[-1], ast.Return) or source.statements[-1].value is None:
         raise source.fault(source.statements[-1], "a formula ends by returning its value")
     if any(isinstance(statement, ast.Return) for statement in source.statements[:-1]):
-        raise source.fault(definition, "a formula returns once, at its end")
-    return source
+        raise source.fault(source.definition, "a formula returns once, at its end")
+
+
+def _check_expressions(source: Source) -> None:
+    """Refuse what the interpreter may accept and CUDA's compiler does not: the interpreter is all that runs without a GPU."""
+    known = set(source.arguments)
+    for statement in source.statements:
+        assert isinstance(statement, STRAIGHT)
+        if statement.value is not None:
+            for node in ast.walk(statement.value):
+                _check_expression(source, node, known)
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name) and statement.target.id not in known:
+            raise source.fault(statement, f"{statement.target.id} is not defined yet")
+        known |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _check_expression(source: Source, node: ast.AST, known: set[str]) -> None:
+    if isinstance(node, ast.BoolOp):
+        word, sign = ("and", "&") if isinstance(node.op, ast.And) else ("or", "|")
+        raise source.fault(node, f"`{word}` takes one truth value, and elements have one each; write (a) {sign} (b)")
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        raise source.fault(node, "`not` takes one truth value, and elements have one each; write tl.where(a, b, c) with b and c exchanged")
+    if isinstance(node, ast.Compare) and len(node.ops) > 1:
+        raise source.fault(node, "Triton takes no chained comparison; write (a < b) & (b < c)")
+    if isinstance(node, ast.IfExp):
+        raise source.fault(node, "`if` takes one truth value, and elements have one each; write tl.where(a, b, c)")
+    if isinstance(node, ast.Call):
+        _check_call(source, node)
+    if isinstance(node, ast.Name) and node.id not in known:
+        _check_global(source, node)
+
+
+def _check_call(source: Source, call: ast.Call) -> None:
+    kind, found = source.operation(call)
+    if kind == "language" and found not in LANGUAGE_NAMES:
+        raise source.fault(call, f"triton.language has no function {found}{nearest(found, LANGUAGE_NAMES, 'tl.')}")
+    if kind == "method" and not hasattr(tl.tensor, found):
+        raise source.fault(call, f"elements have no method {found}{nearest(found, LANGUAGE_NAMES, 'tl.')}")
+
+
+def _check_global(source: Source, node: ast.Name) -> None:
+    if node.id not in source.names:
+        if node.id != "float":
+            raise source.fault(node, f"{node.id} is not defined{nearest(node.id, [*source.arguments, *source.names], '')}")
+        return
+    value = source.names[node.id]
+    if isinstance(value, (ModuleType, tl.constexpr, tl.dtype)) or is_device_function(value) or of_language(value):
+        return
+    if isinstance(value, (int, float)):
+        instead = f"write {node.id} = tl.constexpr({value!r}), or make it a hyper-parameter: hyper={{{node.id!r}: {value!r}}}"
+    else:
+        instead = "give it as a number, tl.constexpr(...), or as a hyper-parameter"
+    said = f"{node.id} is a {type(value).__name__} from outside of the function, which Triton does not compile"
+    raise source.fault(node, f"{said}; {instead}")
+
+
+class _WriteOut(ast.NodeTransformer):
+    """Puts device functions in the place of what Triton lacks, in a formula and in those that it calls."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.changed = source, False
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        if not isinstance(node.op, ast.Pow) or (self._number(node.left) is not None and self._number(node.right) is not None):
+            self.generic_visit(node)
+            return node
+        exponent = self._number(node.right)
+        if exponent is None or exponent not in powers.WHOLE:
+            taken = ", ".join(map(str, powers.WHOLE))
+            instead = "write tl.sqrt(a) for a ** 0.5, 1 / a for a ** -1, tl.exp2(b * tl.log2(a)) for a ** b with a above 0"
+            raise self.source.fault(node, f"an exponent must be one of {taken}, as a constant; {instead}")
+        return self._call(powers.WHOLE[int(exponent)], node, [self.visit(node.left)])
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        kind, found = self.source.operation(node)
+        self.generic_visit(node)
+        if (kind, found) == ("language", "tanh"):
+            return self._call(math.tanh, node, node.args, node.keywords)
+        if kind == "function" and written_out(found) is not found:
+            return self._call(written_out(found), node, node.args, node.keywords)
+        return node
+
+    def _number(self, node: ast.expr) -> float | None:
+        """What a constant is, None of what depends on arguments."""
+        try:
+            value = ast.literal_eval(node)
+        except ValueError:
+            value = self.source.resolve(node)
+        value = value.value if isinstance(value, tl.constexpr) else value
+        return value if isinstance(value, (int, float)) else None
+
+    def _call(self, function: Any, node: ast.expr, args: list[ast.expr], keywords: Sequence[ast.keyword] = ()) -> ast.expr:
+        name = f"lossforge_{function.fn.__name__}"
+        while self.source.names.setdefault(name, function) is not function:
+            name += "_"
+        self.changed = True
+        return ast.copy_location(ast.Call(ast.copy_location(ast.Name(name, ast.Load()), node), args, list(keywords)), node)
+
+
+_written: dict[int, tuple[Any, Any]] = {}
+
+
+def written_out(function: Any) -> Any:
+    """The device function with what Triton lacks written out; itself where it lacks nothing, or branches: who branches writes Triton."""
+    known = _written.get(id(function))
+    if known is None:
+        source, changed = parsed(function), False
+        if all(isinstance(statement, STRAIGHT) for statement in source.statements):
+            changed = _check_and_write_out(source)
+        made = jit(source.definition, {**source.names, "tl": tl}, source.name) if changed else function
+        known = _written[id(function)] = function, made
+    return known[1]
 
 
 def results(source: Source) -> int:

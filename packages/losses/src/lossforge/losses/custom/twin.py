@@ -75,6 +75,7 @@ def _complement(like: Tensor, t: Any) -> tuple[Tensor, Tensor]:
 
 SHARED: dict[str, Callable[..., Any]] = {
     **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "tanh", "reciprocal")},
+    "log2_subnormal": _one(torch.log2),
     "log1p_unit": _one(torch.log1p),
     "log1p_ratio": lambda like, e, v: torch.log1p(_tensor(like, e)),
     "logistic": _logistic,
@@ -98,6 +99,8 @@ class _Translate(ast.NodeTransformer):
         node.keywords = [word for word in node.keywords if word.arg != "propagate_nan"]  # torch's always do
         self.generic_visit(node)
         kind, found = self.source.operation(node)
+        if kind == "number":
+            return node
         if kind == "method":
             if found == "to" and isinstance(node.func, ast.Attribute):
                 return node.func.value  # the twin computes in one dtype

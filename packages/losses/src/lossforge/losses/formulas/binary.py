@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.formulas import asymmetric, bce, focal, poly, quality, varifocal
-from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.common import Inlined, family
 
 
 def bce_with_logits_twin(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Tensor:
@@ -75,28 +74,42 @@ def varifocal_twin(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighte
     return w * bce_with_logits_twin(x, y, 1.0)
 
 
-FORMULAS = {
-    "bce_with_logits": Formula(bce.bce_with_logits, bce_with_logits_twin, hard=(bce.bce_with_logits_hard, None)),
-    "bce_softened": Formula(bce.bce_with_logits_softened, softened_bce_twin, hard=(bce.bce_with_logits_softened_hard, None)),
-    "bce": Formula(bce.bce, bce_twin, heavy=True),
-    "focal": Formula(focal.focal, focal_twin, focal.focal_2, focal.is_2, (focal.focal_hard, focal.focal_2_hard)),
-    "asymmetric": Formula(asymmetric.asymmetric_unclipped, asymmetric_twin, asymmetric.asymmetric_clipped, asymmetric.clips, heavy=True),
-    "asymmetric_constant_powers": Formula(
-        asymmetric.asymmetric_unclipped_constant,
-        functools.partial(asymmetric_twin, constant_powers=True),
-        asymmetric.asymmetric_clipped_constant,
-        asymmetric.clips,
-        heavy=True,
-    ),
-    "poly_bce": Formula(poly.poly_bce, poly_bce_twin, poly.poly_bce_0, poly.is_0),
-    "quality_focal": Formula(
-        quality.quality, quality_twin, quality.quality_2, quality.is_2, (quality.quality_hard, quality.quality_2_hard)
-    ),
-    "varifocal": Formula(
-        varifocal.varifocal,
-        varifocal_twin,
-        varifocal.varifocal_2,
-        varifocal.is_2,
-        (varifocal.varifocal_hard, varifocal.varifocal_2_hard),
-    ),
+TWINS = {
+    "bce_with_logits": bce_with_logits_twin,
+    "bce_softened": softened_bce_twin,
+    "bce": bce_twin,
+    "focal": focal_twin,
+    "asymmetric": asymmetric_twin,
+    "asymmetric_constant_powers": functools.partial(asymmetric_twin, constant_powers=True),
+    "poly_bce": poly_bce_twin,
+    "quality_focal": quality_twin,
+    "varifocal": varifocal_twin,
 }
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels.formulas import asymmetric, bce, focal, poly, quality, varifocal
+
+    return {
+        "bce_with_logits": Inlined(bce.bce_with_logits, hard=(bce.bce_with_logits_hard, None)),
+        "bce_softened": Inlined(bce.bce_with_logits_softened, hard=(bce.bce_with_logits_softened_hard, None)),
+        "bce": Inlined(bce.bce, heavy=True),
+        "focal": Inlined(focal.focal, special=focal.focal_2, applies=focal.is_2, hard=(focal.focal_hard, focal.focal_2_hard)),
+        "asymmetric": Inlined(asymmetric.asymmetric_unclipped, special=asymmetric.asymmetric_clipped, applies=asymmetric.clips, heavy=True),
+        "asymmetric_constant_powers": Inlined(
+            asymmetric.asymmetric_unclipped_constant, special=asymmetric.asymmetric_clipped_constant, applies=asymmetric.clips, heavy=True
+        ),
+        "poly_bce": Inlined(poly.poly_bce, special=poly.poly_bce_0, applies=poly.is_0),
+        "quality_focal": Inlined(
+            quality.quality, special=quality.quality_2, applies=quality.is_2, hard=(quality.quality_hard, quality.quality_2_hard)
+        ),
+        "varifocal": Inlined(
+            varifocal.varifocal,
+            special=varifocal.varifocal_2,
+            applies=varifocal.is_2,
+            hard=(varifocal.varifocal_hard, varifocal.varifocal_2_hard),
+        ),
+    }
+
+
+FORMULAS = family(TWINS, _kernels)

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.formulas import box, box_l1
-from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.common import Inlined, family
 from lossforge.losses.formulas.regression import smooth_l1_twin
 
 
@@ -78,12 +77,29 @@ def box_smooth_l1_twin(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
     return smooth_l1_twin(b1, b2, beta).sum(-1)
 
 
-FORMULAS = {
-    "iou": Formula(box.iou, iou_twin),
-    "giou": Formula(box.giou, giou_twin),
-    "diou": Formula(box.diou, diou_twin),
-    "ciou": Formula(box.ciou, ciou_twin),
-    "eiou": Formula(box.eiou, eiou_twin),
-    "box_l1": Formula(box_l1.box_l1, box_l1_twin),
-    "box_smooth_l1": Formula(box_l1.box_smooth_l1, box_smooth_l1_twin),
+TWINS = {
+    "iou": iou_twin,
+    "giou": giou_twin,
+    "diou": diou_twin,
+    "ciou": ciou_twin,
+    "eiou": eiou_twin,
+    "box_l1": box_l1_twin,
+    "box_smooth_l1": box_smooth_l1_twin,
 }
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels.formulas import box, box_l1
+
+    return {
+        "iou": Inlined(box.iou),
+        "giou": Inlined(box.giou),
+        "diou": Inlined(box.diou),
+        "ciou": Inlined(box.ciou),
+        "eiou": Inlined(box.eiou),
+        "box_l1": Inlined(box_l1.box_l1),
+        "box_smooth_l1": Inlined(box_l1.box_smooth_l1),
+    }
+
+
+FORMULAS = family(TWINS, _kernels)

@@ -6,10 +6,7 @@ Where a class has probability 0 (a logit of -inf), its term has the limit 0 in t
 import torch
 from torch import Tensor
 
-from lossforge.kernels import Divergence
-from lossforge.kernels.formulas import divergence
-from lossforge.kernels.topk import topk_kernel
-from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.common import Inlined, family
 
 
 def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
@@ -43,9 +40,25 @@ def topk_kl(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
     return torch.cat([terms, _weighted(left_q, torch.where(left_q == 0, 1.0, left_q).log(), left_p.log())], dim=1)
 
 
-FORMULAS = {
-    "kl": Formula(Divergence(divergence.kl, divergence.kl_sums), kl),
-    "js": Formula(Divergence(divergence.js), js),
-    "total_variation": Formula(Divergence(divergence.total_variation), total_variation),
-    "topk_kl": Formula(topk_kernel, topk_kl),
+TWINS = {
+    "kl": kl,
+    "js": js,
+    "total_variation": total_variation,
+    "topk_kl": topk_kl,
 }
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels import Divergence
+    from lossforge.kernels.formulas import divergence
+    from lossforge.kernels.topk import topk_kernel
+
+    return {
+        "kl": Inlined(Divergence(divergence.kl, divergence.kl_sums)),
+        "js": Inlined(Divergence(divergence.js)),
+        "total_variation": Inlined(Divergence(divergence.total_variation)),
+        "topk_kl": Inlined(topk_kernel),
+    }
+
+
+FORMULAS = family(TWINS, _kernels)

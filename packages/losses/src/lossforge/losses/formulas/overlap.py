@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from lossforge.kernels.formulas import overlap
-from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.common import Inlined, family
 
 
 def dice_twin(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_dr: float) -> Tensor:
@@ -27,9 +26,23 @@ def focal_tversky_twin(
     return torch.where(rest <= tiny, 0.0, rest.clamp(min=tiny) ** gamma)
 
 
-FORMULAS = {
-    "dice": Formula(overlap.dice, dice_twin),
-    "jaccard": Formula(overlap.jaccard, jaccard_twin),
-    "tversky": Formula(overlap.tversky, tversky_twin),
-    "focal_tversky": Formula(overlap.focal_tversky, focal_tversky_twin),
+TWINS = {
+    "dice": dice_twin,
+    "jaccard": jaccard_twin,
+    "tversky": tversky_twin,
+    "focal_tversky": focal_tversky_twin,
 }
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels.formulas import overlap
+
+    return {
+        "dice": Inlined(overlap.dice),
+        "jaccard": Inlined(overlap.jaccard),
+        "tversky": Inlined(overlap.tversky),
+        "focal_tversky": Inlined(overlap.focal_tversky),
+    }
+
+
+FORMULAS = family(TWINS, _kernels)

@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.formulas import l1, regression
-from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.common import Inlined, family
 
 
 def l1_twin(x: Tensor, y: Tensor) -> Tensor:
@@ -30,9 +29,23 @@ def smooth_l1_twin(x: Tensor, y: Tensor, beta: float) -> Tensor:
     return torch.where(d < beta, 0.5 * d * d / beta.clamp(min=torch.finfo(x.dtype).tiny), d - 0.5 * beta)
 
 
-FORMULAS = {
-    "l1": Formula(l1.l1, l1_twin),
-    "mse": Formula(regression.mse, mse_twin),
-    "huber": Formula(regression.huber, huber_twin),
-    "smooth_l1": Formula(regression.smooth_l1, smooth_l1_twin),
+TWINS = {
+    "l1": l1_twin,
+    "mse": mse_twin,
+    "huber": huber_twin,
+    "smooth_l1": smooth_l1_twin,
 }
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels.formulas import l1, regression
+
+    return {
+        "l1": Inlined(l1.l1),
+        "mse": Inlined(regression.mse),
+        "huber": Inlined(regression.huber),
+        "smooth_l1": Inlined(regression.smooth_l1),
+    }
+
+
+FORMULAS = family(TWINS, _kernels)

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from lossforge.kernels.formulas import softmax
-from lossforge.losses.formulas.common import Formula
+from lossforge.losses.formulas.common import Inlined, family
 
 FAR = 50.0
 """z from which e^-z no longer changes 1 - e^-z, in float64 either."""
@@ -40,10 +39,25 @@ def asymmetric(z: Tensor, gamma_pos: float, gamma_neg: float, own: float, spread
     return own * focal(z, gamma_pos) - spread * focused(z.clamp(max=1e30), gamma_neg)
 
 
-FORMULAS = {
-    "cross_entropy": Formula(softmax.cross_entropy, lambda z: z),
-    "softmax_focal": Formula(softmax.focal, focal),
-    "poly_ce": Formula(softmax.poly, lambda z, epsilon, offset: z - epsilon * torch.expm1(-z) + offset),
-    "asymmetric_single_label": Formula(softmax.asymmetric, asymmetric),
-    "generalized_ce": Formula(softmax.generalized, generalized),
+TWINS = {
+    "cross_entropy": lambda z: z,
+    "softmax_focal": focal,
+    "poly_ce": lambda z, epsilon, offset: z - epsilon * torch.expm1(-z) + offset,
+    "asymmetric_single_label": asymmetric,
+    "generalized_ce": generalized,
 }
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels.formulas import softmax
+
+    return {
+        "cross_entropy": Inlined(softmax.cross_entropy),
+        "softmax_focal": Inlined(softmax.focal),
+        "poly_ce": Inlined(softmax.poly),
+        "asymmetric_single_label": Inlined(softmax.asymmetric),
+        "generalized_ce": Inlined(softmax.generalized),
+    }
+
+
+FORMULAS = family(TWINS, _kernels)

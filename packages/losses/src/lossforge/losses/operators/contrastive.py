@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge import kernels
+from lossforge.losses.lazy import kernels
 from lossforge.losses.operators.library import define, present
 from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference import contrastive as reference
@@ -38,7 +38,7 @@ define("contrastive", f"({SCHEMA}, bool gradient) -> (Tensor loss, Tensor row_ls
 define("contrastive_backward", f"({SCHEMA}, Tensor? row_lse, Tensor? column_lse, Tensor upstream) -> Tensor")
 
 
-def _pairs(a: Arguments) -> kernels.Pairs:
+def _pairs(a: Arguments) -> "kernels.Pairs":
     scale = a.factor / a.x.shape[0] if a.reduction == "mean" and a.normalizer is None else a.factor
     return kernels.Pairs(a.offset, None if a.scale == 1.0 else a.scale, scale, a.normalizer, a.empty_is_zero)
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.lazy import kernels
 from lossforge.losses.operators.library import define, present
 from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference_divergence import divergence as reference
@@ -51,7 +51,7 @@ define("divergence", f"({SCHEMA}, bool gradient, bool keep) -> (Tensor loss, Ten
 define("divergence_backward", f"({SCHEMA}, Tensor? stats, Tensor? divisor, Tensor upstream) -> Tensor")
 
 
-def _spec(a: Arguments, divisor: Tensor | None) -> kernels.DivergenceSpec | kernels.TopKSpec:
+def _spec(a: Arguments, divisor: Tensor | None) -> "kernels.DivergenceSpec | kernels.TopKSpec":
     rows = a.x.numel() // a.x.shape[1]
     scale = a.factor / rows if a.reduction == "mean" and divisor is None and not counted(a) else a.factor
     shared = a.temperature, a.ignore_index, scale, divisor, a.empty_is_zero, divisor is None and counted(a)
@@ -61,7 +61,7 @@ def _spec(a: Arguments, divisor: Tensor | None) -> kernels.DivergenceSpec | kern
     return kernels.DivergenceSpec(FORMULAS[a.loss].kernel, a.target, a.labels, a.weight, tuple(a.hyper), a.swap, *shared)
 
 
-def _launch(spec: kernels.DivergenceSpec | kernels.TopKSpec, x: Tensor, **wanted: Any) -> tuple[Tensor, Tensor | None]:
+def _launch(spec: "kernels.DivergenceSpec | kernels.TopKSpec", x: Tensor, **wanted: Any) -> tuple[Tensor, Tensor | None]:
     if isinstance(spec, kernels.TopKSpec):
         return kernels.topk_divergence(spec, x, **wanted)
     return kernels.divergence(spec, x, **wanted)

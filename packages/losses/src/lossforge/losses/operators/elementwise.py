@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.lazy import kernels
 from lossforge.losses.operators.library import define, present
 from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference import ROW_MEAN

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels import INTERPRETED, scale_
+from lossforge.losses.lazy import INTERPRETED, TRITON, kernels
 from lossforge.losses.operators import numbers
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
@@ -50,8 +50,8 @@ def _in_plain_torch() -> bool:
 
 
 def backend(x: Tensor) -> str:
-    """What computes a loss of `x`: "triton", "triton-interpreted" or "torch" (the plain-torch reference)."""
-    if x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
+    """What computes a loss of `x`: "triton", "triton-interpreted" or "torch" (the plain-torch reference; without Triton always)."""
+    if not TRITON or x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
         return "torch"
     return "triton-interpreted" if INTERPRETED else "triton"
 
@@ -232,7 +232,7 @@ class Once:
             return None
         if not (_ordinary(gradient) and _ordinary(upstream)):  # traced, where nothing may be overwritten, or many upstreams at once
             return (gradient.float() * upstream).to(gradient.dtype)
-        scale_(gradient, upstream)
+        kernels.scale_(gradient, upstream)
         return gradient
 
 

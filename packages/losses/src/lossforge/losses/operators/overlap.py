@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.lazy import kernels
 from lossforge.losses.operators.library import define, present
 from lossforge.losses.operators.single import single, unplanned
 from lossforge.losses.reference_overlap import overlap as reference
@@ -69,7 +69,7 @@ define("overlap", f"({SCHEMA}, bool gradient) -> (Tensor value, Tensor coefficie
 define("overlap_backward", f"({SCHEMA}, Tensor? coefficients, Tensor upstream) -> Tensor")
 
 
-def _spec(a: Arguments) -> kernels.OverlapSpec:
+def _spec(a: Arguments) -> "kernels.OverlapSpec":
     regions, classes = a.regions
     ce_scale = a.lambda_ce
     if ce_scale is not None and a.reduction == "mean" and not a.counted_ce:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge import kernels
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.lazy import kernels
 from lossforge.losses.operators.library import Once, define, placeholders, plain, present, register, save, saved
 from lossforge.losses.operators.numbers import backward_of
 from lossforge.losses.operators.single import unplanned
@@ -68,7 +68,7 @@ define(
 )
 
 
-def _spec(a: Arguments, divisor: Tensor | None) -> kernels.Spec:
+def _spec(a: Arguments, divisor: Tensor | None) -> "kernels.Spec":
     rows = a.x.numel() // a.x.shape[1]
     return kernels.Spec(
         FORMULAS[a.loss].kernel,

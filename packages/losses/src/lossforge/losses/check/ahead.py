@@ -1,0 +1,143 @@
+"""A formula compiled ahead of time for a GPU that need not be there: the interpreter accepts much that CUDA's compiler refuses.
+
+The formula travels as text to a process of its own, in which Triton compiles: here it may interpret, and cannot do both.
+"""
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from lossforge.losses.check.report import Report
+from lossforge.losses.custom.source import Source, compiled, is_device_function, parsed
+from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.registry import Loss
+
+SECTION, NAME = "compiled ahead of time", "for sm_90, without a GPU"
+GLOBALS = {"__name__": __name__, "tl": tl}
+"""What Triton wants among a function's globals: of each it reads the module's name."""
+RESULTS = {"elementwise": (2, 2), "rowwise": (1, 2), "boxes": (8, 9)}
+"""How many tensors a formula takes, and how many values it returns."""
+REFUSED = 3
+"""The status with which the process ends where the compiler refuses the formula."""
+
+
+def check_ahead(loss: Loss, report: Report) -> None:
+    formula = FORMULAS[loss.formula].kernel
+    tensors, results = RESULTS[loss.template]
+    sent = {"functions": pack(formula), "tensors": tensors, "numbers": len(parsed(formula).arguments) - tensors, "results": results}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    words = [sys.executable, "-m", "lossforge.losses.check.ahead"]
+    done = subprocess.run(words, input=json.dumps(sent), env=environment, capture_output=True, text=True)
+    if done.returncode in (0, REFUSED):
+        report.add(SECTION, NAME, done.returncode == 0, done.stdout.strip())
+    else:
+        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        report.add(SECTION, NAME, None, f"Triton could not compile here: {reason}")
+
+
+def pack(function: Any) -> list[dict[str, Any]]:
+    """A device function and those that it calls, each after what it calls: text, and what each name in it stands for."""
+    packed: dict[int, tuple[int, dict[str, Any]]] = {}
+
+    def place(one: Any) -> int:
+        if id(one) not in packed:
+            source = parsed(one)
+            names = {name: stands_for(source.names[name]) for name in used(source)}
+            text = ast.unparse(ast.fix_missing_locations(source.definition))
+            packed[id(one)] = len(packed), {"name": source.name, "text": text, "names": names}
+        return packed[id(one)][0]
+
+    def stands_for(value: Any) -> dict[str, Any]:
+        if isinstance(value, ModuleType):
+            return {"module": value.__name__}
+        if isinstance(value, tl.constexpr):
+            return {"constant": value.value}
+        if isinstance(value, tl.dtype):
+            return {"of": ["triton.language", value.name]}
+        if is_device_function(value) and value.fn.__module__.startswith("lossforge.kernels"):
+            return {"of": [value.fn.__module__, value.fn.__name__]}
+        if is_device_function(value):
+            return {"function": place(value)}
+        return {"of": [value.__module__, value.__name__]}
+
+    place(function)
+    return [entry for _, entry in sorted(packed.values(), key=lambda numbered: numbered[0])]
+
+
+def used(source: Source) -> list[str]:
+    """The names from outside that a function reads."""
+    return sorted({node.id for node in ast.walk(source.definition) if isinstance(node, ast.Name) and node.id in source.names})
+
+
+def unpack(packed: list[dict[str, Any]]) -> Any:
+    """The device function that `pack` was given, ready to be compiled."""
+    made: list[Any] = []
+
+    def value(meaning: dict[str, Any]) -> Any:
+        if "module" in meaning:
+            return importlib.import_module(meaning["module"])
+        if "constant" in meaning:
+            return tl.constexpr(meaning["constant"])
+        if "function" in meaning:
+            return made[meaning["function"]]
+        module, name = meaning["of"]
+        return getattr(importlib.import_module(module), name)
+
+    for entry in packed:
+        names = {**GLOBALS, **{name: value(meaning) for name, meaning in entry["names"].items()}}
+        definition = ast.parse(entry["text"]).body[0]
+        assert isinstance(definition, ast.FunctionDef)
+        made.append(triton.jit(compiled(definition, names, entry["name"])[0]))
+    return made[-1]
+
+
+def compile_ahead(formula: Any, tensors: int, numbers: int, results: int) -> None:
+    """Compile a kernel that loads a formula's tensors, inlines it and stores what it returns.
+
+    Raises:
+        CompilationError: the compiler refuses it.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    inputs, scalars = [f"x{i}_ptr" for i in range(tensors)], [f"h{i}" for i in range(numbers)]
+    loads = [f"tl.load({pointer} + at)" for pointer in inputs]
+    values = [f"value{i}" for i in range(results)]
+    lines = [
+        "at = tl.arange(0, 128)",
+        f"{', '.join(values)} = formula({', '.join([*loads, *scalars])})",
+        *(f"tl.store(out_ptr + {i} * 128 + at, {value} + tl.zeros((128,), tl.float32))" for i, value in enumerate(values)),
+    ]
+    text = f"def kernel({', '.join([*inputs, 'out_ptr', *scalars])}):\n" + "".join(f"    {line}\n" for line in lines)
+    definition = ast.parse(text).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    kernel = triton.jit(compiled(definition, {**GLOBALS, "formula": formula}, "kernel of a formula")[0])
+    signature = {**dict.fromkeys([*inputs, "out_ptr"], "*fp32"), **dict.fromkeys(scalars, "fp32")}
+    triton.compile(ASTSource(kernel, signature, {}), target=GPUTarget("cuda", 90, 32))
+
+
+def main() -> int:
+    from triton.compiler.errors import CompilationError
+
+    sent = json.load(sys.stdin)
+    try:
+        compile_ahead(unpack(sent["functions"]), sent["tensors"], sent["numbers"], sent["results"])
+    except CompilationError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        print(" ".join(str(cause).split()))
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The checks themselves: every loss of the registry passes them, with the hyper-parameters that its kernels get."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from lossforge.losses import elementwise
+from lossforge.losses.check.ahead import check_ahead
+from lossforge.losses.check.formula import VARIABLES, check_formula, formula_hyper
+from lossforge.losses.check.pytorch import check_pytorch
+from lossforge.losses.check.report import Report
+from lossforge.losses.check.template import check_edges
+from lossforge.losses.registry import LOSSES
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_every_loss_passes(loss, device):
+    """All of `check` but the kernels' values, which test_values.py compares for every loss."""
+    report = Report(loss.name)
+    if loss.template in VARIABLES:
+        check_formula(loss, report, 0)
+        of_formula = 3 if loss.template == "rowwise" else 4
+        assert len(report.findings) == of_formula, str(report)
+    if loss.by_rows:
+        check_edges(loss, report, device)
+    check_pytorch(loss, report, device)
+    assert report.passed, str(report)
+    skipped = {finding.name for finding in report.findings if finding.passed is None}
+    held = {f"gradient against differences, {name}" for name in ("random", "far out", "equal boxes")} if loss.name == "ciou" else set()
+    assert skipped == held | (set() if device == "cuda" else {"CUDA graph, no host synchronisation"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("bce", [(1.0,)]),
+        ("bce_smoothed", [(0.9, 0.1 / 7, -torch.inf, 1.0)]),  # 1 - ε, ε / C, no threshold, pos_weight
+        ("focal", [(2.0, 0.25), (0.5, 0.25)]),  # γ, α, where the function takes α first
+        ("asymmetric", [(4.0, 1.0, 0.05, 1.0), (4.0, 1.0, 0.0, 1.0)]),
+        ("ce", [()]),
+        ("asymmetric_single_label", [(1.0, 4.0, 0.91, 0.01)]),  # γ₊, γ₋, 1 - ε + ε / C, ε / C
+        ("giou", [(1e-7,)]),
+    ],
+)
+def test_formula_gets_what_the_loss_hands_it(name, hyper):
+    found = formula_hyper(LOSSES[name])[: len(hyper)]
+    assert len(found) == len(hyper)
+    for got, expected in zip(found, hyper, strict=True):
+        assert got == pytest.approx(expected)
+
+
+@elementwise(hyper={"delta": 1.0})
+@triton.jit
+def powers_and_tanh(x, y, delta):
+    d = x - y
+    return d**2 * delta**3 + tl.tanh(d) ** 4
+
+
+@elementwise(reference=lambda x, y: (x - y).square())
+@triton.jit
+def bits_of_a_float(x, y):
+    d = x - y
+    return d * d, d & 1
+
+
+def test_compiles_for_a_gpu_that_is_not_there():
+    for loss, passed, detail in ((powers_and_tanh, True, ""), (bits_of_a_float, False, r"d & 1.*invalid operands")):
+        report = Report(loss.__name__)
+        check_ahead(loss.loss, report)
+        (finding,) = report.findings
+        assert finding.passed is passed, finding
+        assert re.search(detail, finding.detail), finding
+
+
+def test_name_of_the_registry_in_the_shell():
+    done = subprocess.run([sys.executable, "-m", "lossforge.losses.check", "bce"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Check of bce .*\n\nformula, in float64\n  ok    gradient against differences, random", done.stdout)
+    assert re.search(r"ok    bfloat16 .* calls, gradients off by", done.stdout)
+    assert " 0 failed" in done.stdout
