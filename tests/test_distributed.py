@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_worker import CASES, LABELS, PAIRS, SCENES, VIT, assembled, evaluated, updated
+from folder_parts import digit_files
 
 from lab.errors import UserError
 from lab.places import Shares
@@ -161,28 +162,39 @@ def test_only_the_first_rank_writes_and_speaks(results):
         assert results["output"].count(line) == (2 if "top-1" in line else 1), results["output"]
 
 
-def test_a_fault_of_one_process_ends_the_run(tmp_path):
-    """An image that cannot be read, in the second rank's part of the first batch."""
-    from PIL import Image
+def folder_words(root):
+    words = [f"data.root={root}", "data=folder", "data.image_size=32", "data.batch_size=4", "data.workers=0"]
+    return [*words, "trainer.device=cpu", "tracking=none", f"trainer.runs={root}/runs"]
 
-    for part in ("train", "val"):
-        for number in range(16):
-            path = tmp_path / part / "ab"[number % 2] / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (16, 16), (12 * number, 90, 60)).save(path)
+
+def test_a_fault_of_one_process_ends_the_run(tmp_path):
+    """An image that is damaged within, in the second rank's part of the first batch."""
+    files = sorted((digit_files(tmp_path, 8, 8, ("a", "b")) / "train").rglob("*.png"))
     order = torch.randperm(16, generator=torch.Generator().manual_seed(seed_of(0, 1)))
-    files = sorted((tmp_path / "train").rglob("*.png"))
-    files[Shares(16, 4, (1, 2)).of(order)[0][0]].write_bytes(b"no picture")
-    words = [f"data.root={tmp_path}", "data=folder", "data.image_size=32", "data.batch_size=4", "data.workers=0", "model=tiny_vit"]
-    done = torchrun("experiments/train.py", *words, "trainer.device=cpu", "tracking=none", f"trainer.runs={tmp_path}/runs")
+    damaged = files[Shares(16, 4, (1, 2)).of(order)[0][0]]
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:60] + bytes(20) + whole[80:])
+    done = torchrun("experiments/train.py", *folder_words(tmp_path), "model=tiny_vit")
     assert done.returncode == 1
-    assert done.stderr.count("PIL.UnidentifiedImageError") == 1, done.stderr
-    assert "rank 1: Traceback" in done.stderr
-    assert "error: rank 1: UnidentifiedImageError: cannot identify" in done.stderr
+    assert done.stderr.count(f"rank 1: error: {damaged}: cannot be read as an image") == 1, done.stderr
+    assert f"error: rank 1: UserError: {damaged}: cannot be read as an image" in done.stderr
+    assert "rank 1: Traceback" not in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["status"] == "FAILED"
-    assert any("rank 1: UnidentifiedImageError" in r["values"].get("error", "") for r in records if r["kind"] == "tags")
+    assert any("rank 1: UserError" in r["values"].get("error", "") for r in records if r["kind"] == "tags")
+
+
+def test_a_fault_of_the_data_is_said_once(tmp_path):
+    """All processes come to it, the first one alone speaks, and none leaves the others behind in a barrier."""
+    root = digit_files(tmp_path, 4, 4, ("a",))
+    (root / "val" / "a" / "0.png").write_bytes(b"no picture")
+    done = torchrun("experiments/train.py", *folder_words(root))
+    assert done.returncode == 1
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert f"{root}: 1 corrupt entries; data.skip_corrupt=true leaves them out.\nval/a/0.png: cannot be read" in done.stderr
+    assert "[rank" not in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

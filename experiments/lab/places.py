@@ -95,6 +95,13 @@ class Epochs:
             self.next, self.coming = (epoch, batch), None
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._batches()
+        except UserError as error:
+            # a worker's error comes with the traceback in front
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+
+    def _batches(self) -> Iterator[Any]:
         if self.places.seed is None:
             yield from self.loader
             return
