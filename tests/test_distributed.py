@@ -197,8 +197,20 @@ def test_a_fault_of_the_data_is_said_once(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_rest_of_one_sample_trains_under_batch_norm(tmp_path):
+    """Nine images and a whole batch of eight: five and four, of which no process has but one."""
+    root = digit_files(tmp_path, 9, 3, ("a",))
+    done = torchrun("experiments/train.py", *folder_words(root), "model=tiny_resnet", "trainer.epochs=2", "data.eval_batch_size=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["updates"] == 4
+    assert records[-1]["status"] == "FINISHED"
+
+
 @pytest.mark.parametrize(
-    ("samples", "batch_size", "ranks"), [(37, 4, 3), (24, 4, 3), (26, 4, 3), (25, 4, 3), (2, 4, 2), (7, 4, 2), (10, 3, 1)]
+    ("samples", "batch_size", "ranks"),
+    [(37, 4, 3), (24, 4, 3), (26, 4, 3), (25, 4, 3), (2, 4, 2), (7, 4, 2), (10, 3, 1), (29, 4, 3), (41, 8, 2), (9, 2, 1), (5, 4, 1)],
 )
 def test_every_sample_is_in_one_batch_of_one_rank(samples, batch_size, ranks):
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
@@ -208,10 +220,30 @@ def test_every_sample_is_in_one_batch_of_one_rank(samples, batch_size, ranks):
     assert all(min(together) >= 1 and max(together) - min(together) <= 1 for together in sizes)
     assert all(together == [batch_size] * ranks for together in sizes[:-2])
     assert max(map(max, sizes)) <= batch_size + 1
+    assert min(map(min, sizes)) >= min(2, samples // ranks, batch_size)
     # batch by batch the samples are those of one process
     seen = torch.cat([torch.cat(together) for together in zip(*parts, strict=True)])
     assert sorted(seen.tolist()) == list(range(samples))
     assert set(seen[: sum(sizes[0])].tolist()) == set(order[: sum(sizes[0])].tolist())
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "ranks", "sizes"),
+    [
+        (65, 64, 1, [33, 32]),
+        (66, 64, 1, [64, 2]),
+        (4, 3, 1, [2, 2]),
+        (3, 2, 1, [3]),
+        (1, 4, 1, [1]),
+        (3, 1, 1, [1, 1, 1]),
+        (131, 64, 2, [66, 65]),
+        (132, 64, 2, [128, 4]),
+        (11, 4, 2, [6, 5]),
+        (7, 2, 2, [7]),
+    ],
+)
+def test_no_batch_has_one_sample_where_two_can_be_had(samples, batch_size, ranks, sizes):
+    assert Shares(samples, batch_size, (0, ranks)).sizes == sizes
 
 
 def test_fewer_samples_than_processes_are_refused():
