@@ -1,9 +1,11 @@
 """A saved model scored again: the figures that training had, on other data, and what cannot be scored."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ import yaml
 from folder_parts import digit_files
 from PIL import Image
 
+from lab.errors import UserError
+from lab.resume import Earlier, load_state
 from lab.saved import settings_of
 from lab.settings import load
 
@@ -112,6 +116,24 @@ def test_a_folder_chosen_anew_is_seen_as_in_training(capsys, of_files, tmp_path,
     assert "changed:" not in said
 
 
+@pytest.mark.parametrize("words", [[], ["data=folder"], ["data.image_size=64"]], ids=str)
+def test_predict_sees_images_as_evaluate_does(capsys, of_files, tmp_path, words):
+    import predict
+
+    checkpoints, copy = of_files
+    assert predict.main([f"checkpoint={checkpoints / 'best.pt'}", f"out={tmp_path}", "top=3", *words, str(copy / "val")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    losses = [
+        -math.log(next(each["score"] for each in line["found"] if each["label"] == Path(line["image"]).parent.name)) for line in lines
+    ]
+    assert len(losses) == 18
+    same = sum(losses) / 18 == pytest.approx(best_of(checkpoints)["loss"], abs=1e-5)
+    said = capsys.readouterr().out
+    assert (same, "changed: data.image_size=64 (the run had 40)" in said) == (
+        (False, True) if words == ["data.image_size=64"] else (True, False)
+    )
+
+
 def test_an_override_of_the_models_own_is_taken_and_named(capsys, of_files, tmp_path):
     checkpoints, copy = of_files
     words = ["data=folder", f"data.root={copy}", "data.image_size=64"]
@@ -206,6 +228,8 @@ def test_a_file_that_is_no_checkpoint_is_named(capsys, of_digits, tmp_path, file
     assert predict.main([f"checkpoint={path}", f"out={tmp_path / 'out'}", str(tmp_path / "image.png")]) == 1
     assert capsys.readouterr().err == error
     assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"^resume=.*: "):
+        load_state(Earlier(tmp_path, path, load([])))
 
 
 @pytest.mark.parametrize(
