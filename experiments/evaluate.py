@@ -1,6 +1,7 @@
 """Score a saved model on held-out data: `uv run experiments/evaluate.py checkpoint=runs/<run>/checkpoints/best.pt`.
 
-The run's own settings hold, but for those given here: `data=folder data.root=/path/to/images`, `trainer.device=cpu`.
+The run's own settings hold, but for those given here: `data=folder data.root=/path/to/images`, `trainer.device=cpu`. What belongs to the
+model, such as the images' size and normalisation, is the checkpoint's, unless it is changed by name. `--cfg` prints the settings and stops.
 """
 
 import os
@@ -10,10 +11,10 @@ from typing import Any
 
 from lab.errors import UserError
 from lab.ranks import refuse_several
-from lab.saved import checkpoint_of, load_checkpoint, without_teacher
-from lab.settings import Settings, reload
+from lab.saved import checkpoint_of, load_checkpoint, load_weights, settings_of
+from lab.settings import Settings
 
-USAGE = "usage: experiments/evaluate.py checkpoint=PATH [group=option ...] [group.setting=value ...]"
+USAGE = "usage: experiments/evaluate.py checkpoint=PATH [group=option ...] [group.setting=value ...] [--cfg]"
 
 
 def main(words: list[str]) -> int:
@@ -22,33 +23,45 @@ def main(words: list[str]) -> int:
         return 0
     try:
         refuse_several("experiments/evaluate.py")
-        path, others = checkpoint_of(words, USAGE)
+        path, others = checkpoint_of([word for word in words if word != "--cfg"], USAGE)
         state = load_checkpoint(path)
-        return evaluate(reload(without_teacher(state["config"]), others), state, path)
+        settings, changed = settings_of(state, others)
+        if "--cfg" in words:
+            import yaml
+
+            print(yaml.safe_dump(settings.tree(), sort_keys=False), end="")
+            return 0
+        return evaluate(settings, state, path, changed)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def evaluate(settings: Settings[Any], state: dict[str, Any], path: Path) -> int:
-    """The held-out metrics of the checkpoint's weights, its averaged ones if it has them: in a run folder and in MLflow as train.py's."""
+def evaluate(settings: Settings[Any], state: dict[str, Any], path: Path, changed: list[str]) -> int:
+    """The held-out metrics of the checkpoint's weights, its averaged ones if it has them: in a run folder and in MLflow as train.py's.
+
+    `changed`: what the settings change of the model's own, in words.
+    """
     from lab.assemble import assemble
     from lab.console import Console
+    from lab.data import Norm
     from lab.machine import describe
     from lab.run import Run
 
     config = settings.config
-    trainer = assemble(settings)
+    trainer = assemble(settings, norm=Norm(**state["norm"]))
     if trainer.data.classes != state["classes"]:
         raise UserError(
             f"data={config.data.name} has the classes {_listed(trainer.data.classes)}; the model knows {_listed(state['classes'])}."
         )
-    trainer.model.load_state_dict(state["ema"] or state["model"])
+    load_weights(trainer.model, state)
 
     name = f"evaluate-{config.name or f'{config.loss.title}-{config.model.title}'}-{config.data.name}"
     run = Run.start("evaluate", settings, name, config.trainer.runs, describe(trainer.device) | {"checkpoint": os.path.relpath(path)})
     console = Console(1, "evaluation")
     console.say(f"{name}: {trainer.data.val.samples} held-out samples on {trainer.device}")
+    for each in changed:
+        console.say(f"changed: {each}")
     table: dict[str, str] = {}
     with run.noted():
         result = trainer.evaluate(trainer.model, trainer.data.val)

@@ -1,8 +1,8 @@
 """Say what is in image files: `uv run experiments/predict.py checkpoint=runs/<run>/checkpoints/best.pt pictures/*.png`.
 
-Words without `=` are image files, or folders of them. Into the folder out= (predictions) go `predictions.jsonl`, a line an image, and each
-image with what was found. top=5: how many classes a classifier names. score=0.3: the least that a detection has. trainer.device=: where to
-compute.
+Words without `=` are image files, or folders of them and of further folders. Into the folder out= (predictions) go `predictions.jsonl`, a
+line an image, and each image with what was found. top=5: how many classes a classifier names. score=0.3: the least that a detection has.
+trainer.device=: where to compute.
 """
 
 import json
@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.errors import UserError
+from lab.errors import UserError, unknown
 from lab.ranks import refuse_several
-from lab.saved import checkpoint_of, load_checkpoint
-from lab.settings import absolute, reload
+from lab.saved import checkpoint_of, load_checkpoint, settings_of
+from lab.settings import absolute, groups
 
 USAGE = "usage: experiments/predict.py checkpoint=PATH [out=FOLDER] [top=N] [score=X] IMAGE ..."
+OWN = ("out", "top", "score")
 KINDS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
@@ -27,19 +28,37 @@ def main(words: list[str]) -> int:
     try:
         refuse_several("experiments/predict.py")
         path, others = checkpoint_of([word for word in words if "=" in word], USAGE)
-        own = {name: value for name, _, value in (word.partition("=") for word in others) if name in ("out", "top", "score")}
+        own, others = _own(others)
         top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
-        files = images([Path(word) for word in words if "=" not in word])
+        out = absolute(own.get("out"), Path("predictions").absolute())
+        files = images([Path(word) for word in words if "=" not in word], out)
         state = load_checkpoint(path)
-        settings = reload(state["config"], [word for word in others if word.partition("=")[0] not in own])
-        return predict(settings.config, state, files, absolute(own.get("out"), Path("predictions").absolute()), int(top), score)
+        settings, changed = settings_of(state, others)
+        for each in changed:
+            print(f"changed: {each}")
+        return predict(settings.config, state, files, out, int(top), score)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def images(given: list[Path]) -> list[Path]:
-    """The files, and the images of folders.
+def _own(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """This app's own words by name, and the others, which are settings of the run."""
+    own: dict[str, str] = {}
+    others: list[str] = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in OWN:
+            own[name] = value
+        elif "." not in name and name.lstrip("+~") not in groups():
+            raise unknown(word, name, ["checkpoint", *OWN, *groups()])
+        else:
+            others.append(word)
+    return own, others
+
+
+def images(given: list[Path], out: Path) -> list[Path]:
+    """The files, and the images of folders and of the folders in them; what this app wrote into `out` is none of them.
 
     Raises:
         UserError: something is not there, or there is nothing.
@@ -47,7 +66,8 @@ def images(given: list[Path]) -> list[Path]:
     files: list[Path] = []
     for path in given:
         if path.is_dir():
-            files += sorted(each for each in path.iterdir() if each.suffix.lower() in KINDS)
+            found = sorted(each for each in path.rglob("*") if each.suffix.lower() in KINDS and each.is_file())
+            files += [each for each in found if out not in each.absolute().parents]
         elif path.is_file():
             files.append(path)
         else:
@@ -59,8 +79,9 @@ def images(given: list[Path]) -> list[Path]:
 
 def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, top: int, score: float) -> int:
     """Write and print what the model says; the status is 1 if a file could not be read, which stops no other."""
+    from lab.images import UNREADABLE, as_seen, reason
     from lab.machine import pick_device
-    from lab.predict import UNREADABLE, drawn, open_rgb, predictor
+    from lab.predict import drawn, predictor
 
     say = predictor(config, state, pick_device(config.trainer.device), top=top, score=score)
     try:
@@ -70,9 +91,9 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
     status, lines = 0, []
     for number, path in enumerate(files):
         try:
-            image = open_rgb(path)
+            image = as_seen(path)
         except UNREADABLE as error:
-            print(f"error: {path}: cannot be read: {error}", file=sys.stderr)
+            print(f"error: {path}: {reason(error)}", file=sys.stderr)
             status = 1
             continue
         said = say(image)

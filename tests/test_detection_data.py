@@ -265,9 +265,14 @@ def test_a_damaged_image_is_found_before_the_run_or_named_in_it(coco, workers):
     path = coco.path / "train" / "011.png"
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (60, 100, 3), dtype=np.uint8)).save(path)
-    path.write_bytes(path.read_bytes()[:4000])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4000])
+    with pytest.raises(UserError, match=r"1 corrupt entries.*\nimage 11 .*cannot be read as an image"):
+        coco.load()
+    path.write_bytes(whole[:4000] + bytes(40) + whole[4040:])
+    train = coco.load(workers=workers).train
     with pytest.raises(UserError) as caught:
-        list(coco.load(workers=workers).train)
+        list(train)
     assert "image 11 (" in str(caught.value)
     assert "data.check=pixels" in str(caught.value)
     assert "Traceback" not in str(caught.value)

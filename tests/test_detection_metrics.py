@@ -12,7 +12,7 @@ from PIL import Image
 from lab.coco_file import read_coco
 from lab.detection_data import load_detection_data
 from lab.detection_metrics import DetectionCounts
-from lab.detection_plots import PALETTE, _drawn, detections_picture, precision_recall_picture
+from lab.detection_plots import CROWD, PALETTE, _drawn, detections_picture, precision_recall_picture, true_boxes
 from lab.detection_schema import CocoConfig
 
 CPU = torch.device("cpu")
@@ -220,13 +220,18 @@ def test_pictures_show_boxes_where_they_are(coco, tmp_path):
     data = load(coco)
     result = evaluated(data)
     file = read_coco(coco / "truth.json", coco / "images", settings=("a", "b"), check="off", skip_corrupt=False)
-    drawn = _drawn(file, 0, torch.tensor([[40.0, 30, 50, 60]]), torch.tensor([1]), [""])
+    drawn = _drawn(file, 0, torch.tensor([[40.0, 30, 50, 60]]), [PALETTE[1]], [""])
     assert max(drawn.shape) == 480
     ratio = 480 / max(file.sizes[0])
     colour = np.array(list(bytes.fromhex(PALETTE[1][1:])))
     rows, columns = np.nonzero((drawn == colour).all(-1))
     edges = [columns.min(), rows.max(), columns.max()]
     assert edges == pytest.approx([40 * ratio, 90 * ratio, 90 * ratio], abs=3)
+    crowded = next(i for i in range(len(file)) if file.crowd[file.rows(i)].any())
+    colours, text = true_boxes(file, crowded, data.classes)
+    crowds = file.crowd[file.rows(crowded)].tolist()
+    assert [colour == CROWD for colour in colours] == [each.endswith(" (crowd)") for each in text] == crowds
+    assert [each.removesuffix(" (crowd)") for each in text] == [data.classes[i] for i in file.labels[file.rows(crowded)].tolist()]
     for many in (3, 6):
         path = tmp_path / f"{many}.png"
         detections_picture(result, file, data.classes, path, images=many)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_worker import CASES, LABELS, PAIRS, SCENES, VIT, assembled, evaluated, updated
+from folder_parts import digit_files
 
 from lab.errors import UserError
 from lab.places import Shares
@@ -161,32 +162,55 @@ def test_only_the_first_rank_writes_and_speaks(results):
         assert results["output"].count(line) == (2 if "top-1" in line else 1), results["output"]
 
 
-def test_a_fault_of_one_process_ends_the_run(tmp_path):
-    """An image that cannot be read, in the second rank's part of the first batch."""
-    from PIL import Image
+def folder_words(root):
+    words = [f"data.root={root}", "data=folder", "data.image_size=32", "data.batch_size=4", "data.workers=0"]
+    return [*words, "trainer.device=cpu", "tracking=none", f"trainer.runs={root}/runs"]
 
-    for part in ("train", "val"):
-        for number in range(16):
-            path = tmp_path / part / "ab"[number % 2] / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (16, 16), (12 * number, 90, 60)).save(path)
+
+def test_a_fault_of_one_process_ends_the_run(tmp_path):
+    """An image that is damaged within, in the second rank's part of the first batch."""
+    files = sorted((digit_files(tmp_path, 8, 8, ("a", "b")) / "train").rglob("*.png"))
     order = torch.randperm(16, generator=torch.Generator().manual_seed(seed_of(0, 1)))
-    files = sorted((tmp_path / "train").rglob("*.png"))
-    files[Shares(16, 4, (1, 2)).of(order)[0][0]].write_bytes(b"no picture")
-    words = [f"data.root={tmp_path}", "data=folder", "data.image_size=32", "data.batch_size=4", "data.workers=0", "model=tiny_vit"]
-    done = torchrun("experiments/train.py", *words, "trainer.device=cpu", "tracking=none", f"trainer.runs={tmp_path}/runs")
+    damaged = files[Shares(16, 4, (1, 2)).of(order)[0][0]]
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:60] + bytes(20) + whole[80:])
+    done = torchrun("experiments/train.py", *folder_words(tmp_path), "model=tiny_vit")
     assert done.returncode == 1
-    assert done.stderr.count("PIL.UnidentifiedImageError") == 1, done.stderr
-    assert "rank 1: Traceback" in done.stderr
-    assert "error: rank 1: UnidentifiedImageError: cannot identify" in done.stderr
+    assert done.stderr.count(f"rank 1: error: {damaged}: cannot be read as an image") == 1, done.stderr
+    assert f"error: rank 1: UserError: {damaged}: cannot be read as an image" in done.stderr
+    assert "rank 1: Traceback" not in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["status"] == "FAILED"
-    assert any("rank 1: UnidentifiedImageError" in r["values"].get("error", "") for r in records if r["kind"] == "tags")
+    assert any("rank 1: UserError" in r["values"].get("error", "") for r in records if r["kind"] == "tags")
+
+
+def test_a_fault_of_the_data_is_said_once(tmp_path):
+    """All processes come to it, the first one alone speaks, and none leaves the others behind in a barrier."""
+    root = digit_files(tmp_path, 4, 4, ("a",))
+    (root / "val" / "a" / "0.png").write_bytes(b"no picture")
+    done = torchrun("experiments/train.py", *folder_words(root))
+    assert done.returncode == 1
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert f"{root}: 1 corrupt entries; data.skip_corrupt=true leaves them out.\nval/a/0.png: cannot be read" in done.stderr
+    assert "[rank" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_rest_of_one_sample_trains_under_batch_norm(tmp_path):
+    """Nine images and a whole batch of eight: five and four, of which no process has but one."""
+    root = digit_files(tmp_path, 9, 3, ("a",))
+    done = torchrun("experiments/train.py", *folder_words(root), "model=tiny_resnet", "trainer.epochs=2", "data.eval_batch_size=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["updates"] == 4
+    assert records[-1]["status"] == "FINISHED"
 
 
 @pytest.mark.parametrize(
-    ("samples", "batch_size", "ranks"), [(37, 4, 3), (24, 4, 3), (26, 4, 3), (25, 4, 3), (2, 4, 2), (7, 4, 2), (10, 3, 1)]
+    ("samples", "batch_size", "ranks"),
+    [(37, 4, 3), (24, 4, 3), (26, 4, 3), (25, 4, 3), (2, 4, 2), (7, 4, 2), (10, 3, 1), (29, 4, 3), (41, 8, 2), (9, 2, 1), (5, 4, 1)],
 )
 def test_every_sample_is_in_one_batch_of_one_rank(samples, batch_size, ranks):
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
@@ -196,10 +220,30 @@ def test_every_sample_is_in_one_batch_of_one_rank(samples, batch_size, ranks):
     assert all(min(together) >= 1 and max(together) - min(together) <= 1 for together in sizes)
     assert all(together == [batch_size] * ranks for together in sizes[:-2])
     assert max(map(max, sizes)) <= batch_size + 1
+    assert min(map(min, sizes)) >= min(2, samples // ranks, batch_size)
     # batch by batch the samples are those of one process
     seen = torch.cat([torch.cat(together) for together in zip(*parts, strict=True)])
     assert sorted(seen.tolist()) == list(range(samples))
     assert set(seen[: sum(sizes[0])].tolist()) == set(order[: sum(sizes[0])].tolist())
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "ranks", "sizes"),
+    [
+        (65, 64, 1, [33, 32]),
+        (66, 64, 1, [64, 2]),
+        (4, 3, 1, [2, 2]),
+        (3, 2, 1, [3]),
+        (1, 4, 1, [1]),
+        (3, 1, 1, [1, 1, 1]),
+        (131, 64, 2, [66, 65]),
+        (132, 64, 2, [128, 4]),
+        (11, 4, 2, [6, 5]),
+        (7, 2, 2, [7]),
+    ],
+)
+def test_no_batch_has_one_sample_where_two_can_be_had(samples, batch_size, ranks, sizes):
+    assert Shares(samples, batch_size, (0, ranks)).sizes == sizes
 
 
 def test_fewer_samples_than_processes_are_refused():

@@ -1,11 +1,22 @@
 """A saved model scored again: the figures that training had, on other data, and what cannot be scored."""
 
 import json
+import math
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from folder_parts import digit_files
+from PIL import Image
+
+from lab.errors import UserError
+from lab.resume import Earlier, load_state
+from lab.saved import settings_of
+from lab.settings import load
 
 QUICK = ["loss=ce", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=2", "trainer.ema=0.9", "tracking=none"]
 
@@ -48,12 +59,192 @@ def test_the_best_checkpoint_scores_as_in_training(trained):
     assert run.data.tags["checkpoint"].endswith("best.pt")
 
 
-def test_other_held_out_data(trained):
-    done = evaluate(
-        trained, f"checkpoint={trained.folder / 'checkpoints' / 'last.pt'}", "data.split_seed=1", "data.held_out=0.5", "tracking=none"
+def fitted(folder, *words):
+    """A short run of this process; its checkpoints."""
+    from lab.assemble import assemble
+    from lab.console import Console
+    from lab.run_folder import RunFolder
+
+    settings = load(["model=tiny_resnet", "loss.implementation=torch", "trainer.device=cpu", *words])
+    run = RunFolder(folder, "fitted", settings.tree())
+    assemble(settings).fit(run, Console(1))
+    run.close("FINISHED")
+    return run.path / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def of_files(tmp_path_factory):
+    """A run on a folder of images of another size than the default, and a copy of the folder elsewhere."""
+    root = digit_files(tmp_path_factory.mktemp("pictures"))
+    copy = shutil.copytree(root, root.parent / "copy")
+    words = ["data=folder", f"data.root={root}", "data.image_size=40", "data.workers=0", "trainer.max_updates=6", "data.batch_size=6"]
+    return fitted(root.parent / "runs", *words), copy
+
+
+@pytest.fixture(scope="module")
+def of_digits(tmp_path_factory):
+    """A run on a share of the digits, whose pixels have another mean and deviation than all."""
+    words = ["data.image_size=16", "data.train_share=0.05", "trainer.max_updates=2"]
+    return fitted(tmp_path_factory.mktemp("digits"), *words)
+
+
+def best_of(checkpoints):
+    return torch.load(checkpoints / "best.pt", weights_only=True)["best"]["values"]
+
+
+def here(capsys, runs, *words):
+    """evaluate.py in this process: the exit status, the held-out figures, what was printed, and what was said of errors."""
+    import evaluate
+
+    status = evaluate.main([*map(str, words), "tracking=none", f"trainer.runs={runs}"])
+    said = capsys.readouterr()
+    if status:
+        assert "Traceback" not in said.err
+        assert not runs.exists()
+        return status, {}, said.out, said.err
+    (folder,) = runs.iterdir()
+    (values,) = metrics(folder)
+    return status, {name.removeprefix("val/"): value for name, value in values.items()}, said.out, said.err
+
+
+@pytest.mark.parametrize("file", ["best.pt", "best.safetensors"])
+def test_a_folder_chosen_anew_is_seen_as_in_training(capsys, of_files, tmp_path, words, file):
+    checkpoints, copy = of_files
+    status, values, said, _ = here(capsys, tmp_path / "runs", f"checkpoint={checkpoints / file}", *words, f"data.root={copy}")
+    assert status == 0
+    assert values == best_of(checkpoints)
+    assert "changed:" not in said
+
+
+@pytest.mark.parametrize("words", [[], ["data=folder"], ["data.image_size=64"]], ids=str)
+def test_predict_sees_images_as_evaluate_does(capsys, of_files, tmp_path, words):
+    import predict
+
+    checkpoints, copy = of_files
+    assert predict.main([f"checkpoint={checkpoints / 'best.pt'}", f"out={tmp_path}", "top=3", *words, str(copy / "val")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    losses = [
+        -math.log(next(each["score"] for each in line["found"] if each["label"] == Path(line["image"]).parent.name)) for line in lines
+    ]
+    assert len(losses) == 18
+    same = sum(losses) / 18 == pytest.approx(best_of(checkpoints)["loss"], abs=1e-5)
+    said = capsys.readouterr().out
+    assert (same, "changed: data.image_size=64 (the run had 40)" in said) == (
+        (False, True) if words == ["data.image_size=64"] else (True, False)
     )
-    assert done.returncode == 0, done.stderr
-    assert "898 held-out samples" in done.stdout or "899 held-out samples" in done.stdout
+
+
+def test_an_override_of_the_models_own_is_taken_and_named(capsys, of_files, tmp_path):
+    checkpoints, copy = of_files
+    words = ["data=folder", f"data.root={copy}", "data.image_size=64"]
+    _, values, said, _ = here(capsys, tmp_path / "runs", f"checkpoint={checkpoints / 'best.pt'}", *words)
+    assert values["samples"] == 18
+    assert values["loss"] != best_of(checkpoints)["loss"]
+    assert "changed: data.image_size=64 (the run had 40)" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    start = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert start["kind"] == "start"
+    assert (start["tags"]["mlflow.source.name"], start["tags"]["mlflow.source.type"]) == ("experiments/evaluate.py", "LOCAL")
+
+
+@pytest.mark.parametrize("words", [["data.train_share=1"], ["data.train_share=0.3", "data=digits"]], ids=str)
+def test_pixels_are_normalised_as_in_training(capsys, of_digits, tmp_path, words):
+    _, values, _, _ = here(capsys, tmp_path / "runs", f"checkpoint={of_digits / 'best.pt'}", *words)
+    assert values == best_of(of_digits)
+
+
+@pytest.mark.parametrize("word", ["data.split_seed=1", "data.held_out=0.5", "data.held_out=0.1"])
+def test_a_split_that_would_hold_out_training_images_is_refused(capsys, of_digits, tmp_path, word):
+    status, _, _, said = here(capsys, tmp_path / "runs", f"checkpoint={of_digits / 'last.pt'}", word)
+    assert status == 1
+    assert said.startswith(f"error: {word}: the model was trained with {word.partition('=')[0]}=0")
+    assert "has seen" in said
+
+
+def test_the_training_folder_is_not_held_out(capsys, of_files, tmp_path):
+    status, _, _, said = here(capsys, tmp_path / "runs", f"checkpoint={of_files[0] / 'best.pt'}", "data.val=train")
+    assert status == 1
+    assert said == "error: data.val=train: the model was trained on these images; held-out ones are expected.\n"
+
+
+def test_cfg_prints_what_would_hold_and_runs_nothing(capsys, of_files, tmp_path):
+    import evaluate
+
+    words = [
+        f"checkpoint={of_files[0] / 'best.pt'}",
+        "--cfg",
+        "data=folder",
+        f"data.root={of_files[1]}",
+        f"trainer.runs={tmp_path / 'runs'}",
+    ]
+    assert evaluate.main(words) == 0
+    tree = yaml.safe_load(capsys.readouterr().out)
+    assert (tree["data"]["image_size"], tree["data"]["root"]) == (40, str(of_files[1]))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_scenes_are_looked_at_in_the_size_of_training():
+    """Another kind of data is resized to the edge of the scenes that the model has seen."""
+    state = {"config": load(["task=detection", "data.scene_pixels=64", "data.divisor=16"]).tree()}
+    settings, changed = settings_of(state, ["data=coco", "data.root=photos"])
+    assert (settings.config.data.shortest, settings.config.data.longest, settings.config.data.divisor) == (64, None, 16)
+    assert changed == []
+    settings, changed = settings_of(state, ["data=coco", "data.shortest=100", "model.score_threshold=0.2"])
+    assert settings.config.data.shortest == 100
+    assert sorted(changed) == ["data.shortest=100 (the run had 64)", "model.score_threshold=0.2 (the run had 0.05)"]
+    coco = {"config": load(["task=detection", "data=coco", "data.shortest=320"]).tree()}
+    settings, _ = settings_of(coco, ["data=digit_scenes"])
+    assert (settings.config.data.shortest, settings.config.data.longest) == (320, 1333)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("empty.pt", b"", "cannot be read: it is no checkpoint, or only a part of one (0 bytes)"),
+        ("text.jpg", b"hello there", "cannot be read: it is no checkpoint, or only a part of one"),
+        ("half.pt", 0.5, "cannot be read: it is no checkpoint, or only a part of one"),
+        ("broken.safetensors", b"no header", "cannot be read: "),
+        ("empty.safetensors", b"", "cannot be read: "),
+        ("other.safetensors", {"weight": torch.ones(1)}, "is none that this version's train.py saved."),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value[:-1] and " " not in value else "",
+)
+def test_a_file_that_is_no_checkpoint_is_named(capsys, of_digits, tmp_path, file, content, said):
+    from safetensors.torch import save_file
+
+    import predict
+
+    path = tmp_path / file
+    if isinstance(content, dict):
+        save_file(content, path)
+    else:
+        whole = (of_digits / "best.pt").read_bytes()
+        path.write_bytes(content if isinstance(content, bytes) else whole[: int(len(whole) * content)])
+    status, _, _, error = here(capsys, tmp_path / "runs", f"checkpoint={path}")
+    assert status == 1
+    assert error.startswith(f"error: checkpoint={path}: {said}")
+    assert error.count("\n") == 1
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    assert predict.main([f"checkpoint={path}", f"out={tmp_path / 'out'}", str(tmp_path / "image.png")]) == 1
+    assert capsys.readouterr().err == error
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"^resume=.*: "):
+        load_state(Earlier(tmp_path, path, load([])))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model=tiny_vit"], "error: checkpoint: its weights do not fit the model that the settings describe"),
+        (["data=folder", "data.root={copy}"], "error: data: its images have 3 channels; the model takes 1.\n"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_weights_is_said(capsys, of_digits, of_files, tmp_path, words, said):
+    given = [f"checkpoint={of_digits / 'best.pt'}", *(word.format(copy=of_files[1]) for word in words)]
+    status, _, _, error = here(capsys, tmp_path / "runs", *given)
+    assert status == 1
+    assert error.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -71,5 +262,6 @@ def test_mistakes_leave_nothing_behind(trained, words, said):
     done = evaluate(trained, *(word.format(best=trained.folder / "checkpoints" / "best.pt") for word in words))
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
     assert said in done.stderr
     assert trained.contents() == before

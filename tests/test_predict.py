@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -107,3 +108,110 @@ def test_mistakes_leave_nothing_behind(trained, words, said):
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert trained.contents() == before
+
+
+def font_with(letter, path):
+    """A font whose only letter is a bar."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    def bar(left, right):
+        pen = TTGlyphPen(None)
+        pen.moveTo((left, 0))
+        for corner in ((left, 800), (right, 800), (right, 0)):
+            pen.lineTo(corner)
+        pen.closePath()
+        return pen.glyph()
+
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "bar"])
+    builder.setupCharacterMap({ord(letter): "bar"})
+    builder.setupGlyf({".notdef": bar(0, 0), "bar": bar(100, 900)})
+    builder.setupHorizontalMetrics({".notdef": (1000, 0), "bar": (1000, 100)})
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Bars", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+    return str(path)
+
+
+@pytest.fixture
+def fonts(monkeypatch):
+    """The machine's own fonts, for a test to choose."""
+    from matplotlib import font_manager
+
+    from lab import fonts
+
+    def have(*files):
+        for each in (fonts._font_of, fonts._others, fonts._letters):
+            each.cache_clear()
+        monkeypatch.setattr(font_manager, "findSystemFonts", lambda: list(files))
+
+    yield have
+    have()
+
+
+def dark(picture):
+    """Dark pixels in the line above an image."""
+    return (np.asarray(picture.convert("L"))[:20] < 128).sum()
+
+
+def test_names_in_any_script_are_drawn(tmp_path, fonts):
+    from lab.fonts import drawable, font_for
+    from lab.predict import Said, drawn
+
+    fonts(font_with("猫", tmp_path / "bars.ttf"))
+    font = font_for(["猫"])
+    assert font == str(tmp_path / "bars.ttf")
+    assert drawable("猫", font) == "猫"
+    assert font_for(["cat 90.0%"]).endswith("DejaVuSans.ttf")
+    image = Image.new("RGB", (320, 320), "white")
+    bars, none = (dark(drawn(image, Said([name], [0.5]))) for name in ("猫猫猫猫", ""))
+    assert bars > none + 4 * 30
+    boxed = [np.asarray(drawn(image, Said([name], [0.5], [[40.0, 40, 200, 200]]))) for name in ("猫", "")]
+    assert (boxed[0] != boxed[1]).any()
+
+
+def test_letters_that_no_font_has_are_named(fonts):
+    from lab.fonts import drawable, font_for
+
+    fonts()
+    font = font_for(["猫 cat"])
+    assert font.endswith("DejaVuSans.ttf")
+    assert drawable("猫 cat é", font) == "U+732B cat é"
+
+
+def test_pictures_of_an_evaluation_have_the_letters(tmp_path, fonts, recwarn):
+    from lab.fonts import letters_of
+    from lab.plots import average_precision_picture
+
+    fonts(font_with("猫", tmp_path / "bars.ttf"))
+    with letters_of(["猫", "dog"]):
+        average_precision_picture({"猫": 0.5, "dog": 0.25}, tmp_path / "picture.png")
+    assert [str(each.message) for each in recwarn if "missing from" in str(each.message)] == []
+
+
+def test_folders_of_folders_are_looked_into(tmp_path):
+    from predict import images
+
+    for name in ("a.png", "inner/b.jpg", "inner/deep/c.PNG", "inner/notes.txt", "said/0000-a.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    found = images([tmp_path], tmp_path / "said")
+    assert [str(path.relative_to(tmp_path)) for path in found] == ["a.png", "inner/b.jpg", "inner/deep/c.PNG"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("topp=1", "Did you mean 'top'?"), ("scor=1", "Did you mean 'score'?"), ("ot=x", "Did you mean 'out'"), ("dta=x", "'data'")],
+)
+def test_a_misspelt_word_is_answered_with_this_apps_own(capsys, word, said):
+    import predict
+
+    assert predict.main(["checkpoint=x.pt", word, "conf"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {word}: {word.partition('=')[0]!r} is not known.")
+    assert said in error
+    assert all(name in error.splitlines()[-1] for name in ("checkpoint", "out", "score", "top"))

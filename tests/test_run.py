@@ -104,6 +104,7 @@ def test_store_holds_the_run(ran):
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ran.path, capture_output=True, text=True, check=True).stdout.strip()
     assert run.data.tags["git.commit"] == run.data.tags["mlflow.source.git.commit"] == commit
     assert run.data.tags["git.dirty"] == "true"
+    assert run.data.tags["mlflow.source.name"] == "experiments/train.py"
     assert run.data.tags["loss.backend"] in ("torch", "triton-interpreted")
     names = {item.path for item in client.list_artifacts(run.info.run_id)}
     assert {"config.yaml", "metrics.jsonl", "pictures", "checkpoints"} <= names
@@ -130,7 +131,16 @@ def test_store_and_file_hold_the_same_metrics(ran):
 def test_output_of_a_run_that_is_not_on_a_terminal(ran):
     assert "epoch 2/2 · held-out top-1" in ran.output
     assert "\x1b" not in ran.output
-    for row in ("held-out top-1", "images/s", "loss forward + backward", "run folder", "MLflow"):
+    for row in (
+        "held-out top-1",
+        "held-out loss",
+        "best epoch",
+        "training loss",
+        "images/s",
+        "loss forward + backward",
+        "run folder",
+        "MLflow",
+    ):
         assert row in ran.output
     assert "incomplete" not in ran.output
 

@@ -258,3 +258,28 @@ def test_no_step_waits_for_the_gpu(make_trainer, words):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert trainer.window[1].item() == 8
+
+
+def test_the_final_tables_held_out_figures_are_of_one_epoch(make_trainer, run_folder, quiet):
+    """The best epoch is not the last one: between the two the weights are spoilt."""
+    from lab.summary import rows
+
+    words = [*SMALL, "loss.implementation=torch", "trainer.epochs=2", "data.train_share=0.2", "optim=sgd", "optim.lr=0.05"]
+    trainer = make_trainer(*words, "optim.schedule.warmup_epochs=0", "trainer.save_minutes=null")
+    trainer.begin_epoch()
+    trainer.folder, trainer.console = run_folder, quiet
+    trainer.train_epoch()
+    trainer.end_epoch()
+    first = dict(trainer.values)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.mul_(-1)
+    trainer.fit(run_folder, quiet)
+    assert (trainer.best.epoch, trainer.epoch) == (1, 2)
+    assert trainer.values["val/loss"] != first["val/loss"]
+    table = rows(trainer, trainer.values | trainer.finish())
+    assert table["best epoch"] == "1 of 2: that of the held-out figures"
+    assert table["held-out top-1"] == f"{first['val/top1']:.2%}"
+    assert table["calibration error"] == f"{first['val/ece']:.4f}"
+    assert table["held-out loss"] == f"{first['val/loss']:.4f}"
+    assert table["training loss"] == f"{trainer.values['train/loss']:.4f}, the mean of the last updates"

@@ -1,12 +1,13 @@
 """From checked settings to a trainer that is ready to start."""
 
+from dataclasses import asdict
 from typing import cast
 
 import torch
 from torch import nn
 
 from lab import distributed
-from lab.data import load_data
+from lab.data import Norm, load_data
 from lab.detection_schema import DetectionDataConfig
 from lab.detector_schema import DetectionConfig, DetectorConfig
 from lab.machine import pick_device, seed_all, seed_rank
@@ -19,8 +20,13 @@ from lab.tasks import Classification, Task
 from lab.trainer import Trainer
 
 
-def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None) -> Trainer:
+def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None, norm: Norm | None = None) -> Trainer:
     """Open the data, make the task, its model (unless one is given) and the trainer; nothing is written.
+
+    Args:
+        settings: of the run.
+        model: in place of one that the settings describe.
+        norm: what a saved model was trained with; None for what the data or a pretrained model says.
 
     Raises:
         UserError: a name or a value that only the libraries or the data could judge is wrong.
@@ -32,15 +38,15 @@ def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None) ->
     distributed.start(device)
     seed_all(config)
     with distributed.in_turn():
-        task = _task(config, device)
+        task = _task(config, device, norm)
     trainer = Trainer(config, task, task.data, model or task.model(), device, settings.tree())
     seed_rank(config)
     return trainer
 
 
-def _task(config: TrainConfig, device: torch.device) -> Task:
+def _task(config: TrainConfig, device: torch.device, saved: Norm | None) -> Task:
     """The task with its data."""
-    norm, seed = model_norm(config.model), config.seed
+    norm, seed = model_norm(config.model) | (asdict(saved) if saved else {}), config.seed
     if isinstance(config.task, (DetectionConfig, MultilabelConfig)):
         from lab.detection import Detection
         from lab.detection_data import load_detection_data, size_of
@@ -57,8 +63,8 @@ def _task(config: TrainConfig, device: torch.device) -> Task:
         from lab.pairs import load_pairs
         from lab.preference import Preference
 
-        return Preference(config, load_pairs(cast(DigitPairsConfig, config.data), device, seed), device)
-    data = load_data(cast(ImagesConfig, config.data), norm, device, seed)
+        return Preference(config, load_pairs(cast(DigitPairsConfig, config.data), device, seed, saved), device)
+    data = load_data(cast(ImagesConfig, config.data), norm, device, seed, saved)
     if isinstance(config.task, DistillationConfig):
         from lab.distillation import Distillation
 

@@ -20,7 +20,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 
 def save_weights(weights: dict[str, Tensor], path: Path, about: dict[str, Any]) -> None:
-    """Write weights as safetensors, for other programs; `about` becomes its metadata, as JSON but for strings.
+    """Write weights as safetensors, for other programs; `about` becomes its metadata, as JSON.
 
     Raises:
         UserError: as `save`.
@@ -29,9 +29,18 @@ def save_weights(weights: dict[str, Tensor], path: Path, about: dict[str, Any]) 
 
     # tensors that share memory or are not contiguous are refused
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
-    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+    metadata = {name: json.dumps(value) for name, value in about.items()}
     write_whole(path, lambda file: file.write(safetensors.torch.save(tensors, metadata | {"format": "pt"})))
 
 
 def load(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def load_weights(path: Path) -> dict[str, Any]:
+    """What `save_weights` wrote: the weights as `model`, and what they are as in a checkpoint."""
+    import safetensors.torch
+
+    with safetensors.safe_open(path, "pt") as file:
+        about = {name: json.loads(value) for name, value in (file.metadata() or {}).items() if name != "format"}
+    return about | {"model": safetensors.torch.load_file(path), "ema": None}

@@ -3,21 +3,19 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from lab.errors import UserError
-from lab.looked import remembered
+from lab.images import UNREADABLE, CorruptError, Faults, Files, corrupt, open_image, unreadable
 
-SHOWN = 10
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
 VISIBLE = 0.5  # a box with less of its area inside the image is a mistake, such as corners given as width and height
@@ -61,52 +59,11 @@ class CocoFile:
         Raises:
             UserError: it cannot be read, or is not what the annotations say.
         """
+        path = self.files[position]
         try:
-            return open_image(self.files[position], self.sizes[position]).convert("RGB")
+            return open_image(path, self.sizes[position]).convert("RGB")
         except UNREADABLE as error:
-            raise UserError(
-                f"{self.path}: image {self.image_ids[position]} ({self.files[position]}): {_reason(error)}.\n"
-                "data.check=pixels with data.skip_corrupt=true finds such images before the run and leaves them out."
-            ) from None
-
-
-@dataclass
-class Faults:
-    """What is wrong with a file, an entry a line."""
-
-    path: Path
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, line: str) -> None:
-        self.lines.append(f"{line}.")
-
-    def judge(self, skip: bool) -> None:
-        if self.lines and skip:
-            print(f"{self.path}: {len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}")
-        elif self.lines:
-            more = f"\n... and {len(self.lines) - SHOWN} more" if len(self.lines) > SHOWN else ""
-            shown = "\n".join(self.lines[:SHOWN])
-            raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; data.skip_corrupt=true leaves them out.\n{shown}{more}")
-
-
-class CorruptError(Exception):
-    """An entry that cannot be used, and why."""
-
-
-# PIL says SyntaxError of a damaged PNG
-UNREADABLE = (CorruptError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
-
-
-def open_image(path: str, size: tuple[int, int]) -> Image.Image:
-    """The image of this height and width; an EXIF orientation is followed only where the annotations did so."""
-    image: Image.Image = Image.open(path)
-    if (image.height, image.width) != size:
-        image = ImageOps.exif_transpose(image)
-    if (image.height, image.width) != size:
-        raise CorruptError(f"has {image.width}×{image.height} pixels, the annotations say {size[1]}×{size[0]}")
-    if image.mode in ("F", "I") or image.mode.startswith("I;"):
-        raise CorruptError(f"has pixels of mode {image.mode}; 8 bits a channel are expected")
-    return image
+            raise unreadable(f"{self.path}: image {self.image_ids[position]} ({path})", error) from None
 
 
 def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str, skip_corrupt: bool) -> CocoFile:
@@ -116,7 +73,7 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
         path: the JSON file.
         folder: what its file names count from.
         settings: the names of the settings that gave `path` and `folder`.
-        check: "off", "headers" (each image is opened) or "pixels" (each image is decoded).
+        check: "off", "headers" (each image is opened, and decoded where its end is missing) or "pixels" (each image is decoded).
         skip_corrupt: leave corrupt images and boxes out, and say so in a line.
 
     Raises:
@@ -200,16 +157,8 @@ def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settin
         file = found[missing[0]][0]
         raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
     _drop(found, ((image_id, "there is no such file") for image_id in missing), faults)
-    if check != "off":
-        _drop(found, remembered(lambda images: _look(images, check), found, faults.path, folder, check).items(), faults)
+    _drop(found, corrupt(cast(Files, found), (faults.path, folder), check).items(), faults)
     return found
-
-
-def _look(images: Images, check: str) -> dict[int, str]:
-    """What is wrong, by image."""
-    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        looks = pool.map(_looker(check), list(images.values()))
-        return {image_id: said for image_id, said in zip(images, looks, strict=True) if said}
 
 
 def _drop(found: Images, reasons: Iterable[tuple[int, str]], faults: Faults) -> None:
@@ -222,23 +171,6 @@ def _listing(folder: Path) -> set[str]:
     """Asking for a hundred thousand files one by one takes minutes on a network's file system."""
     with os.scandir(folder) as entries:
         return {entry.path for entry in entries}
-
-
-def _looker(check: str) -> Callable[[tuple[str, tuple[int, int]]], str]:
-    def look(image: tuple[str, tuple[int, int]]) -> str:
-        try:
-            with open_image(*image) as opened:
-                if check == "pixels":
-                    opened.load()
-        except UNREADABLE as error:
-            return _reason(error)
-        return ""
-
-    return look
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, CorruptError) else f"cannot be read as an image ({error})"
 
 
 def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults) -> dict[int, list[Row]]:

@@ -154,7 +154,7 @@ class MemoryLoader:
         return order.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else order
 
 
-def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
+def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.device, seed: int, saved: Norm | None = None) -> Data:
     """Open the data set a config names.
 
     Args:
@@ -162,10 +162,16 @@ def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.de
         model_norm: mean, std and interpolation that a pretrained model expects (used by data=folder).
         device: where batches are wanted.
         seed: of the order and the augmentation.
+        saved: what a saved model was trained with; None computes it from the training images where they are held in memory.
+
+    Raises:
+        UserError: a setting, a file or an image is wrong, or the images have other channels than a saved model takes.
     """
     if isinstance(config, FolderConfig):
         from lab.folder import folder_data
 
+        if saved:
+            check_channels(saved, 3)
         return folder_data(config, model_norm, device, seed)
     if isinstance(config, DigitsConfig):
         classes, train, val = digits(config)
@@ -179,8 +185,7 @@ def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.de
         split.images = resized(split.images, config.image_size)
     notes = annotate(config, train.targets, classes, train.keys, needed=True)
     val_notes = annotate(config, val.targets, classes, val.keys, needed=False)
-    scaled = train.images.float() / (255 if train.images.dtype == torch.uint8 else 1)
-    norm = (scaled.mean(dim=(0, 2, 3)), scaled.std(dim=(0, 2, 3)))
+    norm = norm_of(train.images, saved)
     make = partial(MemoryLoader, device=device, norm=norm)
     return Data(
         classes,
@@ -191,6 +196,25 @@ def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.de
         count_groups(notes, val_notes),
         torch.bincount(train.targets, minlength=len(classes)),
     )
+
+
+def norm_of(images: Tensor, saved: Norm | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (C,): a saved model's, or those of training images (N, C, H, W), uint8 or from 0 to 1.
+
+    Raises:
+        UserError: the saved model takes images of other channels.
+    """
+    if saved:
+        check_channels(saved, images.shape[1])
+        return torch.tensor(saved.mean), torch.tensor(saved.std)
+    scaled = images.float() / 255 if images.dtype == torch.uint8 else images
+    return scaled.mean(dim=(0, 2, 3)), scaled.std(dim=(0, 2, 3))
+
+
+def check_channels(saved: Norm, channels: int) -> None:
+    """Raise UserError unless the saved model takes images of so many channels."""
+    if len(saved.mean) != channels:
+        raise UserError(f"data: its images have {channels} channels; the model takes {len(saved.mean)}.")
 
 
 def count_groups(*notes: Annotations) -> int:

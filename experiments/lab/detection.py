@@ -19,6 +19,7 @@ from lab.detection_types import DetectorOutput
 from lab.detector_schema import CustomBoxConfig, DetectionConfig, DetectorConfig, FcosConfig, RetinaNetConfig
 from lab.detectors import FCOS, RetinaNet
 from lab.errors import UserError
+from lab.fonts import letters_of
 from lab.loss_schema import CustomConfig
 from lab.losses import custom_loss
 from lab.schema import BoxLossConfig, LossConfig, TrainConfig
@@ -97,7 +98,8 @@ class Detection:
         """Beside the pictures, all that was found as COCO results."""
         found, curves, results = folder / "detections.png", folder / "precision_recall.png", folder / "detections.json"
         detections_picture(result, self.data.val.file, self.data.classes, found, images=self.settings.pictures)
-        precision_recall_picture(result, curves)
+        with letters_of(self.data.classes):
+            precision_recall_picture(result, curves)
         result.export_coco(results)
         return [found, curves, results]
 

@@ -66,11 +66,7 @@ class DetectionLoader:
 
     def read(self) -> Iterator[DetectionBatch]:
         """Batches on the host, pixels as the files have them."""
-        try:
-            yield from self.epochs
-        except UserError as error:
-            # a worker's error comes with the traceback in front
-            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+        yield from self.epochs
 
     def begin(self, epoch: int, batch: int = 0) -> None:
         self.epochs.begin(epoch, batch)

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from lab.coco_file import CocoFile
 from lab.detection_metrics import DetectionResult
+from lab.fonts import drawable, font_for
 
 EDGE = 480  # pixels of an image's longer side in the picture
 PALETTE = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf"]
+CROWD = "#7f7f7f"
 
 
 def detections_picture(
@@ -34,11 +36,10 @@ def detections_picture(
         text = [
             f"{classes[label]} {value:.2f}" for label, value in zip(found.labels[sure].tolist(), found.scores[sure].tolist(), strict=True)
         ]
-        true_text = [classes[label] for label in truth.labels[own].tolist()]
         left, right = cells[2 * place : 2 * place + 2]
-        left.imshow(_drawn(truth, position, truth.boxes[own], truth.labels[own], true_text))
+        left.imshow(_drawn(truth, position, truth.boxes[own], *true_boxes(truth, position, classes)))
         left.set_title(f"image {image_id}: truth", fontsize=9)
-        right.imshow(_drawn(truth, position, found.boxes[sure], found.labels[sure], text))
+        right.imshow(_drawn(truth, position, found.boxes[sure], [_colour(label) for label in found.labels[sure].tolist()], text))
         right.set_title(f"detections from score {score:g}", fontsize=9)
     figure.savefig(path, dpi=110)
 
@@ -63,9 +64,22 @@ def precision_recall_picture(result: DetectionResult, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _drawn(truth: CocoFile, position: int, boxes: Tensor, labels: Tensor, text: list[str]) -> np.ndarray:
+def true_boxes(truth: CocoFile, position: int, classes: list[str]) -> tuple[list[str], list[str]]:
+    """Colour and text of each true box of an image; a crowd, which no detection has to find, is grey and says what it is."""
+    own = truth.rows(position)
+    boxes = list(zip(truth.labels[own].tolist(), truth.crowd[own].tolist(), strict=True))
+    return (
+        [CROWD if crowd else _colour(label) for label, crowd in boxes],
+        [f"{classes[label]} (crowd)" if crowd else classes[label] for label, crowd in boxes],
+    )
+
+
+def _colour(label: int) -> str:
+    return PALETTE[label % len(PALETTE)]
+
+
+def _drawn(truth: CocoFile, position: int, boxes: Tensor, colours: list[str], text: list[str]) -> np.ndarray:
     """(H, W, 3) uint8: the image with its boxes (B, 4) xywh."""
-    from matplotlib import get_data_path
     from torchvision.transforms.v2.functional import pil_to_tensor
     from torchvision.utils import draw_bounding_boxes
 
@@ -74,7 +88,7 @@ def _drawn(truth: CocoFile, position: int, boxes: Tensor, labels: Tensor, text: 
     drawn = pil_to_tensor(image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))))
     if len(boxes):
         corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
-        font = str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
-        colours = [PALETTE[label % len(PALETTE)] for label in labels.tolist()]
+        font = font_for(text)
+        text = [drawable(each, font) for each in text]
         drawn = draw_bounding_boxes(drawn, corners, text, colors=colours, width=2, fill_labels=True, font=font, font_size=15)
     return drawn.permute(1, 2, 0).numpy()

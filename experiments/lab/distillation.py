@@ -16,7 +16,7 @@ from lab.batch import Batch
 from lab.data import Data, Norm
 from lab.errors import UserError
 from lab.models import build_model, placed
-from lab.saved import load_checkpoint
+from lab.saved import load_checkpoint, load_weights
 from lab.schema import ClassifierConfig, ImagesConfig, TrainConfig
 from lab.settings import ROOT, absolute, reload
 from lab.task_schema import DistillationConfig
@@ -85,7 +85,7 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
     architecture, size = cast(ClassifierConfig, known.model), cast(ImagesConfig, known.data).image_size
     with torch.random.fork_rng(devices=[]):  # the student starts as it would without a teacher
         model = build_model(architecture, channels=data.channels, classes=len(data.classes), image_size=size)
-    model.load_state_dict(state["ema"] or state["model"])
+    load_weights(model, state, f"task.teacher={given}")
     model = placed(model, device, channels_last=config.trainer.channels_last).eval().requires_grad_(False)
     return _renormalised(model, data.norm, Norm(**state["norm"]), device)
 

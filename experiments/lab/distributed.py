@@ -104,16 +104,21 @@ def of_first(value: Any) -> Any:
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """The first rank alone, then the first one of every other host, then the rest: what one downloads or draws the others find."""
+    """The first rank alone, then the first one of every other host, then the rest: what one downloads or draws the others find.
+
+    A fault ends a turn as well: the others come to it, too, instead of waiting for a process that is gone.
+    """
     if ranks() == 1:
         yield
         return
     turn = 0 if rank() == 0 else 1 if local_rank() == 0 else 2
     for _ in range(turn):
         torch.distributed.barrier()
-    yield
-    for _ in range(2 - turn):
-        torch.distributed.barrier()
+    try:
+        yield
+    finally:
+        for _ in range(2 - turn):
+            torch.distributed.barrier()
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What to say when memory runs out: how much there was, what took it, and which settings would take less."""
+"""What to say when memory runs out, or a batch is too small: what there was, and which settings would do."""
 
 import resource
 import traceback
@@ -15,6 +15,7 @@ from lab.schema import ImagesConfig, TrainConfig
 from lab.workers import number_of_workers
 
 MIB = 2**20
+TOO_FEW = "Expected more than 1 value per channel when training"  # torch's batch norms
 HOST_SAYS = ("can't allocate memory", "unable to mmap", "Cannot allocate memory")
 
 
@@ -33,13 +34,22 @@ def out_of_memory(error: BaseException) -> str | None:
     return None
 
 
+def too_few(config: TrainConfig, error: ValueError) -> str:
+    """What to say of a batch of one sample a process."""
+    return (
+        f"data.batch_size={config.data.batch_size}: model.name={config.model.name} normalises by a batch's mean and deviation "
+        f"(batch norm), which one sample does not have ({error}).\n"
+        "Give each process two samples a batch or more, larger images, or a model without batch norm, such as model=tiny_vit."
+    )
+
+
 class OutOfMemoryError(UserError):
     """Memory ran out; the message holds the figures and the settings that would take less."""
 
 
 @contextmanager
 def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> Iterator[None]:
-    """Let a fault for want of memory say what would help; nothing is changed, and other faults pass as they are.
+    """Let a fault for want of memory or of samples say what would help; nothing is changed, and other faults pass as they are.
 
     Args:
         config: the run's settings.
@@ -48,10 +58,13 @@ def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> I
 
     Raises:
         OutOfMemoryError: what is inside ran out of memory.
+        UserError: a batch of one sample has nothing that batch norm could normalise by.
     """
     try:
         yield
     except Exception as error:
+        if isinstance(error, ValueError) and str(error).startswith(TOO_FEW):
+            raise UserError(too_few(config, error)) from error
         where = out_of_memory(error)
         if where is None:
             raise

@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lab.batch import Batch
 from lab.data import Data, Norm, count_groups, readable_folder
 from lab.errors import UserError
+from lab.images import UNREADABLE, Faults, as_seen, corrupt, unreadable
 from lab.places import Epochs, Places
 from lab.samples import Annotations, annotate
 from lab.schema import FolderConfig
@@ -72,12 +75,11 @@ class FolderLoader:
 
 
 def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
-    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
-    from torchvision.datasets import ImageFolder
+    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     root = readable_folder("data.root", absolute(config.root, ROOT / "data"))
     size = (3, config.image_size, config.image_size)
-    look = {key: model_norm[key] for key in ("mean", "std", "interpolation") if key in model_norm}
+    look: dict[str, Any] = {key: model_norm[key] for key in ("mean", "std", "interpolation") if key in model_norm}
     augmented: dict[str, Any] = {
         "is_training": True,
         "color_jitter": config.color_jitter or None,
@@ -86,17 +88,12 @@ def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.
         "hflip": config.horizontal_flip,
         "re_prob": config.random_erase,
     }
-    folders = []
-    for setting, name, extra in (("data.train", config.train, augmented if config.augment else {}), ("data.val", config.val, {})):
-        folder = readable_folder(setting, root / name)
-        try:
-            folders.append(ImageFolder(str(folder), create_transform(size, **look, **extra)))
-        except FileNotFoundError as error:
-            raise UserError(f"{setting}={folder}: one folder of images per class is expected. {error}") from None
-    train, val = folders
+    train = _folder("data.train", root / config.train, _transform(config, size, look | (augmented if config.augment else {})))
+    val = _folder("data.val", root / config.val, _transform(config, size, look))
     if train.classes != val.classes:
         odd = sorted(set(train.classes) ^ set(val.classes))
         raise UserError(f"data.train and data.val hold different classes: {', '.join(odd[:10])} in one of them only.")
+    _leave_out_corrupt(root, (train, val), config)
     notes, val_notes = (
         annotate(
             config,
@@ -116,3 +113,52 @@ def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.
         count_groups(notes, val_notes),
         torch.bincount(torch.tensor(train.targets), minlength=len(train.classes)),
     )
+
+
+def _transform(config: FolderConfig, size: tuple[int, int, int], options: dict[str, Any]) -> Any:
+    from timm.data import create_transform
+
+    try:
+        return create_transform(size, **options)
+    except (AssertionError, ValueError, TypeError, LookupError) as error:
+        raise UserError(
+            f"data.auto_augment={config.auto_augment}: timm knows no such policy ({error or type(error).__name__}); "
+            "rand-m9-mstd0.5, augmix-m5-w4-d2, original, v0 and 3a are some."
+        ) from None
+
+
+def _folder(setting: str, path: Path, transform: Any) -> Any:
+    from torchvision.datasets import ImageFolder
+
+    try:
+        return ImageFolder(str(readable_folder(setting, path)), transform, loader=_read)
+    except FileNotFoundError as error:
+        raise UserError(f"{setting}={path}: one folder of images per class is expected. {error}") from None
+
+
+def _read(path: str) -> Image.Image:
+    try:
+        return as_seen(path)
+    except UNREADABLE as error:
+        raise unreadable(path, error) from None
+
+
+def _leave_out_corrupt(root: Path, folders: tuple[Any, Any], config: FolderConfig) -> None:
+    """Look at the images of both parts and judge them together.
+
+    Raises:
+        UserError: some cannot be used and are not to be skipped, or none is left.
+    """
+    paths = [path for folder in folders for path, _ in folder.samples]
+    about = sorted({Path(path).parent for path in paths})
+    wrong = corrupt({number: (path, None) for number, path in enumerate(paths)}, about, config.check)
+    faults = Faults(root)
+    for number, said in wrong.items():
+        faults.add(f"{os.path.relpath(paths[number], root)}: {said}")
+    faults.judge(config.skip_corrupt)
+    left_out = {paths[number] for number in wrong}
+    for folder in folders:
+        folder.samples = folder.imgs = [sample for sample in folder.samples if sample[0] not in left_out]
+        folder.targets = [target for _, target in folder.samples]
+        if not folder.samples:
+            raise UserError(f"{folder.root}: has no image to use.")

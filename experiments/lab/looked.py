@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,17 +16,17 @@ Image = TypeVar("Image")
 
 
 def remembered(
-    look: Callable[[dict[int, Image]], dict[int, str]], images: dict[int, Image], annotations: Path, folder: Path, check: str
+    look: Callable[[dict[int, Image]], dict[int, str]], images: dict[int, Image], about: Sequence[Path], check: str
 ) -> dict[int, str]:
     """What `look` finds wrong among `images`, by id.
 
-    Of many images it looks anew only at those that were wrong the last time, unless the annotation file or the folder has changed since.
+    Of many images it looks anew only at those that were wrong the last time, unless a file or folder of `about` has changed since.
     An image that was good and is written over in its place is not noticed here, but named when it is read.
     """
     if len(images) < FEW:
         return look(images)
-    about = [check, *([str(path.absolute()), path.stat().st_mtime_ns, path.stat().st_size] for path in (annotations, folder))]
-    stamp = CACHE / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]}.json"
+    known = [check, *([str(path.absolute()), path.stat().st_mtime_ns, path.stat().st_size] for path in about)]
+    stamp = CACHE / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
     wrong: list[int] | None = None
     with contextlib.suppress(OSError, ValueError):
         wrong = json.loads(stamp.read_bytes())

@@ -85,7 +85,7 @@ def describe(device: torch.device) -> dict[str, str]:
         commit = _git("rev-parse", "HEAD")
         dirty = bool(_git("status", "--porcelain"))
         tags |= {"git.commit": commit, "git.dirty": str(dirty).lower(), "mlflow.source.git.commit": commit}
-    return tags | {"mlflow.source.name": tags["command"], "mlflow.source.type": "LOCAL"}
+    return tags
 
 
 def _git(*words: str) -> str:

@@ -17,6 +17,7 @@ from lab.detection import Unmixed
 from lab.detection_data import DetectionData, DetectionLoader, load_detection_data
 from lab.detection_schema import DetectionDataConfig
 from lab.errors import UserError
+from lab.fonts import letters_of
 from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.models import build_model, classifier_bias
@@ -172,7 +173,8 @@ class Multilabel:
 
     def pictures(self, result: MultilabelResult, folder: Path) -> list[Path]:
         path = folder / "average_precision.png"
-        average_precision_picture({name: result.values.get(f"ap/{name}", float("nan")) for name in self.data.classes}, path)
+        with letters_of(self.data.classes):
+            average_precision_picture({name: result.values.get(f"ap/{name}", float("nan")) for name in self.data.classes}, path)
         return [path]
 
     def headline(self, result: MultilabelResult) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.augment import wobble
 from lab.batch import Batch
-from lab.data import Data, MemoryLoader, Norm, Split, digits, resized
+from lab.data import Data, MemoryLoader, Norm, Split, digits, norm_of, resized
 from lab.errors import UserError
 from lab.samples import Annotations
 from lab.task_schema import DigitPairsConfig
@@ -53,8 +53,15 @@ class Pairs:
         return (2 * self.share - 1).abs()
 
 
-def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int) -> PairData:
-    """Training pairs of training digits and held-out pairs of held-out digits. seed: of the order and the augmentation."""
+def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved: Norm | None = None) -> PairData:
+    """Training pairs of training digits and held-out pairs of held-out digits.
+
+    Args:
+        config: the pairs.
+        device: where batches are wanted.
+        seed: of the order and the augmentation.
+        saved: what a saved model was trained with; None computes it from the training images.
+    """
     if config.votes % 2 == 0:
         raise UserError(f"data.votes={config.votes}: an odd number is expected, so that no pair is tied.")
     if not config.rationality:
@@ -63,7 +70,7 @@ def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int) -> Pai
     counts = (config.train_pairs, config.val_pairs)
     drawn = [draw_pairs(split.targets, count, config, part) for part, (split, count) in enumerate(zip(splits, counts, strict=True))]
     images = [resized(split.images, config.image_size) for split in splits]
-    norm = (images[0].mean(dim=(0, 2, 3)), images[0].std(dim=(0, 2, 3)))
+    norm = norm_of(images[0], saved)
     make = partial(PairLoader, device=device, norm=norm)
     held_out, several = drawn[1], len(config.rationality) > 1
     train, val = (

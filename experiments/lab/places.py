@@ -15,8 +15,9 @@ from lab.seeds import seed_of
 class Shares:
     """How the samples of an epoch are shared out: every batch among all ranks.
 
-    A batch has `batch_size` samples a rank; the last one has what is left, as even as can be, and is joined with the one before where
-    it has fewer samples than there are ranks. So all ranks have as many batches, none of them empty, and a sample is in one batch of one.
+    A batch has `batch_size` samples a rank; the last one has what is left, as even as can be. Where that is less than two samples a rank,
+    which batch norm cannot normalise by, the last two batches have as many each, or are one. So all ranks have as many batches, none
+    of one sample but where the batch size or the number of samples leaves no choice, and a sample is in one batch of one rank.
 
     Raises:
         UserError: there are fewer samples than ranks.
@@ -30,10 +31,13 @@ class Shares:
         whole = batch_size * self.ranks
         self.sizes = [whole] * (samples // whole)
         if rest := samples % whole:
-            if rest < self.ranks and self.sizes:
-                self.sizes[-1] += rest
-            else:
-                self.sizes.append(rest)
+            least = 2 * self.ranks
+            if rest < least and self.sizes:
+                rest += self.sizes.pop()
+                if rest >= 2 * least:
+                    self.sizes.append(rest - rest // 2)
+                    rest //= 2
+            self.sizes.append(rest)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -95,6 +99,13 @@ class Epochs:
             self.next, self.coming = (epoch, batch), None
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._batches()
+        except UserError as error:
+            # a worker's error comes with the traceback in front
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+
+    def _batches(self) -> Iterator[Any]:
         if self.places.seed is None:
             yield from self.loader
             return

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 
 from lab.data import Norm
 from lab.detection_schema import DetectionDataConfig
 from lab.detector_schema import DetectorConfig
+from lab.fonts import drawable, font_for
+from lab.saved import load_weights
 from lab.schema import ClassifierConfig, DataConfig, FolderConfig, ImagesConfig, TrainConfig
 from lab.task_schema import DigitPairsConfig, MultilabelConfig, PreferenceTaskConfig
-
-UNREADABLE = (OSError, UnidentifiedImageError, Image.DecompressionBombError)
 
 
 @dataclass
@@ -48,16 +47,6 @@ class Rated(Said):
 Predictor = Callable[[Image.Image], Said]
 
 
-def open_rgb(path: Path) -> Image.Image:
-    """The image as people see it, in RGB.
-
-    Raises:
-        one of UNREADABLE.
-    """
-    with Image.open(path) as image:
-        return ImageOps.exif_transpose(image).convert("RGB")
-
-
 def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, *, top: int, score: float) -> Predictor:
     """From an image to what the checkpoint's model says, its averaged weights if it has them.
 
@@ -75,7 +64,7 @@ def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, 
         model, say = _rewards(config, Norm(**state["norm"]), device)
     else:
         model, say = _detector(*given, score) if isinstance(config.model, DetectorConfig) else _classifier(*given, top)
-    model.load_state_dict(state["ema"] or state["model"])
+    load_weights(model, state)
     model.to(device).eval()
     return torch.no_grad()(say)
 
@@ -185,7 +174,7 @@ def _detector(config: TrainConfig, classes: list[str], norm: Norm, device: torch
 
 def drawn(image: Image.Image, said: Said) -> Image.Image:
     """The image with boxes and their labels, or under a line with its classes."""
-    from PIL import ImageDraw
+    from PIL import ImageDraw, ImageFont
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_bounding_boxes
 
@@ -194,10 +183,13 @@ def drawn(image: Image.Image, said: Said) -> Image.Image:
     if said.boxes is None:
         page = Image.new("RGB", (large.width, large.height + 20), "white")
         page.paste(large, (0, 20))
-        ImageDraw.Draw(page).text((4, 4), said.line(), fill="black")
+        font = font_for([said.line()])
+        ImageDraw.Draw(page).text((4, 3), drawable(said.line(), font), fill="black", font=ImageFont.truetype(font, 11))
         return page
     if not said.boxes:
         return large
     text = [f"{label} {score:.2f}" for label, score in zip(said.labels, said.scores, strict=True)][::-1]  # the surest are drawn last
-    boxes = torch.tensor(said.boxes[::-1]) * ratio
-    return cast(Image.Image, to_pil_image(draw_bounding_boxes(pil_to_tensor(large), boxes, text, colors="red", width=2)))
+    boxes, font = torch.tensor(said.boxes[::-1]) * ratio, font_for(text)
+    text = [drawable(each, font) for each in text]
+    found = draw_bounding_boxes(pil_to_tensor(large), boxes, text, colors="red", width=2, font=font, font_size=11)
+    return cast(Image.Image, to_pil_image(found))

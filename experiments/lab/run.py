@@ -122,6 +122,7 @@ def report(failure: Exception) -> None:
 
 def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
     """The first record: which app it is, what it is told, on what it runs."""
+    tags = {"mlflow.source.name": f"experiments/{app}.py", "mlflow.source.type": "LOCAL"} | tags
     folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
 

@@ -88,6 +88,8 @@ class DownloadedConfig(MemoryConfig):
 
 @dataclass
 class FolderConfig(ImagesConfig):
+    """check: how much of the images is looked at before the run starts; skip_corrupt leaves out those that cannot be used."""
+
     root: str | None = None
     train: str = "train"
     val: str = "val"
@@ -97,6 +99,8 @@ class FolderConfig(ImagesConfig):
     crop_scale: float = number(0.08, above=0, most=1)
     horizontal_flip: float = number(0.5, least=0, most=1)
     random_erase: float = number(0.0, least=0, most=1)
+    check: str = choice("headers", "off", "headers", "pixels")
+    skip_corrupt: bool = False
 
 
 @dataclass

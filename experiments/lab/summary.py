@@ -16,9 +16,12 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
     best = trainer.best
     table = {}
     if best.values is not None:
-        table = trainer.task.rows(best.values) | {"best epoch": f"{best.epoch} of {trainer.settings.epochs}"}
-    losses = {"train": "train/loss", "held-out": "val/loss"}
-    table["loss"] = ", ".join(f"{part} {values[name]:.4f}" for part, name in losses.items() if name in values) or "none yet"
+        table = trainer.task.rows(best.values) | {
+            "held-out loss": f"{best.values['loss']:.4f}",
+            "best epoch": f"{best.epoch} of {trainer.settings.epochs}: that of the held-out figures",
+        }
+    if "train/loss" in values:
+        table["training loss"] = f"{values['train/loss']:.4f}, the mean of the last updates"
     speed = "run/images_per_second"
     table["images/s"] = f"{values[speed]:,.0f}" if speed in values else "too short a run to tell"
     if "run/data_wait_share" in values:

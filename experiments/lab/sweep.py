@@ -77,7 +77,8 @@ class Sweep:
     def start_feeding(self) -> None:
         tracking = self.plan.first.tracking
         said = " ".join(["experiments/train.py", *sys.argv[1:]])
-        tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.words), "command": said, "mlflow.source.name": said}
+        tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.words), "command": said}
+        tags |= {"mlflow.source.name": "experiments/train.py", "mlflow.source.type": "LOCAL"}
         if self.folder.history.start is None:
             params = {word.partition("=")[0]: word.partition("=")[2] for word in self.plan.words}
             self.folder.record("start", app="sweep", name=self.path.name, params=params, tags=tags | tracking.tags)

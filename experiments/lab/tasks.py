@@ -10,6 +10,7 @@ from lab.augment import Mix
 from lab.batch import Batch
 from lab.data import Data, Sets
 from lab.distributed import own_seed
+from lab.fonts import letters_of
 from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.metrics import ClassificationCounts, ClassificationResult
@@ -107,7 +108,8 @@ class Classification:
 
     def pictures(self, result: ClassificationResult, folder: Path) -> list[Path]:
         confusion, calibration = folder / "confusion_matrix.png", folder / "calibration.png"
-        confusion_picture(result, self.data.classes, confusion)
+        with letters_of(self.data.classes):
+            confusion_picture(result, self.data.classes, confusion)
         calibration_picture(result, calibration)
         return [confusion, calibration]
 

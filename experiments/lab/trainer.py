@@ -299,7 +299,7 @@ class Trainer:
         path = self.folder.path / "checkpoints" / name
         checkpoint.save(state, path)
         if not whole:
-            about = {name: state[name] for name in ("classes", "norm", "config")}
+            about = {name: state[name] for name in ("classes", "norm", "config", "updates")}
             checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
 
     def see_best_again(self) -> None:

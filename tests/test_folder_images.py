@@ -1,0 +1,121 @@
+"""Damaged files among a folder's images: all named before anything starts, or left out."""
+
+import json
+
+import pytest
+from folder_parts import digit_files
+from PIL import Image
+
+from lab import looked
+from lab.errors import UserError
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Eight images of each of two classes to train on, six of each held out."""
+    return digit_files(tmp_path / "pictures", names=("cat", "dog"))
+
+
+def words(root, *more):
+    return ["data=folder", f"data.root={root}", "data.image_size=32", "data.batch_size=5", "data.workers=0", *more]
+
+
+def damage(root):
+    """A file of each kind that cannot be used; what is said of each, by its name."""
+    whole = Image.open(root / "train" / "cat" / "3.png")
+    whole.convert("RGB").resize((200, 200)).save(root / "val" / "dog" / "5.jpg", quality=95)
+    jpeg = (root / "val" / "dog" / "5.jpg").read_bytes()
+    for name, content in {
+        "train/cat/0.png": b"",
+        "train/dog/1.png": b"this is text",
+        "train/dog/2.png": (root / "train" / "dog" / "2.png").read_bytes()[:80],
+        "val/cat/4.png": b"\x89PNG\r\n\x1a\n",
+        "val/dog/5.jpg": jpeg[: len(jpeg) // 2],
+    }.items():
+        (root / name).write_bytes(content)
+    Image.new("I;16", (16, 16)).save(root / "val" / "cat" / "5.png")
+    return {
+        "train/cat/0.png": "cannot be read as an image",
+        "train/dog/1.png": "cannot be read as an image",
+        "train/dog/2.png": "cannot be read as an image",
+        "val/cat/4.png": "cannot be read as an image",
+        "val/cat/5.png": "has pixels of mode I;16; 8 bits a channel are expected",
+        "val/dog/5.jpg": "cannot be read as an image",
+    }
+
+
+def test_every_damaged_image_is_named_at_once(make_trainer, pictures):
+    wrong = damage(pictures)
+    with pytest.raises(UserError) as caught:
+        make_trainer(*words(pictures))
+    head, *lines = str(caught.value).splitlines()
+    assert head == f"{pictures}: 6 corrupt entries; data.skip_corrupt=true leaves them out."
+    assert [line.partition(": ")[0] for line in lines] == list(wrong)
+    assert [line for line, said in zip(lines, wrong.values(), strict=True) if said not in line] == []
+
+
+def test_damaged_images_are_left_out(make_trainer, run_folder, quiet, pictures, capsys):
+    damage(pictures)
+    trainer = make_trainer(*words(pictures, "data.skip_corrupt=true", "trainer.epochs=1"))
+    assert f"{pictures}: 6 corrupt entries are left out (data.skip_corrupt=true); the first: train/cat/0.png" in capsys.readouterr().out
+    assert (trainer.data.train.samples, trainer.data.val.samples) == (13, 10)  # 5.jpg is beside 5.png
+    targets = [int(target) for batch in trainer.data.val for target in batch.target]
+    assert [targets.count(label) for label in (0, 1)] == [4, 6]
+    trainer.fit(run_folder, quiet)
+    assert trainer.values["val/samples"] == 10
+
+
+def test_a_part_without_an_image_is_refused(make_trainer, pictures):
+    for path in (pictures / "val").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"/val: has no image to use"):
+        make_trainer(*words(pictures, "data.skip_corrupt=true"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_is_damaged_within_is_found_before_the_run_or_named_in_it(make_trainer, pictures, workers):
+    path = pictures / "val" / "cat" / "2.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60] + bytes(20) + whole[80:])
+    trainer = make_trainer(*words(pictures, f"data.workers={workers}"))
+    with pytest.raises(UserError) as caught:
+        list(trainer.data.val)
+    assert str(caught.value).startswith(f"{path}: cannot be read as an image")
+    assert "data.check=pixels with data.skip_corrupt=true" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    with pytest.raises(UserError, match=r"1 corrupt entries.*\nval/cat/2.png: cannot be read"):
+        make_trainer(*words(pictures, "data.check=pixels"))
+    assert make_trainer(*words(pictures, "data.check=pixels", "data.skip_corrupt=true")).data.val.samples == 11
+
+
+def test_what_a_large_folder_holds_is_looked_at_once(make_trainer, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(looked, "FEW", 4)
+    monkeypatch.setattr(looked, "CACHE", tmp_path / "checked")
+    (pictures / "val" / "dog" / "0.png").write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(UserError, match="1 corrupt entries"):
+            make_trainer(*words(pictures))
+    (stamp,) = (tmp_path / "checked").iterdir()
+    assert len(json.loads(stamp.read_text())) == 1
+    (pictures / "train" / "cat" / "new.png").write_bytes(b"")
+    with pytest.raises(UserError, match="2 corrupt entries"):
+        make_trainer(*words(pictures))
+
+
+def test_a_turned_photo_is_seen_upright(make_trainer, pictures):
+    """An orientation in EXIF is followed, as predict.py does."""
+    path = pictures / "val" / "cat" / "0.png"
+    upright = Image.open(path).convert("L").resize((32, 32))
+    upright.save(path)
+    plain = next(iter(make_trainer(*words(pictures)).data.val)).images[0]
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    upright.rotate(180).save(path, exif=exif)
+    turned = next(iter(make_trainer(*words(pictures)).data.val)).images[0]
+    assert (turned - plain).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("policy", ["foo", "original-x5", "3"])
+def test_an_unknown_policy_of_augmentation_is_refused(make_trainer, pictures, policy):
+    with pytest.raises(UserError, match=rf"^data.auto_augment={policy}: timm knows no such policy \(Unknown .*\); rand-m9-mstd0.5"):
+        make_trainer(*words(pictures, f"data.auto_augment='{policy}'"))
