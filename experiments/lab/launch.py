@@ -73,7 +73,7 @@ def make_launcher(words: Sequence[str], sweep: Path) -> Any:
 
     name = launcher_name(words)
     gpus = [] if name in (BASIC, "submitit_slurm") else visible_gpus()
-    task = partial(run_job, str(sweep), gpus, name == BASIC)
+    task = partial(run_job, str(sweep), gpus, name == BASIC, name != "submitit_slurm")
     overrides = [f"hydra.sweep.dir={quoted(sweep)}", *words]
     if name == "joblib" and gpus and not any(word.startswith("hydra.launcher.n_jobs=") for word in words):
         overrides.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its own default is a job a processor core

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from lab.choices import SCHEMAS, agree, schema_of
 from lab.errors import UserError, nearest, unknown
+from lab.masks import masked_tree
 from lab.schema import BenchConfig, TrainConfig, check, range_text
 from lab.sweep_schema import SEARCHES, SweepConfig
 
@@ -37,8 +38,8 @@ class Settings(Generic[Config]):
     config: Config
 
     def tree(self) -> dict[str, Any]:
-        """The resolved settings as plain containers."""
-        return _plain(self.config)
+        """The resolved settings as plain containers, without the credentials of addresses: they go into files, tags and messages."""
+        return cast(dict[str, Any], masked_tree(_plain(self.config)))
 
     def flat(self) -> dict[str, str]:
         """The resolved settings as one level of dotted names."""
