@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
-from lab.settings import ROOT, absolute
+from lab.settings import ROOT, absolute, resolved
 
 
 def checkpoint_of(words: list[str], usage: str) -> tuple[Path, list[str]]:
@@ -12,7 +12,7 @@ def checkpoint_of(words: list[str], usage: str) -> tuple[Path, list[str]]:
     given = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
     if len(given) != 1 or not given[0]:
         raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run>/checkpoints/best.pt\n{usage}")
-    return absolute(given[0], ROOT), [word for word in words if not word.startswith("checkpoint=")]
+    return absolute(resolved("checkpoint=", given[0]), ROOT), [word for word in words if not word.startswith("checkpoint=")]
 
 
 def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
