@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lab.compare_schema import COMPARE, CompareConfig, as_hydra
 from lab.errors import UserError
+from lab.masks import masked
 from lab.settings import ROOT, Settings, absolute, load_for
 
 if TYPE_CHECKING:
@@ -89,14 +90,13 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     tags = {"compare": f"{len(found.runs)} runs", "command": command, DESCRIPTION: description(found)}
     tags |= {"mlflow.source.name": "experiments/compare.py", "mlflow.source.type": "LOCAL"} | config.tracking.tags
     folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
-    made = {"experiment": ", ".join(experiments.values()), "command": command, "made": time.strftime("%Y-%m-%d %H:%M")}
+    made = {"experiment": ", ".join(experiments.values()), "command": masked(command), "made": time.strftime("%Y-%m-%d %H:%M")}
     write(found, folder, links, made)
     folder.close("FINISHED")
-    feeder = untracked = None
+    feeder = None
     if config.tracking.enabled:
         feeder = Feeder(folder.path, uri, next(iter(experiments.values())), config.tracking.patience_seconds)
         feeder.start()
-        untracked = feeder.close()
 
     console = Console(1)
     for sheet in sheets(found):
@@ -105,10 +105,10 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
         console.say(note)
     rows = {"page": os.path.relpath(folder.path / PAGE)}
     if feeder:
-        rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{uri}, run {feeder.run_id}"
+        rows["MLflow"] = feeder.closed()
     console.table(lead(found), rows)
     console.say(f"side by side in MLflow's UI{hint}: {links.comparison(found.runs)}")
-    return 0
+    return 130 if feeder and feeder.interrupted else 0
 
 
 def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[str, str]) -> None:

@@ -1,17 +1,19 @@
 """Send to MLflow what it missed: `uv run experiments/sync.py` for all runs, or `uv run experiments/sync.py runs/<run> ...` for these.
 
-Each run goes to the store and experiment that it was meant for, unless `tracking.uri=` or `tracking.experiment=` say otherwise. What has
-arrived already is not sent again; a run that is still training is left to its own process. A sweep's folder stands for its own run and
-those in it. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is where all runs are looked for; with
-`tracking.patience_seconds=` a store that fails is tried for so long.
+Each run goes to the store and experiment that it was meant for, unless `tracking.uri=` or `tracking.experiment=` say otherwise; a
+password in its address is taken from MLFLOW_TRACKING_URI. What has arrived already is not sent again. A run that is still training is left
+to its own process; one whose process was killed becomes KILLED; a copy of a run's folder is left alone until `resume=` makes it a run of
+its own. A sweep's folder stands for its own run and those in it. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is
+where all runs are looked for; with `tracking.patience_seconds=` a store that fails is tried for so long.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
-from lab.run_record import with_runs
+from lab.run_record import read_config, with_runs
 from lab.schema import TrackingConfig, TrainConfig
 from lab.settings import ROOT, absolute, load
 
@@ -30,7 +32,16 @@ def main(words: list[str]) -> int:
         return 1
     chosen = {word.partition("=")[0] for word in given}
     runs = [run for folder in folders for run in with_runs(folder)]
-    incomplete = sum(sync(run, config.tracking, chosen, named=bool(named)) for run in runs)
+    incomplete = 0
+    for run in runs:
+        try:
+            incomplete += sync(run, config.tracking, chosen, named=bool(named))
+        except UserError as error:
+            print(f"{run}: incomplete: {error}", flush=True)
+            incomplete += 1
+        except KeyboardInterrupt:
+            print("interrupted: not all runs were looked at")
+            return 130
     print(f"{incomplete} of {len(runs)} runs are incomplete" if incomplete else "nothing is missing")
     return int(incomplete > 0)
 
@@ -48,19 +59,28 @@ def all_runs(config: TrainConfig) -> list[Path]:
 
 
 def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool) -> int:
-    """Send one run folder; return 1 where something is still missing afterwards."""
-    import yaml
+    """Send one run folder; return 1 where something is still missing afterwards.
 
-    from lab.tracking import BusyError, Feeder, is_sent, read_state, tracking_uri
+    Raises:
+        UserError: the store's credentials are missing.
+        KeyboardInterrupt: it was interrupted.
+    """
+    from lab.records import read_history
+    from lab.run_folder import copied_from, end_if_killed
+    from lab.tracking import BusyError, Feeder, completed, is_sent, read_state, tracking_uri
 
     state = read_state(folder)
-    settings: dict[str, Any] = {}
-    if (file := folder / "config.yaml").is_file():
-        settings = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("tracking") or {}
+    settings: dict[str, Any] = (read_config(folder) or {}).get("tracking") or {}
     if not named and not settings.get("enabled", True):
         return 0
+    with contextlib.suppress(UserError):  # a record that cannot be read keeps no other from being sent
+        if original := copied_from(folder, read_history(folder)):
+            print(f"{folder}: left alone: it is a copy of {original}, whose run in MLflow it would change; resume= gives it one of its own")
+            return 0
+        if end_if_killed(folder):
+            print(f"{folder}: its process was killed: the run is marked KILLED")
     meant = {name: state.get(name) or settings.get(name) for name in ("uri", "experiment")}
-    uri = (None if "tracking.uri" in chosen else meant["uri"]) or tracking_uri(config)
+    uri = completed(meant["uri"]) if meant["uri"] and "tracking.uri" not in chosen else tracking_uri(config)
     experiment = (None if "tracking.experiment" in chosen else meant["experiment"]) or config.experiment
     if is_sent(folder, uri):
         if named:
@@ -76,6 +96,8 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     feeder.start()
     problem = feeder.close()
     print(f"{folder}: {f'incomplete: {feeder.error}' if problem else f'complete, run {feeder.run_id}'}", flush=True)
+    if feeder.interrupted:
+        raise KeyboardInterrupt
     return int(problem is not None)
 
 

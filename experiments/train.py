@@ -97,6 +97,8 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
         console.say(trainer.parallel.says(config.data.batch_size * config.trainer.accumulate))
     if earlier:
         console.say(f"going on with {os.path.relpath(earlier.path)} after update {trainer.done} of {trainer.updates}")
+        if run.folder.copy_of:
+            console.say(f"it is a copy of {run.folder.copy_of}: it gets a run of its own in MLflow")
     elif config.resume:
         console.say("resume=auto: no unfinished run has these settings; this is a new one")
 
@@ -125,6 +127,7 @@ def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier
     from lab.machine import describe
     from lab.run import Run, record_start
     from lab.run_folder import RunFolder
+    from lab.tracking import read_state, tracking_uri
     from lab.trainer_state import restore
 
     config = settings.config
@@ -132,8 +135,11 @@ def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier
     tags = describe(trainer.device) | trainer.kernels.tags() | {"monitor": trainer.task.monitor}
     if earlier is None:
         return Run.start("train", settings, name, config.trainer.runs, tags), name
-    folder = RunFolder.reopen(earlier.path)
     state = load_state(earlier)
+    known = state["tracking"] if state else {}
+    recorded = {**known, **read_state(earlier.path)}.get("uri")
+    uri = tracking_uri(config.tracking, recorded) if config.tracking.enabled else None
+    folder = RunFolder.reopen(earlier.path)
     if state is not None:
         restore(trainer, state)
     if earlier.changed:
@@ -143,7 +149,7 @@ def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier
     else:
         folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
         folder.artifact(folder.path / "config.yaml")
-    return Run(folder, config.tracking, patient=True, known=state["tracking"] if state else {}), name
+    return Run(folder, config.tracking, uri, patient=True, known=known), name
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ def binaries() -> Path | None:
 class Postgres:
     """One cluster with a database and user `mlflow`, on a port of its own; raises CalledProcessError where it does not start."""
 
-    def __init__(self) -> None:
+    def __init__(self, password: str = "secret") -> None:
         where = binaries()
         assert where is not None
+        self.password = password
         self.bin = where
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # not pytest's: its folders are closed to other users
         self.as_user: list[str] = []
@@ -33,10 +34,10 @@ class Postgres:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.uri = f"postgresql+psycopg2://mlflow:secret@127.0.0.1:{self.port}/mlflow"
+        self.uri = f"postgresql+psycopg2://mlflow:{password}@127.0.0.1:{self.port}/mlflow"
 
     def start(self) -> "Postgres":
-        (self.folder / "password").write_text("secret", encoding="utf-8")
+        (self.folder / "password").write_text(self.password, encoding="utf-8")
         if self.as_user:
             shutil.chown(self.folder / "password", "postgres", "postgres")
         data = str(self.folder / "data")
@@ -55,8 +56,12 @@ class Postgres:
         words = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "mlflow", "-d", database, "-Atqc", query]
         return self._run("psql", *words).strip()
 
+    def dump(self) -> str:
+        """All that the database holds, as SQL."""
+        return self._run("pg_dump", "-h", "127.0.0.1", "-p", str(self.port), "-U", "mlflow", "mlflow")
+
     def _run(self, program: str, *words: str) -> str:
-        env = {**os.environ, "PGPASSWORD": "secret", "LC_ALL": "C"}
+        env = {**os.environ, "PGPASSWORD": self.password, "LC_ALL": "C"}
         command = [*self.as_user, str(self.bin / program), *words]
         # what Postgres leaves running must not hold the pipe that is read here
         with tempfile.TemporaryFile("w+") as out:

@@ -208,6 +208,33 @@ def test_a_rest_of_one_sample_trains_under_batch_norm(tmp_path):
     assert records[-1]["status"] == "FINISHED"
 
 
+KILLED = """
+import os, signal
+from lab.trainer import Trainer
+update = Trainer.update
+def killed(self, group):
+    if self.done == 2 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self, group)
+Trainer.update = killed
+"""
+
+
+def test_a_process_that_was_killed_is_named(tmp_path):
+    """The other one only sees a connection that broke off, which is not what a person has to know."""
+    (tmp_path / "loss.py").write_text((ROOT / "examples" / "my_loss.py").read_text() + KILLED)
+    words = ["model=tiny_vit", "data.image_size=32", "trainer.device=cpu", "tracking=none", f"trainer.runs={tmp_path}/runs"]
+    done = torchrun("experiments/train.py", *words, "loss=custom", f"loss.target={tmp_path}/loss.py:margin_bce", timeout=900)
+    assert done.returncode == 1
+    assert "error: rank 1 was killed: its process ended without a word" in done.stderr, done.stderr
+    assert "Connection closed" not in done.stderr
+    assert "rank 0: Traceback" not in done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["status"] == "FAILED"
+    assert any("rank 1 was killed" in r["values"].get("error", "") for r in records if r["kind"] == "tags")
+
+
 @pytest.mark.parametrize(
     ("samples", "batch_size", "ranks"),
     [(37, 4, 3), (24, 4, 3), (26, 4, 3), (25, 4, 3), (2, 4, 2), (7, 4, 2), (10, 3, 1), (29, 4, 3), (41, 8, 2), (9, 2, 1), (5, 4, 1)],

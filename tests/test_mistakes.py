@@ -1,5 +1,7 @@
 """A mistake stops the app at once: exit status 1, the way out in the message, nothing trained or written."""
 
+from pathlib import Path
+
 import pytest
 
 from lab.errors import UserError
@@ -13,6 +15,22 @@ KNOWN_TO_CONFIGS = [
     (["loss=focal", "++loss.gama=2"], ["gama", "Did you mean 'gamma'"]),
     (["optim.lr=-1"], ["optim.lr", "above 0"]),
     (["optim.lr=nan"], ["optim.lr", "above 0"]),
+    (["optim.lr=inf"], ["optim.lr=inf", "finite numbers above 0"]),
+    (["optim.args={eps: -inf}"], ["optim.args", "finite numbers"]),
+    (["tracking.patience_seconds=inf"], ["tracking.patience_seconds", "finite"]),
+    (["loss=poly_ce", "loss.epsilon=nan"], ["loss.epsilon=nan", "finite"]),
+    (["lr=0.1"], ["'lr' is not known", "There is also optim.lr."]),
+    (["lrr=0.1"], ["There is also optim.lr."]),
+    (["gamma=2"], ["There is also loss.gamma of loss=focal"]),
+    (
+        ["name=${oc.env:LOSSFORGE_UNSET}"],
+        ["name: Environment variable 'LOSSFORGE_UNSET' not found. Set it, or write ${oc.env:NAME,default}."],
+    ),
+    (["optim.lr=${oc.env:HOME}"], ["optim.lr", "could not be converted to Float"]),
+    (["optim.args={eps: ${nothing}}"], ["optim.args.eps: Interpolation key 'nothing' not found"]),
+    (["loss=${oc.env:LOSSFORGE_UNSET}"], ["loss=${oc.env:LOSSFORGE_UNSET}: Environment variable"]),
+    (["resume=${oc.env:LOSSFORGE_UNSET}"], ["resume=${oc.env:LOSSFORGE_UNSET}: Environment variable"]),
+    (["name=${nothing:1}"], ["name: Unsupported interpolation type nothing"]),
     (["trainer.epochs=ten"], ["trainer.epochs=ten", "an integer", "at least 1"]),
     (["trainer.epochs=1.5"], ["trainer.epochs", "an integer"]),
     (["trainer.amp=bf61"], ["bf61", "'bf16'", "fp16"]),
@@ -43,6 +61,95 @@ def test_mistake_known_to_the_configs(clone, words, said):
     assert [text for text in said if text not in done.output] == [], done.output
     assert done.seconds < 2
     assert clone.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("optim:\n  lr: [1\n", "mine.yaml, line 4, column 1: is no YAML: while parsing a flow sequence"),
+        ("optim:\n\tlr: 1\n", "mine.yaml, line 3, column 1: is no YAML: while scanning for the next token"),
+        ("a: 1\na: 2\n", "mine.yaml, line 3, column 1: is no YAML: "),
+        ("optim:\n  lr: ${oc.env:LOSSFORGE_UNSET}\n", "optim.lr: Environment variable 'LOSSFORGE_UNSET' not found."),
+        ("optim:\n  lr: ${a b\n", "conf/: "),
+        ("- a\n", "conf/: "),
+        ("lr: 1\n", "conf/ sets lr"),
+        ("defaults:\n  - override /loss: nope\n", "conf/: In 'train': Could not find 'loss/nope' Available options"),
+        ("\udcff\udcfe", "conf/ with experiment=mine: a file is no YAML: "),
+    ],
+    ids=["unclosed", "tab", "twice", "unset", "grammar", "list", "unknown", "default", "bytes"],
+)
+def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
+    import shutil
+
+    from lab import settings
+
+    shutil.copytree(settings.CONF, tmp_path / "conf")
+    monkeypatch.setattr(settings, "CONF", tmp_path / "conf")
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}", encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(UserError) as caught:
+        settings.load(["experiment=mine"])
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_what_omegaconf_resolves_is_taken(monkeypatch):
+    from lab.saved import checkpoint_of
+    from lab.settings import load, value_of
+
+    for name, value in (("LOSS", "focal"), ("LR", "0.25"), ("WHERE", "/pictures"), ("EPOCHS", "3")):
+        monkeypatch.setenv(f"LOSSFORGE_{name}", value)
+    words = ["loss=${oc.env:LOSSFORGE_LOSS}", "optim.lr=${oc.env:LOSSFORGE_LR}", "trainer.epochs=${oc.env:LOSSFORGE_EPOCHS}"]
+    words += ["data=folder", "data.root=${oc.env:LOSSFORGE_WHERE}/birds", "seed=${trainer.epochs}", "name=${oc.env:LOSSFORGE_UNSET,mine}"]
+    config = load(words).config
+    assert (config.loss.name, config.optim.lr, config.trainer.epochs, config.seed) == ("focal", 0.25, 3, 3)
+    assert (config.data.root, config.name) == ("/pictures/birds", "mine")
+    assert value_of(["resume=${oc.env:LOSSFORGE_WHERE}/run"], "resume") == "/pictures/run"
+    assert str(checkpoint_of(["checkpoint=${oc.env:LOSSFORGE_WHERE}/best.pt"], "")[0]) == "/pictures/best.pt"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hydra/launcher=joblib", "hydra.launcher.n_job=2"], ["hydra.launcher.n_job=2", "Did you mean 'n_jobs'?", "pre_dispatch"]),
+        (["hydra/launcher=joblb"], ["joblb", "Did you mean 'joblib'?", "uv sync --extra sweeps"]),
+        (["hydra.launcher.n_jobs=2"], ["hydra/launcher=basic has no settings"]),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=two"], ["n_jobs=two", "could not be converted to Integer"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_mistake_in_a_launchers_settings(tmp_path, words, said):
+    from lab.launch import make_launcher
+
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs uv sync --extra sweeps")
+    with pytest.raises(UserError) as caught:
+        make_launcher(words, tmp_path)
+    assert [text for text in said if text not in str(caught.value)] == [], str(caught.value)
+
+
+def test_a_gpu_that_is_not_there_is_explained(monkeypatch):
+    import torch
+
+    from lab.machine import pick_device
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+
+    def said(wanted="cuda"):
+        with pytest.raises(UserError) as caught:
+            pick_device(wanted)
+        return str(caught.value)
+
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        if torch.version.cuda:
+            assert f"torch {torch.__version__} sees no GPU: CUDA_VISIBLE_DEVICES={hidden!r} hides all of them" in said("cuda:0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if torch.version.cuda and not Path("/proc/driver/nvidia").exists():
+        assert "sees no GPU: Found no NVIDIA driver" in said()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "sees no GPU: it is a CPU build" in said()
+    assert "trainer.device=cpu" in said()
+    assert pick_device("auto") == torch.device("cpu")
 
 
 def test_misspelt_model_is_refused_right_after_timms_import(clone):

@@ -1,11 +1,13 @@
 """A tracking server that goes down costs no training and no data: every metric is in the store exactly once, in the end."""
 
+import contextlib
 import http.client
 import http.server
 import itertools
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -104,6 +106,70 @@ def test_a_server_that_is_killed_comes_back_and_is_killed_for_good(clone, server
     assert any("complete, run " in output for output in outputs), outputs
     complete(server, folder, "killed")
     assert sent() == (folder / "metrics.jsonl").stat().st_size
+
+
+@pytest.fixture
+def hanging():
+    """The address of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held = []
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(listener.accept()[0])
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        for connection in held:
+            connection.close()
+
+
+def until_said(process, text: str) -> str:
+    """What a process printed until then."""
+    output = ""
+    for line in process.stdout:
+        output += line
+        if text in line:
+            return output
+    raise AssertionError(output)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
+def test_a_signal_ends_the_wait_for_a_server_that_hangs(clone, server, hanging, number, status):
+    words = [*WORDS, "trainer.max_updates=2", f"tracking.uri={hanging}", "tracking.experiment=hanging"]
+    process = clone.start(*words, OMP_NUM_THREADS="1")
+    output = until_said(process, f"waiting for MLflow at {hanging}")
+    began = time.monotonic()
+    process.send_signal(number)
+    output += process.communicate(timeout=60)[0]
+    assert time.monotonic() - began < 15
+    assert process.returncode == status, output
+    assert "Traceback" not in output
+    said = " ".join(output.replace("│", "").split())
+    assert "run None" not in said
+    assert "incomplete: interrupted while it did not answer" in said
+    (folder,) = clone.run_folders()
+    assert f"experiments/sync.py runs/{folder.name}" in said
+    assert "finished" in said
+    assert json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["status"] == "FINISHED"
+
+    if number == signal.SIGTERM:
+        return
+    waiting = sync(clone, str(folder))
+    output = until_said(waiting, f"waiting for MLflow at {hanging}")
+    waiting.send_signal(signal.SIGINT)
+    output += waiting.communicate(timeout=60)[0]
+    assert waiting.returncode == 130, output
+    assert f"{folder}: incomplete: interrupted while it did not answer" in output
+    assert "Traceback" not in output
+    if not server.healthy():
+        server.start()
+    sent = sync(clone, str(folder), f"tracking.uri={server.uri}")
+    assert "complete, run " in sent.communicate(timeout=240)[0]
+    assert sent.returncode == 0
+    complete(server, folder, "hanging")
 
 
 class Losing(http.server.ThreadingHTTPServer):

@@ -2,7 +2,10 @@
 
 import json
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 from PIL import Image
 from resume_parts import (
     Child,
+    clock_set_back_at,
     figures,
     full_at,
     killed_at,
@@ -189,6 +193,100 @@ def test_a_second_signal_ends_a_run_at_once(runs):
     folder = runs.folder("impatient")
     assert [record["status"] for record in records(folder, "end")] == ["KILLED"]
     assert not (folder / "checkpoints").exists()
+
+
+def sync(*words: str) -> tuple[int, str]:
+    command = [sys.executable, str(Path(__file__).resolve().parents[1] / "experiments" / "sync.py"), *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    return done.returncode, done.stdout
+
+
+def test_a_killed_run_is_marked_and_its_copy_gets_a_run_of_its_own(runs):
+    """Killed, copied, the copy continued to its end, then the original."""
+    child = runs.child(runs.words("twins", "data.workers=0"), killed_at, 7)
+    assert child.ended(600)[0] == -signal.SIGKILL
+    folder = runs.folder("twins")
+    copy = runs.root / "twins-copied" / "copy"
+    shutil.copytree(folder, copy)
+    status, output = sync(str(folder), str(copy))
+    assert status == 0, output
+    assert f"{folder}: its process was killed: the run is marked KILLED" in output
+    assert f"{copy}: left alone: it is a copy of {folder}" in output
+    client, original = runs.stored("twins")
+    assert (original.info.status, original.data.tags["resumable"]) == ("KILLED", "true")
+    assert original.data.tags["error"] == "its process was killed"
+    last = records(folder, "metrics")[-1]["time"]
+    assert original.info.end_time == int(last * 1000)
+    assert sync(str(folder))[1].startswith(f"{folder}: complete")
+
+    status, output = runs.child([f"resume={copy}"]).ended(600)
+    assert status == 0, output
+    assert f"a copy of {folder}: it gets a run of its own in MLflow" in " ".join(output.split())
+    after = client.get_run(original.info.run_id)
+    assert after.to_dictionary() == original.to_dictionary()
+    found = client.search_runs([original.info.experiment_id], "attributes.run_name = 'twins'")
+    (fork,) = (run for run in found if run.info.run_id != original.info.run_id)
+    assert fork.data.tags["forked_from"] == original.info.run_id
+    assert fork.data.tags["forked_from.folder"] == folder.name
+    assert (fork.info.status, fork.data.params) == ("FINISHED", original.data.params)
+    assert figures(copy) == figures(runs.folder("whole"))
+    for name in ("train/loss", "val/top1"):
+        stored = sorted((point.step, point.value) for point in client.get_metric_history(fork.info.run_id, name))
+        assert stored == sorted((step, value) for (key, step), value in figures(copy).items() if key == name)
+    assert state(copy, "last")["tracking"]["run_id"] == fork.info.run_id
+    assert sync(str(copy)) == (0, f"{copy}: complete, run {fork.info.run_id}\nnothing is missing\n")
+
+    (copy / "tracking.json").unlink()  # and it is found again without it
+    status, output = sync(str(copy))
+    assert (status, f"{copy}: complete, run {fork.info.run_id}" in output) == (0, True), output
+    assert len(client.search_runs([original.info.experiment_id], "attributes.run_name = 'twins'")) == 2
+
+    moved = folder.rename(runs.root / "twins-copied" / "moved")
+    status, output = runs.child([f"resume={moved}"]).ended(600)
+    assert status == 0, output
+    assert records(moved, "fork") == []
+    assert client.get_run(original.info.run_id).info.status == "FINISHED"
+    assert len(client.search_runs([original.info.experiment_id], "attributes.run_name = 'twins'")) == 2
+
+
+def test_a_run_at_work_is_not_marked_as_killed(runs):
+    from lab.run_folder import end_if_killed, gone, running
+
+    child = runs.child(runs.words("working", "data.workers=0"), signalled_at, 3)
+    assert child.heard(600) == 3
+    folder = runs.folder("working")
+    assert (running(folder), gone(folder), end_if_killed(folder)) == (True, False, False)
+    child.send(signal.SIGTERM)
+    assert child.ended(600)[0] == 143
+    assert (running(folder), gone(folder), end_if_killed(folder)) == (False, True, False)
+    assert [record["status"] for record in records(folder, "end")] == ["KILLED"]
+
+
+def test_a_clock_that_is_set_back_makes_no_duration_negative(runs):
+    status, output = runs.child(runs.words("clock", "data.workers=0"), clock_set_back_at, 5).ended(600)
+    assert status == 0, output
+    times = [json.loads(line)["time"] for line in (runs.folder("clock") / "metrics.jsonl").read_text().splitlines()]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 600
+    client, run = runs.stored("clock")
+    assert 0 < run.info.end_time - run.info.start_time < 600_000
+    points = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [point.step for point in sorted(points, key=lambda point: point.timestamp)] == sorted(point.step for point in points)
+
+
+def test_a_run_goes_on_after_its_last_record_whatever_the_clock_says(tmp_path, monkeypatch):
+    from lab.records import read_history
+    from lab.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path, "test", {})
+    folder.record("start", app="train", name="test", params={}, tags={})
+    folder.close("KILLED")
+    first = read_history(folder.path).time
+    monkeypatch.setattr(time, "time", lambda: first - 3600)
+    folder = RunFolder.reopen(folder.path)
+    folder.record("resume", step=0, tags={})
+    assert first <= read_history(folder.path).time < first + 60
+    folder.close("FINISHED")
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(runs):

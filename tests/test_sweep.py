@@ -177,6 +177,45 @@ def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trou
     assert {name: run.info.status for name, run in children.items()} == {"seed0": "FINISHED", "seed1": "FINISHED"}
 
 
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("launcher", [name for name in ("basic", "joblib", "submitit_local") if LAUNCHERS or name == "basic"])
+def test_jobs_end_with_a_checkpoint_when_the_sweep_is_killed(clone, trouble, launcher):
+    import psutil
+
+    (trouble / "hold").touch()
+    parallel = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    words = [*clone.job, "seed=0,1", "tracking=none", f"hydra/launcher={launcher}", *parallel]
+    process = subprocess.Popen(
+        [sys.executable, clone.script, "-m", *words],
+        cwd=clone.path, env=clone.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    seeds = (0,) if launcher == "basic" else (0, 1)
+    deadline = time.monotonic() + 600
+    while not all((trouble / f"held-{seed}").exists() for seed in seeds):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    below = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
+    assert len(below) >= 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 120
+    while not all(ended(pid) for pid in below):
+        assert time.monotonic() < deadline, [pid for pid in below if not ended(pid)]
+        time.sleep(0.1)
+    found = runs(the_sweep(clone))
+    assert len(found) == len(seeds)
+    for (folder,) in found.values():
+        assert read_history(folder).status == "KILLED"
+        assert (folder / "checkpoints" / "last.pt").is_file()
+
+
 def test_optuna_goes_on_where_it_ended(clone):
     pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
     clone.env |= {"OMP_NUM_THREADS": "1"}

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from lab.compare_pictures import colors, curves_picture, inline, pictures
 from lab.compare_results import Comparison, counted, some
@@ -31,8 +31,10 @@ class Links:
 
 def ui_links(setting: str | None, uri: str) -> Links:
     """`ui` where it is given, else the tracking server itself, else where `mlflow ui` listens."""
-    base = setting or (uri if uri.startswith(("http://", "https://")) else "http://127.0.0.1:5000")
-    return Links(base.rstrip("/"))
+    if setting is None and uri.startswith(("http://", "https://")):
+        parts = urlsplit(uri)
+        setting = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a page is passed on: no name and password
+    return Links((setting or "http://127.0.0.1:5000").rstrip("/"))
 
 
 def page(found: Comparison, links: Links, made: dict[str, str]) -> str:

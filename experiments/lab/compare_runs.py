@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from lab.compare_schema import CompareConfig
 from lab.errors import UserError, unknown
-from lab.store import reason, shown
+from lab.store import reason
 
 PARENT = "mlflow.parentRunId"
 NOT_TRAINING = ("compare", "checkpoint")  # tags of comparisons and of evaluations
@@ -180,7 +180,7 @@ def _client(uri: str) -> Any:
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # each kind of store fails in its own ways
-        raise UserError(f"tracking.uri={shown(uri)}: cannot be read: {reason(error, uri)}") from None
+        raise UserError(f"tracking.uri={uri}: cannot be read: {reason(error, uri)}") from None
     return client
 
 

@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+from lab.masks import masked
+
 
 class Console:
     def __init__(self, updates: int, work: str = "training", done: int = 0, *, quiet: bool = False) -> None:
@@ -26,7 +28,7 @@ class Console:
             self.bar.start()
 
     def say(self, text: str) -> None:
-        self.rich.print(text, markup=False)
+        self.rich.print(masked(text), markup=False)
 
     def advance(self, done: int) -> None:
         if self.bar is not None:
@@ -66,7 +68,7 @@ class Console:
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         for name, value in rows.items():
-            table.add_row(name, value)
+            table.add_row(name, masked(value))
         self.rich.print(table)
 
 

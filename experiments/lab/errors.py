@@ -3,9 +3,14 @@
 import difflib
 from collections.abc import Iterable
 
+from lab.masks import masked
+
 
 class UserError(Exception):
-    """Ends the run with exit status 1 and this message, without a traceback."""
+    """Ends the run with exit status 1 and this message, without a traceback; passwords in addresses are masked in it."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(masked(text))
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:

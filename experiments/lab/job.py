@@ -1,5 +1,6 @@
 """One job of a sweep: a run of train.py in a process of its own, begun, continued or passed over, as its run folders say."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -25,20 +26,22 @@ from lab.sweep_stop import Stop
 PLAN = "sweep.yaml"
 SECONDS_BETWEEN_LOOKS = 0.5
 BYTES_KEPT = 20_000
+LIBC, SET_DEATH_SIGNAL = ctypes.CDLL(None), 1  # loaded here: between fork and exec nothing may be loaded
 STOPPED = (130, 143)  # what train.py ends with after SIGINT and SIGTERM
 
 
-def run_job(sweep: str, gpus: Sequence[str], shown: bool, config: Any) -> None:
+def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config: Any) -> None:
     """What a launcher calls: run the job number `config.job` of the sweep in the folder `sweep`.
 
     Args:
         gpus: the host's, of which parallel jobs take one each in turn; empty: CUDA_VISIBLE_DEVICES stays as it is.
         shown: whether the run writes to the terminal; else to a file in the sweep's folder.
+        watched: whether the sweep's process is on this host, so that the job can end when that is gone.
     """
     folder = Path(sweep)
     jobs = yaml.safe_load((folder / PLAN).read_text(encoding="utf-8"))["jobs"]
     name, words = jobs[config.job]["name"], jobs[config.job]["words"]
-    stop = Stop(folder)
+    stop = Stop(folder, watched=watched)
     title = f"job {config.job + 1}/{len(jobs)} {name}"
     if stop.asked:
         return
@@ -98,6 +101,7 @@ class Attempt:
         command = [sys.executable, str(ROOT / "experiments" / "train.py"), *words]
         # a session of its own: Ctrl-C reaches it only through `stop`, once
         options: dict[str, Any] = {"env": os.environ | env, "pass_fds": locks, "start_new_session": True, "stderr": subprocess.PIPE}
+        options["preexec_fn"] = _end_with_parent
         with self._output(shown) as output:
             process = subprocess.Popen(command, stdout=None if shown else output, **options)
             copying = threading.Thread(target=self._copy, args=(process.stderr, output), daemon=True)
@@ -168,6 +172,11 @@ class Attempt:
             feeder = Feeder(folder, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
             feeder.start()
             feeder.close()
+
+
+def _end_with_parent() -> None:
+    """Let the system send SIGTERM to this process when its parent dies, so that the run ends with a checkpoint."""
+    LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _size(folder: Path) -> int:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.errors import UserError
+from lab.errors import UserError, unknown
 from lab.job import run_job
 from lab.settings import CONF, ROOT, quoted
 from lab.sweep_stop import Stop
@@ -73,7 +73,7 @@ def make_launcher(words: Sequence[str], sweep: Path) -> Any:
 
     name = launcher_name(words)
     gpus = [] if name in (BASIC, "submitit_slurm") else visible_gpus()
-    task = partial(run_job, str(sweep), gpus, name == BASIC)
+    task = partial(run_job, str(sweep), gpus, name == BASIC, name != "submitit_slurm")
     overrides = [f"hydra.sweep.dir={quoted(sweep)}", *words]
     if name == "joblib" and gpus and not any(word.startswith("hydra.launcher.n_jobs=") for word in words):
         overrides.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its own default is a job a processor core
@@ -85,8 +85,29 @@ def make_launcher(words: Sequence[str], sweep: Path) -> Any:
             context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
             return Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
         except HydraException as error:
-            hint = "" if name == BASIC else "\njoblib, submitit_local and submitit_slurm are installed by: uv sync --extra sweeps"
-            raise UserError(f"{' '.join(words)}: {error}{hint}") from None
+            _check_words(words, name, hydra.config_loader)
+            said = " ".join(str(each).splitlines()[0] for each in (error, error.__cause__) if each)
+            raise UserError(f"{' '.join(words)}: {said}") from None
+
+
+def _check_words(words: Sequence[str], name: str, loader: Any) -> None:
+    """Raise UserError for a launcher that is not installed, or a setting that it does not have."""
+    from hydra.types import RunMode
+
+    installed = loader.get_group_options("hydra/launcher")
+    if name not in installed:
+        hint = "joblib, submitit_local and submitit_slurm are installed by: uv sync --extra sweeps"
+        raise UserError(f"{unknown(f'hydra/launcher={name}', name, installed)}\n{hint}")
+    launcher = loader.load_configuration("sweep", [f"hydra/launcher={name}"], run_mode=RunMode.MULTIRUN).hydra.launcher
+    settings = [str(key) for key in launcher if not str(key).startswith("_")]
+    for word in words:
+        setting = word.partition("=")[0].removeprefix("hydra.launcher.")
+        if not word.startswith("hydra/launcher=") and setting.partition(".")[0] not in settings:
+            if not settings:
+                raise UserError(
+                    f"{word}: hydra/launcher={name} has no settings; choose a launcher that has, such as hydra/launcher=joblib."
+                )
+            raise unknown(f"{word} of hydra/launcher={name}", setting, settings)
 
 
 def visible_gpus() -> list[str]:

@@ -27,10 +27,29 @@ def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
     mine = torch.device("cuda", local_rank())
     if wanted == "auto":
         return mine if gpus else torch.device("cpu")
+    if wanted.startswith("cuda") and not gpus:
+        raise UserError(
+            f"{setting}={wanted}: torch {torch.__version__} sees no GPU: {_why_no_gpu()} Without one use {setting}=cpu, or auto."
+        )
     choices = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
     if wanted not in choices:
         raise unknown(f"{setting}={wanted}", wanted, choices)
     return mine if wanted == "cuda" else torch.device(wanted)
+
+
+def _why_no_gpu() -> str:
+    """Say why torch sees no GPU, and what mends it."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "it is a CPU build; install one for CUDA."
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides all of them; unset it."
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).strip().splitlines()[0].rstrip(".")
+        return f"{said}{f' (CUDA_VISIBLE_DEVICES={visible})' if visible is not None else ''}."
+    return f"CUDA_VISIBLE_DEVICES={visible!r} names none that is here." if visible is not None else "there is none."
 
 
 def _check_one_gpu_each(wanted: str, setting: str, gpus: int) -> None:

@@ -5,25 +5,28 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from lab.errors import UserError
 from lab.guard import NonFiniteError
-from lab.ranks import launched
+from lab.ranks import launched, launched_here, local_rank
 from lab.stop import StoppedError
 
 TOGETHER = (StoppedError, NonFiniteError)
 """Ends that all ranks come to at once."""
 GRACE_SECONDS = 5.0
+GONE_SECONDS = 3.0
 STOP_SECONDS = 20.0  # torchrun kills 30 s after it asked to stop
 
 
 class RankError(Exception):
-    """Another process of the run failed, and has said why."""
+    """Another process of the run failed, and has said why, or was killed."""
 
 
 def announce(error: BaseException, text: str) -> str:
@@ -39,13 +42,22 @@ def announce(error: BaseException, text: str) -> str:
     if launched() == 1:
         print(text, file=sys.stderr, flush=True)
         return text
-    rank = f"rank {os.environ.get('RANK', '0')}"
+    rank = f"rank {_rank()}"
     mine = f"{rank}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    first = mine
+    first, said = mine, f"{rank}: {text}"
     if (store := _store()) is not None:
-        first = store.compare_set(_key(), "", mine).decode()
+        # a connection that broke off is what follows when another process was killed; it is gone a moment later
+        until = time.monotonic() + GONE_SECONDS * isinstance(error, RuntimeError)
+        while not (killed := _killed(store, {})) and not _read(store) and time.monotonic() < until:
+            time.sleep(0.1)
+        if killed:
+            first = store.compare_set(_key(), "", killed).decode()
+            said = f"error: {first}"
+            mine = first if _rank() == 1 and first.startswith("rank 0 ") else ""  # else the first rank says it
+        else:
+            first = store.compare_set(_key(), "", mine).decode()
     if first == mine:
-        print(f"{rank}: {text}", file=sys.stderr, flush=True)
+        print(said, file=sys.stderr, flush=True)
     return first
 
 
@@ -97,9 +109,16 @@ class Watch(threading.Thread):
         os.close(self.write)
 
     def run(self) -> None:
-        store, signalled = _store(), False
+        store = _store()
+        _note(store, _came(_rank()), os.getpid())
+        self._look(store)
+        _note(store, _left(_rank()), 0)
+
+    def _look(self, store: Any) -> None:
+        signalled = False
+        pids: dict[int, int] = {}
         while not self.closed.is_set():
-            if fault := _read(store):
+            if fault := _read(store) or _killed(store, pids):
                 return self._end_after(GRACE_SECONDS, fault)
             if signalled:  # and by no fault that is known
                 return self._end_after(STOP_SECONDS, "a signal came while this process waited for another one")
@@ -118,8 +137,45 @@ class Watch(threading.Thread):
             signal.set_wakeup_fd(-1)
 
 
-def _key() -> str:
-    return f"lossforge/fault/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+def _key(what: str = "fault") -> str:
+    return f"lossforge/{what}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _came(rank: int) -> str:
+    return _key(f"came/{rank}")
+
+
+def _left(rank: int) -> str:
+    return _key(f"left/{rank}")
+
+
+def _note(store: Any, key: str, value: int) -> None:
+    with suppress(RuntimeError):
+        if store is not None:
+            store.set(key, str(value))
+
+
+def _killed(store: Any, pids: dict[int, int]) -> str | None:
+    """Say which process of this host has ended without a word; None where none has. `pids`: what is known of them, by rank."""
+    first = _rank() - local_rank()
+    with suppress(RuntimeError):
+        for rank in range(first, first + launched_here()) if store is not None else ():
+            if rank not in pids and store.check([_came(rank)]):
+                pids[rank] = int(store.get(_came(rank)))
+            if rank in pids and _ended(pids[rank]) and not store.check([_left(rank)]):
+                return f"rank {rank} was killed: its process ended without a word, as by kill -9 or where memory ran out"
+    return None
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _store() -> Any:

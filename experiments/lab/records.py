@@ -22,6 +22,9 @@ class History:
     values: set[tuple[str, int]] = field(default_factory=set)  # name and step of what is on record
     last: dict[str, Any] = field(default_factory=dict)  # each metric's last value
     error: str = ""  # of its last process
+    time: float = 0.0  # of its last record
+    folder: str | None = None  # where it was, as its last process said
+    host: str | None = None  # on which that process ran
 
     def next_step(self, prefix: str) -> int:
         """After the last one of the values whose names begin so."""
@@ -42,7 +45,8 @@ def read_history(folder: Path) -> History:
             history.status, history.error = None, ""
             before = now
         history.seconds += max(now - before, 0.0)
-        before = now
+        before = history.time = now
+        history.folder, history.host = record.get("run_folder", history.folder), record.get("host", history.host)
         if kind == "start":
             history.start = record
         elif kind == "metrics":

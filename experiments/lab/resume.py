@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lab.errors import UserError
 from lab.records import NAME, read_history
 from lab.run_folder import running
+from lab.run_record import read_config
 from lab.schema import TrainConfig
 from lab.settings import ROOT, Settings, absolute, flat, load, reload
 
@@ -87,11 +86,8 @@ def load_state(earlier: Earlier) -> dict[str, Any] | None:
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    try:
-        tree = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
-    except (OSError, yaml.YAMLError):
-        return None
-    return tree if isinstance(tree, dict) and {"model", "trainer"} <= set(tree) else None
+    tree = read_config(path)
+    return tree if tree and {"model", "trainer"} <= set(tree) else None
 
 
 def _last(path: Path) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lab.errors import UserError
 from lab.files import write_whole
+from lab.masks import masked
 from lab.run_folder import RunFolder
 from lab.schema import TrackingConfig
 from lab.settings import ROOT, Settings, absolute
@@ -20,21 +21,24 @@ from lab.tracking import Feeder, tracking_uri
 class Run:
     """Open it by `start`, or from an earlier run's folder, do the work within `noted`, `close` it, and leave with `exit_status`."""
 
-    def __init__(self, folder: RunFolder, tracking: TrackingConfig, *, patient: bool, known: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, *, patient: bool, known: dict[str, str] | None = None
+    ) -> None:
         """
         Args:
             folder: with its first record.
-            tracking: where MLflow is, if it is wanted.
+            tracking: the settings of MLflow.
+            uri: of its store; None where it is not wanted.
             patient: the work looks at `stop`, ends by itself and can go on later; otherwise the first signal interrupts it.
-            known: uri and run_id of the run in MLflow, as a checkpoint holds them.
+            known: uri, run_id and key of the run in MLflow, as a checkpoint holds them.
         """
         self.folder, self.began = folder, time.monotonic()
         self.stop, self.resumable = Stop(patient=patient), patient
         self.status = "FAILED"
         self.failure: Exception | None = None
         self.feeder: Feeder | None = None
-        if tracking.enabled:
-            self.feeder = Feeder(folder.path, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds, known)
+        if uri is not None:
+            self.feeder = Feeder(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
             self.feeder.start()
 
     @classmethod
@@ -44,11 +48,13 @@ class Run:
         """A new run of an app in a new folder under `runs`, which `setting` names.
 
         Raises:
-            UserError: the folder cannot be written.
+            UserError: the folder cannot be written, or the store's credentials are missing.
         """
+        tracking = settings.config.tracking
+        uri = tracking_uri(tracking) if tracking.enabled else None
         folder = RunFolder(absolute(runs, ROOT / "runs"), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
-        return cls(folder, settings.config.tracking, patient=app == "train")
+        return cls(folder, tracking, uri, patient=app == "train")
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -96,16 +102,20 @@ class Run:
             self.status, self.failure = "FAILED", self.failure or unwritten
         rows = {"run folder": os.path.relpath(self.folder.path)}
         if self.feeder:
-            untracked = self.feeder.close()
+            rows["MLflow"] = self.feeder.closed()
             if unwritten:
-                self.feeder.end(self.status, _words(self.failure or unwritten))
-            rows["MLflow"] = f"incomplete: {untracked}" if untracked else f"{self.feeder.uri}, run {self.feeder.run_id}"
+                self.feeder.end(self.status, _words(self.failure or unwritten), self.folder.now())
         return rows
 
     def exit_status(self) -> int:
-        """0 after the end of the work, 130 after SIGINT, 143 after SIGTERM, else 1, having said what happened."""
+        """0 after the end of the work, 130 after SIGINT, 143 after SIGTERM, else 1, having said what happened.
+
+        A signal counts also where it only ended the wait for MLflow.
+        """
         if self.failure:
             report(self.failure)
+        if self.status == "FINISHED" and self.feeder and self.feeder.interrupted:
+            return self.stop.status
         return {"FINISHED": 0, "KILLED": self.stop.status}.get(self.status, 1)
 
 
@@ -117,7 +127,7 @@ def report(failure: Exception) -> None:
     if isinstance(failure, (NonFiniteError, RankError, UserError)):
         print(f"error: {failure}", file=sys.stderr)
     else:
-        traceback.print_exception(failure)
+        print(masked("".join(traceback.format_exception(failure))), end="", file=sys.stderr)
 
 
 def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
@@ -129,7 +139,7 @@ def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str
 
 def write_error(folder: RunFolder, text: str) -> None:
     """Keep what a run said when it failed, as an artifact."""
-    write_whole(folder.path / "error.txt", lambda file: file.write(text.encode()))
+    write_whole(folder.path / "error.txt", lambda file: file.write(masked(text).encode()))
     folder.artifact(folder.path / "error.txt")
 
 

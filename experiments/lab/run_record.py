@@ -39,12 +39,16 @@ def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:
     """The runs in a sweep's folder that have the settings `tree`, the oldest first; `name` is part of their folders' names."""
     wanted = essence(tree)
     folders = sorted(folder for folder in sweep.glob(f"*-{name}*") if (folder / NAME).is_file())
-    return [read_run(folder) for folder in folders if (given := _config(folder)) and essence(given) == wanted]
+    return [read_run(folder) for folder in folders if (given := read_config(folder)) and "trainer" in given and essence(given) == wanted]
 
 
-def _config(folder: Path) -> Any:
-    config = folder / "config.yaml"
-    return yaml.load(config.read_text(encoding="utf-8"), yaml.CSafeLoader) if config.is_file() else None
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """A run's settings; None where its folder has none that can be read."""
+    try:
+        tree = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return tree if isinstance(tree, dict) else None
 
 
 def essence(tree: dict[str, Any]) -> dict[str, Any]:

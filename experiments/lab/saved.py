@@ -8,7 +8,7 @@ from typing import Any
 from lab.choices import DATA
 from lab.errors import UserError
 from lab.schema import TrainConfig
-from lab.settings import ROOT, Settings, absolute, flat, reload, value_of
+from lab.settings import ROOT, Settings, absolute, flat, reload, resolved, value_of
 
 MODEL_DATA = ("image_size", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: the size of what it sees."""
@@ -21,7 +21,7 @@ def checkpoint_of(words: list[str], usage: str) -> tuple[Path, list[str]]:
     given = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
     if len(given) != 1 or not given[0]:
         raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run>/checkpoints/best.pt\n{usage}")
-    return absolute(given[0], ROOT), [word for word in words if not word.startswith("checkpoint=")]
+    return absolute(resolved("checkpoint=", given[0]), ROOT), [word for word in words if not word.startswith("checkpoint=")]
 
 
 def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:

@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009 (number, choice and some return dataclass fields)
 
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from math import isfinite
 from typing import Any
 
 from lab.errors import UserError, unknown
@@ -217,7 +218,7 @@ def range_text(limits: Any) -> str:
 
 
 def check(config: Any, path: str = "") -> None:
-    """Raise UserError for the first value outside its range or its choices."""
+    """Raise UserError for the first value outside its range or its choices, or that is nan or infinite."""
     for item in fields(config):
         value = getattr(config, item.name)
         key = f"{path}{item.name}"
@@ -231,15 +232,20 @@ def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
     limits = item.metadata
     if (choices := limits.get("choices")) and value not in choices:
         raise unknown(f"{key}={value}", value, choices)
-    numbers = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    for each in numbers:
-        if isinstance(each, (int, float)) and not _inside(each, limits):
-            raise UserError(f"{key}={value}: {each:g} is out of range; {key} takes numbers {range_text(limits)}.")
+    for each in _numbers(value):
+        if not isfinite(each) or not _inside(each, limits):
+            wanted = f"{'' if isfinite(each) else 'finite '}numbers {range_text(limits)}".strip()
+            raise UserError(f"{key}={value}: {each:g} is out of range; {key} takes {wanted}.")
+
+
+def _numbers(value: Any) -> list[int | float]:
+    """A number, or those of a list or a map, at any depth."""
+    if isinstance(value, (dict, list)):
+        return [number for each in (value.values() if isinstance(value, dict) else value) for number in _numbers(each)]
+    return [value] if isinstance(value, (int, float)) else []
 
 
 def _inside(value: float, limits: Any) -> bool:
-    if value != value and any(limits.get(key) is not None for key in ("above", "least", "below", "most")):
-        return False
     above, least, below, most = (limits.get(key) for key in ("above", "least", "below", "most"))
     return (
         (above is None or value > above)

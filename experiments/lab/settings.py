@@ -1,13 +1,15 @@
 """From the words of a command line to checked settings: Hydra composes the YAML files, the schemas judge them."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from lab.choices import SCHEMAS, agree, schema_of
 from lab.errors import UserError, nearest, unknown
+from lab.masks import masked_tree
 from lab.schema import BenchConfig, TrainConfig, check, range_text
 from lab.sweep_schema import SEARCHES, SweepConfig
 
@@ -37,8 +39,8 @@ class Settings(Generic[Config]):
     config: Config
 
     def tree(self) -> dict[str, Any]:
-        """The resolved settings as plain containers."""
-        return _plain(self.config)
+        """The resolved settings as plain containers, without the credentials of addresses: they go into files, tags and messages."""
+        return cast(dict[str, Any], masked_tree(_plain(self.config)))
 
     def flat(self) -> dict[str, str]:
         """The resolved settings as one level of dotted names."""
@@ -53,7 +55,17 @@ def flat(tree: Mapping[str, Any]) -> dict[str, str]:
 def value_of(words: Sequence[str], key: str) -> str | None:
     """What the last of the words that sets `key` sets it to; None where none does."""
     given = [override.value() for override in parsed(words) if override.key_or_group == key and not override.is_sweep_override()]
-    return None if not given or given[-1] is None else str(given[-1])
+    return None if not given or given[-1] is None else resolved(f"{key}=", str(given[-1]))
+
+
+def resolved(what: str, text: str) -> str:
+    """The text with its `${...}`, such as `${oc.env:HOME}`, resolved; `what` says in an error where it stands."""
+    if "${" not in text:
+        return text
+    from omegaconf import OmegaConf
+
+    with _refusing(what + text):
+        return str(OmegaConf.create({"text": text}).text)
 
 
 def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
@@ -103,8 +115,8 @@ def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
     """
     known = groups(app)
     chosen, values = _sorted(words, known)
-    composed = _composed(app, chosen)
-    return _settled(app, composed, values, known)
+    with _refusing():
+        return _settled(app, _composed(app, chosen), values, known)
 
 
 def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfig]:
@@ -120,12 +132,13 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
     composed = OmegaConf.create(dict(tree))
     if preset := [word for word in chosen if word.startswith("experiment=")]:
         raise UserError(f"{preset[0]}: the run's own settings hold; give those that shall be others by name.")
-    if chosen:
-        fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
-        for word in chosen:
-            group = word.partition("=")[0]
-            composed[group] = fresh[group]
-    return _settled(TRAIN, composed, values, known)
+    with _refusing():
+        if chosen:
+            fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
+            for word in chosen:
+                group = word.partition("=")[0]
+                composed[group] = fresh[group]
+        return _settled(TRAIN, composed, values, known)
 
 
 def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
@@ -138,14 +151,16 @@ def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str
         if override.is_sweep_override():
             raise UserError(f"{override.input_line}: several values are run by --multirun (-m).")
         if key in known:
-            _check_option(key, override, known[key])
-            chosen.append(f"{key}={override.get_value_element_as_str()}")
+            option = _option(key, override, known[key])
+            if option != "null":  # of experiment, which is none anyway
+                chosen.append(f"{key}={option}")
         else:
             values.append(override)
     return chosen, values
 
 
 def _composed(app: App[Any], chosen: list[str]) -> Any:
+    import yaml
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
@@ -153,13 +168,33 @@ def _composed(app: App[Any], chosen: list[str]) -> Any:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose(app.name, overrides=chosen)
     except HydraException as error:
-        raise UserError(f"conf/: {error}") from None
+        raise UserError(f"conf/: {' '.join(str(error).partition('Config search path')[0].split())}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "conf/"
+        raise UserError(f"{where}: is no YAML: {' '.join(filter(None, (error.context, error.problem)))}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"conf/ with {' '.join(chosen)}: a file is no YAML: {' '.join(str(error).split())}") from None
+
+
+@contextmanager
+def _refusing(what: str = "") -> Iterator[None]:
+    """Say in one line what OmegaConf cannot read or resolve; `what` where the error does not say it itself."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        said = said.rpartition("raised while resolving interpolation: ")[2].strip('"')
+        hint = ". Set it, or write ${oc.env:NAME,default}." if said.startswith("Environment variable") else "."
+        raise UserError(f"{what or error.full_key or 'conf/'}: {said}{hint}") from None
 
 
 def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Settings[Config]:
     """What conf/ gives, with single settings changed, typed and checked."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
     tree = _typed(app, composed)
     for override in values:
@@ -168,8 +203,10 @@ def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str
         raise UserError(f"{', '.join(missing)}: must be given, for example {missing[0]}=...")
     try:
         config = cast(Config, OmegaConf.to_object(tree))
+    except InterpolationResolutionError:
+        raise
     except OmegaConfBaseException as error:
-        raise UserError(str(error)) from None
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     check(config)
     app.agree(config)
     return Settings(config)
@@ -213,10 +250,13 @@ def parsed(words: Sequence[str]) -> list[Any]:
         raise UserError(str(error)) from None
 
 
-def _check_option(group: str, override: Any, options: list[str]) -> None:
-    value = override.get_value_element_as_str()
+def _option(group: str, override: Any, options: list[str]) -> str:
+    """The option that a word names, which must be one of the group's."""
+    given = override.value()
+    value = resolved(f"{group}=", given) if isinstance(given, str) else override.get_value_element_as_str()
     if value not in options and not (group == "experiment" and value == "null"):
         raise unknown(f"{group}={value}", value, options)
+    return value
 
 
 def _typed(app: App[Any], composed: Any) -> Any:
@@ -243,10 +283,8 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
     key = override.key_or_group.replace("/", ".")
     if key in app.named_by_group:
         group = key.removesuffix(".name")
-        _check_option(group, override, known[group])
-        raise UserError(
-            f"{override.input_line}: write {group}={override.get_value_element_as_str()}; the name decides which settings {group} has."
-        )
+        option = _option(group, override, known[group])
+        raise UserError(f"{override.input_line}: write {group}={option}; the name decides which settings {group} has.")
     owner, item = _locate(tree, key)
     if item is None and not _is_map_entry(owner):
         _refuse_name(app, tree, key, known)
@@ -291,7 +329,10 @@ def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]
     while head and not isinstance(OmegaConf.select(tree, head), DictConfig):
         head, _, last = head.rpartition(".")
     if not head:
-        raise unknown(key, last or key, {*known, *(str(name) for name in tree)})
+        error = unknown(key, last or key, {*known, *(str(name) for name in tree)})
+        if within := _within_groups(app, tree, last):
+            error = UserError(f"{error}\nThere is also {', '.join(within)}.")
+        raise error
     siblings = [str(name) for name in OmegaConf.select(tree, head)]
     error = unknown(key, last, siblings)
     elsewhere = [
@@ -302,6 +343,22 @@ def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]
     if last in tree:
         elsewhere.append(f"plain {last}")
     raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error
+
+
+def _within_groups(app: App[Any], tree: Any, last: str) -> list[str]:
+    """Settings of groups whose own name is `last`, else those spelled most like it."""
+    here = {name: name.rpartition(".")[2] for name in _names(tree) if "." in name}
+    others = {
+        f"{group}.{item.name} of {group}={option}": item.name
+        for group, schemas in app.by_option.items()
+        for option, schema in schemas.items()
+        for item in fields(schema)
+    }
+    for names in (here, others):
+        if found := [full for full, name in names.items() if name == last]:
+            return found[:3]
+    near = nearest(last, set(here.values()), 1)
+    return [full for full, name in here.items() if name in near][:3]
 
 
 def _wanted(item: Any) -> str:

@@ -1,5 +1,6 @@
 """SIGINT and SIGTERM: the wish that a run ends."""
 
+import contextlib
 import os
 import signal
 import time
@@ -46,7 +47,8 @@ class Stop:
         self.signal = self.signal or number
         if first and self.patient:
             if not self.quiet:
-                os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")
+                with contextlib.suppress(OSError):  # whoever read it may be gone, which is why the run is to end
+                    os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")
         elif not self.raised:
             self.raised = True
             raise KeyboardInterrupt

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
+
+from lab.masks import masked
 
 RUN_KEY = "lossforge.run_key"  # the tag that says which run folder a run is of
 # what MLflow takes; the rest is cut or replaced, because a refused record would keep back all that follow it
@@ -36,7 +38,7 @@ class Store:
             else:
                 run = self.client.create_run(experiment, int(record["time"] * 1000), tags, record["name"])
                 self.run_id = run.info.run_id
-        self._params({_name(name): _public(value)[:PARAM_LENGTH] for name, value in record["params"].items()})
+        self._params({_name(name): value[:PARAM_LENGTH] for name, value in record["params"].items()})
         self.tags(tags)
 
     def reopen_run(self, tags: dict[str, str]) -> None:
@@ -121,19 +123,13 @@ class Store:
             self.client.log_batch(self.run_id, params=params[start : start + 100])
 
 
-def shown(uri: str) -> str:
-    """The address without its password."""
-    parts = urlsplit(uri)
-    return uri.replace(f":{parts.password}@", ":***@", 1) if parts.password else uri
-
-
 def reason(error: BaseException, uri: str) -> str:
     """Say in one line what went wrong: what the system said, where a server was not reached, else the error itself."""
     for each in _within(error, set()):
         # the system's own errors, not the libraries' around them, and none about a file
         if isinstance(each, OSError) and type(each).__module__ in ("builtins", "socket", "http.client", "ssl") and each.filename is None:
-            return f"{shown(uri)} does not answer: {each.strerror or each}"
-    lines = str(error).strip().splitlines()
+            return f"{masked(uri)} does not answer: {each.strerror or each}"
+    lines = masked(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
@@ -152,10 +148,6 @@ def _name(name: str) -> str:
 
 def _tags(values: dict[str, str]) -> dict[str, str]:
     return {_name(name): str(value)[:TAG_LENGTH] for name, value in values.items()}
-
-
-def _public(value: str) -> str:
-    return shown(value) if "://" in value else value
 
 
 def _sqlite_file(uri: str) -> Path | None:

@@ -6,6 +6,7 @@ MLflow is fed. What is finished is read from the run folders alone.
 
 import csv
 import io
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,13 +19,14 @@ from lab.errors import UserError
 from lab.files import write_whole
 from lab.job import PLAN
 from lab.launch import launch, launcher_name, make_launcher
+from lab.masks import masked, masked_tree
 from lab.plan import Job, Plan, plan_of
 from lab.run_folder import RunFolder
 from lab.run_record import RunRecord, runs_of
 from lab.search import search_of
 from lab.sweep_stop import Stop
 from lab.sweep_table import show
-from lab.tracking import Feeder, read_state, tracking_uri
+from lab.tracking import VARIABLE, Feeder, read_state, tracking_uri
 
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
@@ -54,6 +56,8 @@ def run_sweep(words: Sequence[str]) -> int:
                 status = "FINISHED"
     finally:
         sweep.close(status)
+    if sweep.feeder and sweep.feeder.interrupted:
+        return 130
     return {"FINISHED": 0, "KILLED": 130}.get(status, 1)
 
 
@@ -63,8 +67,12 @@ class Sweep:
     def __init__(self, plan: Plan) -> None:
         """
         Raises:
-            UserError: the folder cannot be written, or the sweep is running already.
+            UserError: the folder cannot be written, the sweep is running already, or the store's credentials are missing.
         """
+        tracking = plan.first.tracking
+        self.uri = tracking_uri(tracking) if tracking.enabled else None
+        if self.uri and masked(self.uri) != self.uri:
+            os.environ[VARIABLE] = self.uri  # for the jobs, whose words are kept in a file without it
         self.plan, self.path, self.search = plan, plan.folder, search_of(plan)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -84,8 +92,8 @@ class Sweep:
             self.folder.record("start", app="sweep", name=self.path.name, params=params, tags=tags | tracking.tags)
         else:
             self.folder.record("resume", step=0, tags=tags)
-        if tracking.enabled:
-            self.feeder = Feeder(self.path, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
+        if self.uri is not None:
+            self.feeder = Feeder(self.path, self.uri, tracking.experiment, tracking.patience_seconds)
             self.feeder.start()
 
     def run(self, stop: Stop) -> None:
@@ -130,17 +138,7 @@ class Sweep:
         for name in (PLAN, "results.csv"):
             self.folder.artifact(self.path / name)
         self.folder.close(status)
-        show(self.path, status, outcomes, best, self._fed())
-
-    def _fed(self) -> str:
-        """Wait until MLflow has the sweep's run, and say where it is."""
-        if self.feeder is None:
-            return ""
-        try:
-            untracked = self.feeder.close()
-        except KeyboardInterrupt:
-            untracked = "interrupted; experiments/sync.py sends the rest"
-        return f"incomplete: {untracked}" if untracked else f"{self.feeder.uri}, run {self.feeder.run_id}"
+        show(self.path, status, outcomes, best, self.feeder.closed() if self.feeder else "")
 
     def _step(self) -> int:
         """A sweep's figures are recorded once each time it ends."""
@@ -150,10 +148,10 @@ class Sweep:
         """Let launchers know the jobs."""
         self.jobs += [job for job in batch if job not in self.jobs]
         plan: dict[str, Any] = {
-            "words": self.plan.words,
+            "words": masked_tree(self.plan.words),
             "search": self.plan.search.name,
             "experiment": self.plan.first.tracking.experiment,
-            "jobs": [{"name": job.name, "words": job.words} for job in self.jobs],
+            "jobs": [{"name": job.name, "words": masked_tree(job.words)} for job in self.jobs],
         }
         _write_text(self.path / PLAN, yaml.safe_dump(plan, sort_keys=False, width=140))
 

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM while a sweep runs: they are for the sweep alone, which asks its jobs to stop, wherever these run."""
+"""Ctrl-C and SIGTERM while a sweep runs: they are for the sweep alone, which asks its jobs to stop, wherever these run.
+
+Where its own process is killed and can ask no more, jobs of the same host notice and stop as well.
+"""
 
 import signal
 import sys
@@ -7,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from lab.run_folder import gone
 
 FILE = ".stop"
 PAUSE = 1.0  # seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already
@@ -18,10 +23,13 @@ SAID = {
 
 
 class Stop:
-    """The sweep's wish, kept in a file of its folder, so that jobs in other processes and on other machines see it."""
+    """The sweep's wish, kept in a file of its folder, so that jobs in other processes and on other machines see it.
 
-    def __init__(self, sweep: Path) -> None:
-        self.file = sweep / FILE
+    watched: this is a job's view, and the sweep's process is on this host; it holds the lock of the sweep's folder as long as it lives.
+    """
+
+    def __init__(self, sweep: Path, *, watched: bool = False) -> None:
+        self.sweep, self.file, self.watched = sweep, sweep / FILE, watched
         self.wishes = iter(SAID)
         self.seen = float("-inf")
 
@@ -31,7 +39,7 @@ class Stop:
         try:
             return self.file.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return ""
+            return "stop" if self.watched and gone(self.sweep) else ""
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
