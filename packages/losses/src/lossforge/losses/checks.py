@@ -3,11 +3,13 @@
 import math
 import os
 from collections.abc import Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import _reduction
 
+R = TypeVar("R", bound=str)
 REDUCTIONS = ("none", "mean", "sum")
 MODES = (None, "forward", "backward")
 EMPTY = ("nan", "zero")
@@ -15,10 +17,10 @@ VALIDATE = os.environ.get("LOSSFORGE_VALIDATE", "0").lower() in ("1", "true", "y
 """Whether class indices of CUDA tensors are checked too, at the price of a host synchronisation a call: LOSSFORGE_VALIDATE=1."""
 
 
-def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: R) -> R:
     """The reduction, with torch's deprecated size_average and reduce still understood."""
     if size_average is not None or reduce is not None:
-        return _reduction.legacy_get_string(size_average, reduce)
+        return cast(R, _reduction.legacy_get_string(size_average, reduce))
     return reduction
 
 

@@ -11,11 +11,22 @@ from lossforge.losses.reference import ROW_MEAN
 
 IGNORED = -2
 """The class index of a row that does not count; -1 is background."""
+BATCH_REDUCTIONS = (*checks.REDUCTIONS, "batchmean")
 
 
 def of_dim(dim: int, x: Tensor) -> None:
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for an input of shape {tuple(x.shape)}, got {dim}")
+
+
+def per_sample(reduction: str, input: Tensor, options: ElementwiseOptions) -> str:
+    """The reduction, with "batchmean" as a sum whose normalizer, unless one is given, is the number of samples."""
+    checks.one_of("reduction", reduction, BATCH_REDUCTIONS)
+    if reduction != "batchmean":
+        return reduction
+    if options.get("normalizer") is None and isinstance(input, Tensor):
+        options["normalizer"] = input.shape[0] if input.ndim else 1
+    return "sum"
 
 
 def elementwise_loss(

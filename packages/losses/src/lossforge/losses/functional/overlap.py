@@ -36,6 +36,7 @@ from lossforge.losses.dispatch import overlap
 from lossforge.losses.functional.common import Settings, check_options, factor
 from lossforge.losses.operators.overlap import Arguments
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Activation, Reduction, ScalarReduction
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -122,9 +123,9 @@ def dice_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     squared_pred: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -164,9 +165,9 @@ def jaccard_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     squared_pred: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -205,10 +206,10 @@ def tversky_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     alpha: float = 0.5,
     beta: float = 0.5,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -247,11 +248,11 @@ def focal_tversky_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     alpha: float = 0.3,
     beta: float = 0.7,
     gamma: float = 0.75,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -292,9 +293,9 @@ def dice_ce_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     squared_pred: bool = False,
-    reduction: str = "mean",
+    reduction: ScalarReduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,

@@ -79,7 +79,7 @@ def rowwise_loss(
         target = checks.indices(target_name, target, per_row, x, 0, classes, ignore_index, options.get("validate"))
         if target_b is not None:
             target_b = checks.indices("target_b", target_b, per_row, x, 0, classes, ignore_index, options.get("validate"))
-    weight, bias = _per_class("weight", weight, x, classes), _per_class("log_prior", bias, x, classes)
+    weight, bias = per_class("weight", weight, x, classes), per_class("log_prior", bias, x, classes)
     one = x.ndim == 1
     a = Rowwise(
         loss,
@@ -116,7 +116,7 @@ def total(results: Sequence[Tensor | None]) -> Tensor:
     return loss
 
 
-def _per_class(name: str, t: Tensor | None, x: Tensor, classes: int) -> Tensor | None:
+def per_class(name: str, t: Tensor | None, x: Tensor, classes: int) -> Tensor | None:
     if t is None:
         return None
     checks.floating_beside(name, t, x)
