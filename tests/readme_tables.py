@@ -28,6 +28,7 @@ PICTURES = {
 TARGETS = {
     "elementwise": "dense, class index, class index and score, mixup pair",
     "rowwise": "class index, probabilities, mixup pair",
+    "nll": "class index, mixup pair",
     "boxes": "a box each, `xyxy` or `cxcywh`",
     "overlap": "class index a pixel, dense",
     "divergence": "a teacher's logits",
@@ -66,7 +67,7 @@ def row(loss: Loss) -> list[str]:
         f"`{loss.module.__name__}`",
         f"`{formula(loss)}`",
         targets_of(loss),
-        f"`{loss.template}.py`",
+        f"`{'elementwise' if loss.template == 'nll' else loss.template}.py`",
         f"`{judge.replace(':', '.')}`" if theirs else "",
         loss.paper,
     ]

@@ -99,6 +99,10 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
     if loss.template == "topk":
         yield from large_topk(dtype)
         return
+    if loss.template == "nll":
+        yield Sample("many classes", torch.zeros(64, 32000, dtype=dtype), torch.zeros(64, dtype=torch.int64))
+        yield Sample("pixels", torch.zeros(2, 21, 32, 32, dtype=dtype), torch.zeros(2, 32, 32, dtype=torch.int64))
+        return
     if loss.template == "elementwise":
         yield Sample("aligned", torch.zeros(64, 64, dtype=dtype), torch.zeros(64, 64, dtype=dtype))
         yield Sample("big tiles", torch.zeros(1).to(dtype).expand(2**11, 2**10), torch.zeros(2**11, dtype=torch.int64))

@@ -29,7 +29,7 @@ def _nothing_launched():
         (TypeError, "target must be of an integer dtype, got torch.bool", X, INDEX.bool(), {}),
         (ValueError, r"target must have the shape of input, \(3, 4\).* got \(3, 1\)", X, torch.rand(3, 1), {}),
         (ValueError, r"target must have shape \(3,\), got \(4,\)", X, torch.zeros(4, dtype=torch.long), {}),
-        (ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'", X, INDEX, {"reduction": "avg"}),
+        (ValueError, "reduction must be one of 'none', 'mean', 'sum'(, 'batchmean')?, got 'avg'", X, INDEX, {"reduction": "avg"}),
         (ValueError, "gradient must be one of None, 'forward', 'backward', got 'both'", X, INDEX, {"gradient": "both", "reduction": "sum"}),
         (ValueError, "gradient=\"forward\" needs a scalar result", X, INDEX, {"gradient": "forward", "reduction": "none"}),
         (ValueError, "empty must be one of 'nan', 'zero', got 'none'", X, INDEX, {"empty": "none", "reduction": "sum"}),
@@ -114,8 +114,10 @@ def test_groups():
 def test_modules():
     with pytest.raises(
         TypeError,
-        match=r"CrossEntropyLoss\(\) got an .* argument 'dim'. It takes weight, .* empty, gradient, inplace, validate$",
+        match=r"CrossEntropyLoss\(\) got an .* argument 'dim'. It takes weight, .* empty, gradient, .* softcap, z_loss$",
     ):
         CrossEntropyLoss(dim=1)
+    with pytest.raises(TypeError, match=r"SigmoidFocalLoss\(\) got an .* argument 'gama'; did you mean 'gamma'\? It takes alpha, "):
+        SigmoidFocalLoss(gama=1.0)
     with pytest.raises(ValueError, match="reduction must be one of"):
         SigmoidFocalLoss(reduction="avg")

@@ -6,7 +6,7 @@ import torch
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import BOUNDS, Sample, error, run, samples
 
-STRAIGHT = ("mae", "box_l1")  # whose second derivative is 0
+STRAIGHT = ("mae", "box_l1", "nll", "kl_div")  # whose second derivative is 0
 GPU = torch.cuda.is_available()
 FIRST = {loss.template: loss for loss in reversed(LOSSES.values())}
 

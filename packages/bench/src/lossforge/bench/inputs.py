@@ -144,6 +144,22 @@ def _boxes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": torch.cat([centre - size / 2, centre + size / 2], 1).to(x.dtype)}
 
 
+def _dense_of_probabilities(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """As in _preference_of_probabilities."""
+    x.sigmoid_().clamp_(0.01, 0.99)
+    return _dense(x, generator)
+
+
+def _log_probabilities(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    x.copy_(x.log_softmax(1))
+    return _probabilities(x, generator)
+
+
+def _classes_of_log_probabilities(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    x.copy_(x.log_softmax(1))
+    return _classes(x, generator)
+
+
 def _preference_of_probabilities(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """The noise in x becomes probabilities, none so near 0 or 1 that torch bounds their logarithm."""
     x.sigmoid_().clamp_(0.01, 0.99)
@@ -167,6 +183,9 @@ _MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
     "nothing": _nothing,
     "preference": _preference,
     "preference of probabilities": _preference_of_probabilities,
+    "dense of probabilities": _dense_of_probabilities,
+    "log-probabilities": _log_probabilities,
+    "classes of log-probabilities": _classes_of_log_probabilities,
     "class prior": _class_prior,
     "teacher": _teacher,
     "distinct teacher": _distinct_teacher,

@@ -27,6 +27,9 @@ LOSSES |= {
     "quality_focal": "quality focal",
     "varifocal": "varifocal",
     "preference_bce_probability": "preference-weighted BCE of probabilities",
+    "bce_probability": "BCE of probabilities",
+    "kl_div": "KL divergence of log-probabilities",
+    "nll": "negative log-likelihood",
 }
 LOSSES |= {
     "asymmetric_single_label": "asymmetric, one class",

@@ -49,7 +49,7 @@ def _ce(size: str, dtype: str, variant: str = "") -> Key:
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "element-wise": (
         *("mae", "mse", "huber", "smooth_l1", "bce", "preference_bce", "preference_bce_probability", "bce_smoothed", "focal"),
-        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "siglip"),
+        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "siglip", "bce_probability", "kl_div", "nll"),
     ),
     "row-wise": (
         "ce",

@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeGuard, TypeVar, Unpack, get_origin
+from typing import Any, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import _reduction
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Name = TypeVar("Name", bound=str)
 
 REDUCTIONS = ("none", "mean", "sum")
 MODES = (None, "forward", "backward")
@@ -22,10 +23,10 @@ VALIDATE = os.environ.get("LOSSFORGE_VALIDATE", "0").lower() in ("1", "true", "y
 """Whether class indices of CUDA tensors are checked too, at the price of a host synchronisation a call: LOSSFORGE_VALIDATE=1."""
 
 
-def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: Name) -> Name:
     """The reduction, with torch's deprecated size_average and reduce still understood."""
     if size_average is not None or reduce is not None:
-        return _reduction.legacy_get_string(size_average, reduce)
+        return cast(Name, _reduction.legacy_get_string(size_average, reduce))
     return reduction
 
 

@@ -73,7 +73,8 @@ class _Make:
 
     def logits(self, *shape: int) -> Tensor:
         x = torch.randn(shape, generator=self.generator) * 2
-        return (x.sigmoid() if self.domain == "probabilities" else x).to(self.device, self.dtype)
+        of_domain = {"probabilities": torch.sigmoid, "log-probabilities": torch.nn.functional.logsigmoid}.get(self.domain)
+        return (x if of_domain is None else of_domain(x)).to(self.device, self.dtype)
 
     def unit(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.generator).to(self.device, self.dtype)
@@ -348,6 +349,7 @@ _OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.fl
 _SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {
     "elementwise": _elementwise,
     "rowwise": _rowwise,
+    "nll": _rowwise,
     "boxes": _boxes,
     "overlap": _overlap,
     "divergence": _divergence,

@@ -4,7 +4,7 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from torch import Tensor, nn
 
@@ -12,12 +12,13 @@ from lossforge.losses import checks, lazy
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.formulas import FORMULAS, Formula, Inlined
 from lossforge.losses.functional.box import box_loss
-from lossforge.losses.functional.common import BoxOptions, BoxSettings, ElementwiseOptions, ElementwiseSettings
+from lossforge.losses.functional.common import BoxOptions, ElementwiseOptions
 from lossforge.losses.functional.elementwise import elementwise_loss
-from lossforge.losses.functional.rowwise import RowOptions, RowSettings, rowwise_loss, total
-from lossforge.losses.modules.common import LossModule
+from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
+from lossforge.losses.modules.common import BoxModule, ElementwiseModule, LossModule, RowModule
 from lossforge.losses.registry import Loss
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source
@@ -41,7 +42,7 @@ class CustomLoss:
     def __call__(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:
         return self.function(input, target, **options)
 
-    def module(self, *, reduction: str = "mean", **options: Any) -> nn.Module:
+    def module(self, *, reduction: Reduction = "mean", **options: Any) -> "CustomModule":
         """The loss as a module that keeps these options: hyper-parameters and those that every loss has."""
         return CustomModule(self, reduction, options)
 
@@ -60,22 +61,46 @@ class CustomLoss:
 class CustomModule(LossModule):
     """A loss of one's own as a module."""
 
-    def __init__(self, loss: CustomLoss, reduction: str, options: dict[str, Any]) -> None:
-        hyper = {name: options.pop(name) for name in loss.hyper if name in options}
-        buffers: dict[str, Tensor | None] = {name: value for name, value in hyper.items() if isinstance(value, Tensor)}
-        settings = {name: value for name, value in hyper.items() if name not in buffers}
-        self.accepted = {"boxes": BoxSettings, "rowwise": RowSettings}.get(loss.loss.template, ElementwiseSettings)
-        accepted = ("reduction", *loss.hyper, *self.accepted.__annotations__)
-        for name in options:
-            if name not in accepted:
-                raise checks.unexpected(f"{loss.__name__}.module", name, accepted)
-        super().__init__(reduction, buffers, settings, options)
+    function: CustomLoss
+
+    def __init__(self, loss: CustomLoss, reduction: Reduction, options: dict[str, Any]) -> None:
+        if taken := [name for name in loss.hyper if hasattr(CustomModule, name) or name in vars(nn.Module())]:
+            raise TypeError(f"{loss.__name__}: a module has an attribute {taken[0]!r} already; call this hyper-parameter differently")
+        self.shared = MODULE_OPTIONS[loss.loss.template]
+        hyper = {name: options.pop(name, default) for name, default in loss.hyper.items()}
+        super().__init__(options, **hyper, reduction=reduction)
         self.function = loss
 
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input, target, **per_call)
 
+    if TYPE_CHECKING:  # hyper-parameters have the names that the formula gives them
+
+        def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+
+MODULE_OPTIONS = {
+    "elementwise": ElementwiseModule.shared,
+    "rowwise": {**RowModule.shared, "weight": None, "ignore_index": -100},
+    "boxes": {**BoxModule.shared, "format": "xyxy"},
+}
+Domain = Literal["logits", "probabilities"]
+
+
+@overload
 def elementwise(
-    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None, domain: str = "logits"
-) -> Any:
+    *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None, domain: Domain = "logits"
+) -> Callable[[Any], CustomLoss]: ...
+@overload
+def elementwise(
+    formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None, domain: Domain = "logits"
+) -> CustomLoss: ...
+def elementwise(
+    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None, domain: Domain = "logits"
+) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over elements, for use as a decorator above @triton.jit.
 
     The formula takes (x, y, *hyper), float32 elements of input and target and the hyper-parameters by position, and returns the value
@@ -112,7 +137,13 @@ def elementwise(
     return made.finish("elementwise", loss, domain)
 
 
-def rowwise(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Any:
+@overload
+def rowwise(*, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Callable[[Any], CustomLoss]: ...
+@overload
+def rowwise(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> CustomLoss: ...
+def rowwise(
+    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None
+) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over rows under a softmax, for use as a decorator above @triton.jit.
 
     The formula takes (z, *hyper), z = -ln p of the target's class under the softmax of a row, and returns φ(z) or (φ, φ′); L = w_t φ(z).
@@ -149,7 +180,13 @@ def rowwise(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None,
     return made.finish("rowwise", loss, without=("probabilities", "label_smoothing"))
 
 
-def boxes(formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Any:
+@overload
+def boxes(*, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Callable[[Any], CustomLoss]: ...
+@overload
+def boxes(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> CustomLoss: ...
+def boxes(
+    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None
+) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over pairs of boxes, for use as a decorator above @triton.jit.
 
     The formula takes the corners of both, (x1, y1, x2, y2, u1, v1, u2, v2, *hyper), and returns the value of the pair, or that and its

@@ -5,10 +5,10 @@ z = -ln p of a row's class; those of boxes (boxes1, boxes2, *hyper), and return 
 those of overlap losses (I, P, Y, *hyper), sums over a region; those of divergences (ln p, ln q, *hyper).
 """
 
-from lossforge.losses.formulas import binary, box, divergence, overlap, regression, softmax
+from lossforge.losses.formulas import binary, box, divergence, likelihood, overlap, regression, softmax
 from lossforge.losses.formulas.common import Formula, Inlined
 
-FAMILIES = (regression, binary, softmax, box, overlap, divergence)
+FAMILIES = (regression, binary, likelihood, softmax, box, overlap, divergence)
 FORMULAS: dict[str, Formula] = {name: formula for family in FAMILIES for name, formula in family.FORMULAS.items()}
 
 __all__ = ["FORMULAS", "Formula", "Inlined"]

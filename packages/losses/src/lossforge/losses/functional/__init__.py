@@ -36,6 +36,7 @@ differentiated through the plain-torch reference when it requires grad.
 from lossforge.losses.functional.asymmetric import asymmetric_loss_single_label
 from lossforge.losses.functional.binary import (
     asymmetric_loss_multi_label,
+    binary_cross_entropy,
     binary_cross_entropy_with_logits,
     poly_binary_cross_entropy,
     preference_bce,
@@ -67,6 +68,7 @@ from lossforge.losses.functional.divergence import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
+from lossforge.losses.functional.likelihood import kl_div, nll_loss
 from lossforge.losses.functional.overlap import dice_ce_loss, dice_loss, focal_tversky_loss, jaccard_loss, tversky_loss
 from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from lossforge.losses.functional.siglip import siglip_loss
@@ -78,6 +80,7 @@ __all__ = [
     "TokenLogps",
     "asymmetric_loss_multi_label",
     "asymmetric_loss_single_label",
+    "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "box_iou_loss",
     "box_l1_loss",
@@ -96,10 +99,12 @@ __all__ = [
     "huber_loss",
     "jaccard_loss",
     "js_div_with_logits",
+    "kl_div",
     "kl_div_with_logits",
     "l1_loss",
     "logit_adjusted_cross_entropy",
     "mse_loss",
+    "nll_loss",
     "poly_binary_cross_entropy",
     "poly_cross_entropy",
     "preference_bce",

@@ -7,6 +7,7 @@ from torch import Tensor
 from lossforge.losses import checks
 from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 
 @repeated
@@ -16,7 +17,7 @@ def asymmetric_loss_single_label(
     gamma_pos: float = 1.0,
     gamma_neg: float = 4.0,
     eps: float = 0.1,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,

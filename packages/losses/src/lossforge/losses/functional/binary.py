@@ -8,8 +8,9 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.functional.common import ElementwiseOptions
-from lossforge.losses.functional.elementwise import dense, elementwise_loss, with_parameter
+from lossforge.losses.functional.elementwise import dense, elementwise_loss, per_sample, with_parameter
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import BatchReduction, Reduction
 
 
 @repeated
@@ -19,7 +20,7 @@ def binary_cross_entropy_with_logits(
     weight: Tensor | None = None,  # broadcasts to input
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     pos_weight: Tensor | None = None,  # broadcasts to input
     *,
     label_smoothing: float = 0.0,
@@ -72,13 +73,40 @@ def _softened(
 
 
 @repeated
+def binary_cross_entropy(
+    input: Tensor,  # probabilities, any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    weight: Tensor | None = None,  # broadcasts to input
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Binary cross entropy on probabilities, as torch.nn.functional.binary_cross_entropy. Prefer the one on logits, which is exact.
+
+    L = -w [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100; the gradient is that of preference_bce, finite at 0 and 1.
+
+    Args: input in [0, 1]; outside, loss and gradient are nan (torch raises, on CUDA a device assert). Target and others: as in
+    binary_cross_entropy_with_logits.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    reduction = checks.legacy_reduction(size_average, reduce, reduction)
+    return elementwise_loss("bce", input, target, [_floor(input)], reduction, options, weight=weight)
+
+
+def _floor(input: Tensor) -> float:
+    """The least probability that the gradient tells from 0."""
+    return 2.0**-15 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
+
+
+@repeated
 def smoothed_binary_cross_entropy(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     smoothing: float = 0.1,
     target_threshold: float | None = None,
     weight: Tensor | None = None,  # broadcasts to input
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     sum_classes: bool = False,
     pos_weight: float | Tensor | None = None,  # broadcasts to input
     smooth_dense: bool = False,
@@ -119,7 +147,7 @@ def preference_bce_with_logits(
     *,
     group: Tensor | None = None,  # integer, broadcasts to input
     group_weight: Tensor | None = None,  # (G,)
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
     """Preference-weighted binary cross entropy on logits.
@@ -153,7 +181,7 @@ def preference_bce(
     *,
     group: Tensor | None = None,  # integer, broadcasts to input
     group_weight: Tensor | None = None,  # (G,)
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
     """Preference-weighted binary cross entropy on probabilities. Prefer the one on logits: it is exact at every confidence.
@@ -164,12 +192,11 @@ def preference_bce(
     Args: input in [0, 1]; outside, loss and gradient are nan. Others: as in preference_bce_with_logits.
     Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
     """
-    floor = 2.0**-15 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
     return elementwise_loss(
         "bce",
         input,
         target,
-        [floor],
+        [_floor(input)],
         reduction,
         options,
         weight=preference,
@@ -184,7 +211,7 @@ def sigmoid_focal_loss(
     targets: Tensor,  # as inputs, or class indices: as inputs without dim
     alpha: float | Tensor = 0.25,
     gamma: float = 2.0,
-    reduction: str = "none",
+    reduction: Reduction = "none",
     *,
     weight: Tensor | None = None,  # broadcasts to inputs
     **options: Unpack[ElementwiseOptions],
@@ -224,15 +251,6 @@ def _smoothed(target: Tensor, input: Tensor, smoothing: float) -> Tensor:
     return target.to(torch.promote_types(target.dtype, torch.float32)) * (1.0 - smoothing) + 0.5 * smoothing
 
 
-def _per_sample(reduction: str, input: Tensor, options: ElementwiseOptions) -> str:
-    """The reduction, with timm's "batchmean" as a sum whose normalizer, unless one is given, is the number of samples."""
-    if reduction != "batchmean":
-        return reduction
-    if options.get("normalizer") is None and isinstance(input, Tensor):
-        options["normalizer"] = input.shape[0] if input.ndim else 1
-    return "sum"
-
-
 @repeated
 def asymmetric_loss_multi_label(
     input: Tensor,  # any shape
@@ -243,7 +261,7 @@ def asymmetric_loss_multi_label(
     eps: float = 1e-8,
     disable_torch_grad_focal_loss: bool = False,
     smoothing: float = 0.0,
-    reduction: str = "batchmean",
+    reduction: BatchReduction = "batchmean",
     weight: Tensor | None = None,  # broadcasts to input
     pos_weight: float | Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
@@ -275,7 +293,7 @@ def asymmetric_loss_multi_label(
         input,
         _smoothed(target, input, smoothing),
         hyper,
-        _per_sample(reduction, input, options),
+        per_sample(reduction, input, options),
         options,
         weight=weight,
         parameter=parameter,
@@ -290,7 +308,7 @@ def poly_binary_cross_entropy(
     gamma: float = 0.0,
     alpha: float | Tensor | None = None,
     smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: BatchReduction = "mean",
     *,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
@@ -313,7 +331,7 @@ def poly_binary_cross_entropy(
         input,
         _smoothed(target, input, smoothing),
         hyper,
-        _per_sample(reduction, input, options),
+        per_sample(reduction, input, options),
         options,
         weight=weight,
         parameter=per_class,

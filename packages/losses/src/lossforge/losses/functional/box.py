@@ -9,6 +9,7 @@ from lossforge.losses.dispatch import boxes
 from lossforge.losses.functional.common import BoxOptions, check_options, factor
 from lossforge.losses.operators.boxes import Arguments
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import BoxFormat, Reduction
 
 FORMATS = ("xyxy", "cxcywh")
 
@@ -64,11 +65,11 @@ def _overlap_loss(
 def box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
-    reduction: str = "none",
+    reduction: Reduction = "none",
     eps: float = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
-    format: str = "xyxy",
+    format: BoxFormat = "xyxy",
     **options: Unpack[BoxOptions],
 ) -> Tensor:
     """Loss of the intersection over union (IoU) of two boxes; no gradient where they do not overlap.
@@ -91,11 +92,11 @@ def box_iou_loss(
 def generalized_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
-    reduction: str = "none",
+    reduction: Reduction = "none",
     eps: float = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
-    format: str = "xyxy",
+    format: BoxFormat = "xyxy",
     **options: Unpack[BoxOptions],
 ) -> Tensor:
     """Generalized IoU loss (GIoU), as torchvision.ops.generalized_box_iou_loss (Rezatofighi et al. 2019, arXiv 1902.09630).
@@ -113,11 +114,11 @@ def generalized_box_iou_loss(
 def distance_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
-    reduction: str = "none",
+    reduction: Reduction = "none",
     eps: float = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
-    format: str = "xyxy",
+    format: BoxFormat = "xyxy",
     **options: Unpack[BoxOptions],
 ) -> Tensor:
     """Distance IoU loss (DIoU), as torchvision.ops.distance_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
@@ -135,11 +136,11 @@ def distance_box_iou_loss(
 def complete_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
-    reduction: str = "none",
+    reduction: Reduction = "none",
     eps: float = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
-    format: str = "xyxy",
+    format: BoxFormat = "xyxy",
     **options: Unpack[BoxOptions],
 ) -> Tensor:
     """Complete IoU loss (CIoU), as torchvision.ops.complete_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
@@ -157,11 +158,11 @@ def complete_box_iou_loss(
 def efficient_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
-    reduction: str = "none",
+    reduction: Reduction = "none",
     eps: float = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
-    format: str = "xyxy",
+    format: BoxFormat = "xyxy",
     **options: Unpack[BoxOptions],
 ) -> Tensor:
     """Efficient IoU loss (EIoU; Zhang et al. 2022, arXiv 2101.08158).
@@ -179,7 +180,7 @@ def efficient_box_iou_loss(
 def box_l1_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
-    reduction: str = "none",
+    reduction: Reduction = "none",
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
     **options: Unpack[BoxOptions],
@@ -199,7 +200,7 @@ def box_l1_loss(
 def box_smooth_l1_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
-    reduction: str = "none",
+    reduction: Reduction = "none",
     beta: float = 1.0,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)

@@ -8,6 +8,7 @@ from torch import Tensor
 from lossforge.losses import checks
 from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 
 @repeated
@@ -16,7 +17,7 @@ def softmax_focal_loss(
     target: Tensor,  # class indices (), (N,), (N, d…)
     alpha: float | Tensor | None = None,  # number or (C,)
     gamma: float = 2.0,
-    reduction: str = "none",
+    reduction: Reduction = "none",
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     **options: Unpack[RowOptions],
@@ -79,7 +80,7 @@ def poly_cross_entropy(
     epsilon: float = 2.0,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     *,
     smoothing: float | None = None,
@@ -134,7 +135,7 @@ def generalized_cross_entropy(
     q: float = 0.7,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     **options: Unpack[RowOptions],
 ) -> Tensor:
     """Generalised cross entropy, for noisy labels (Zhang and Sabuncu 2018, arXiv 1805.07836).
@@ -162,7 +163,7 @@ def logit_adjusted_cross_entropy(
     tau: float = 1.0,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     **options: Unpack[RowOptions],
 ) -> Tensor:

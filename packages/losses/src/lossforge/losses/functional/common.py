@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
+from lossforge.losses.types import Empty, Gradient
 
 
 class Settings(TypedDict, total=False):
     """Keyword-only options of every loss that a module keeps; lossforge.losses.functional says what they do."""
 
-    empty: str
-    gradient: str | None
+    empty: Empty
+    gradient: Gradient | None
     inplace: bool
     validate: bool | None
 
@@ -23,8 +24,8 @@ class ElementwiseSettings(Settings, total=False):
 
 
 class BoxSettings(TypedDict, total=False):
-    empty: str
-    gradient: str | None
+    empty: Empty
+    gradient: Gradient | None
 
 
 class BoxOptions(BoxSettings, total=False):

@@ -9,6 +9,7 @@ from lossforge.losses.dispatch import contrastive
 from lossforge.losses.functional.common import Options, check_options, factor
 from lossforge.losses.operators.contrastive import Arguments as Contrastive
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 
 class ContrastiveOptions(Options, total=False):
@@ -21,7 +22,7 @@ class ContrastiveOptions(Options, total=False):
 def clip_loss(
     similarity: Tensor,  # (N, M), M ≥ N
     offset: int = 0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     **options: Unpack[ContrastiveOptions],
 ) -> Tensor:
     """Symmetric InfoNCE over one similarity matrix, the loss of CLIP, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).

@@ -8,6 +8,7 @@ from lossforge.losses import checks
 from lossforge.losses.functional.common import ElementwiseOptions, UnscoredOptions
 from lossforge.losses.functional.elementwise import elementwise_loss
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 
 @repeated
@@ -16,7 +17,7 @@ def quality_focal_loss(
     target: Tensor,  # as input, or class indices: as input without dim
     score: Tensor | None = None,  # as a class-index target
     beta: float = 2.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[UnscoredOptions],
@@ -46,7 +47,7 @@ def varifocal_loss(
     alpha: float = 0.75,
     gamma: float = 2.0,
     iou_weighted: bool = True,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[UnscoredOptions],

@@ -26,6 +26,7 @@ from lossforge.losses.dispatch import divergence
 from lossforge.losses.functional.common import CallOptions, check_options, factor
 from lossforge.losses.operators.divergence import Arguments
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import BatchReduction
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
 
@@ -35,7 +36,7 @@ def kl_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
     temperature: float = 1.0,
-    reduction: str = "batchmean",
+    reduction: BatchReduction = "batchmean",
     *,
     reverse: bool = False,
     temperature_squared: bool = True,
@@ -76,7 +77,7 @@ def js_div_with_logits(
     target_logits: Tensor,  # as input
     beta: float = 0.5,
     temperature: float = 1.0,
-    reduction: str = "batchmean",
+    reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
     weight: Tensor | None = None,  # (), (N,), (N, d…)
@@ -120,7 +121,7 @@ def total_variation_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
     temperature: float = 1.0,
-    reduction: str = "batchmean",
+    reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
     weight: Tensor | None = None,  # (), (N,), (N, d…)
@@ -160,7 +161,7 @@ def topk_kl_div_with_logits(
     values: Tensor,  # (K,), (N, K), (N, K, d…)
     indices: Tensor,  # as values
     temperature: float = 1.0,
-    reduction: str = "batchmean",
+    reduction: BatchReduction = "batchmean",
     *,
     renormalize: bool = False,
     tail: bool = False,

@@ -13,6 +13,7 @@ from lossforge.losses.reference import ROW_MEAN
 
 IGNORED = -2
 """The class index of a row that does not count; -1 is background."""
+BATCH_REDUCTIONS = (*checks.REDUCTIONS, "batchmean")
 
 
 def of_dim(dim: int, x: Tensor) -> None:
@@ -34,6 +35,16 @@ def dense(target: Tensor, x: Tensor) -> Tensor:
     if target.is_floating_point() or target.is_complex() or target.shape != x.shape:
         return target
     return target.to(x.dtype if target.dtype == torch.bool else torch.promote_types(x.dtype, torch.float32))
+
+
+def per_sample(reduction: str, input: Tensor, options: ElementwiseOptions) -> str:
+    """The reduction, with "batchmean" as a sum whose normalizer, unless one is given, is the number of samples."""
+    checks.one_of("reduction", reduction, BATCH_REDUCTIONS)
+    if reduction != "batchmean":
+        return reduction
+    if options.get("normalizer") is None and isinstance(input, Tensor):
+        options["normalizer"] = input.shape[0] if input.ndim else 1
+    return "sum"
 
 
 def elementwise_loss(

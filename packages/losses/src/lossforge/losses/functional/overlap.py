@@ -37,6 +37,7 @@ from lossforge.losses.dispatch import overlap
 from lossforge.losses.functional.common import Settings, check_options, factor
 from lossforge.losses.operators.overlap import Arguments
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Activation, Reduction, ScalarReduction
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -129,9 +130,9 @@ def dice_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     squared_pred: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -171,9 +172,9 @@ def jaccard_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     squared_pred: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -212,10 +213,10 @@ def tversky_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     alpha: float = 0.5,
     beta: float = 0.5,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -254,11 +255,11 @@ def focal_tversky_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     alpha: float = 0.3,
     beta: float = 0.7,
     gamma: float = 0.75,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,
@@ -299,9 +300,9 @@ def dice_ce_loss(
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
     include_background: bool = True,
-    activation: str | None = "softmax",
+    activation: Activation | None = "softmax",
     squared_pred: bool = False,
-    reduction: str = "mean",
+    reduction: ScalarReduction = "mean",
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
     batch: bool = False,

@@ -8,6 +8,7 @@ from lossforge.losses import checks
 from lossforge.losses.functional.common import ElementwiseOptions
 from lossforge.losses.functional.elementwise import elementwise_loss
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 
 @repeated
@@ -16,7 +17,7 @@ def l1_loss(
     target: Tensor,  # as input, or class indices: as input without dim
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
@@ -49,7 +50,7 @@ def mse_loss(
     target: Tensor,  # as input, or class indices: as input without dim
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
@@ -77,7 +78,7 @@ def mse_loss(
 def huber_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     delta: float = 1.0,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
@@ -99,7 +100,7 @@ def smooth_l1_loss(
     target: Tensor,  # as input, or class indices: as input without dim
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     beta: float = 1.0,
     *,
     weight: Tensor | None = None,  # broadcasts to input

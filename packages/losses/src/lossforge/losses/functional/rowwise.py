@@ -82,10 +82,10 @@ def rowwise_loss(
         target = checks.indices(target_name, target, per_row, x, 0, classes, ignore_index, options.get("validate"))
         if target_b is not None:
             target_b = checks.indices("target_b", target_b, per_row, x, 0, classes, ignore_index, options.get("validate"))
-    weight, bias = _per_class("weight", weight, x, classes), _per_class("log_prior", bias, x, classes)
+    weight, bias = per_class("weight", weight, x, classes), per_class("log_prior", bias, x, classes)
     lam = share(options.get("lam"), target, target_b, x)
     by_weight = reduction == "mean" and normalizer is None and not mean_of_rows and not target.is_floating_point()
-    if z_loss and by_weight and (weight is not None or target_b is not None):
+    if checks.nonzero(z_loss) and by_weight and (weight is not None or target_b is not None):
         weight = x.new_ones(classes, dtype=torch.float32) if weight is None else weight
         weight = _average_one(weight, target, target_b, lam, ignore_index, options.get("empty") == "zero")
         mean_of_rows = True  # of z_loss; and thereby of the rest, by such weights
@@ -138,7 +138,7 @@ def total(results: Sequence[Tensor | None]) -> Tensor:
     return loss
 
 
-def _per_class(name: str, t: Tensor | None, x: Tensor, classes: int) -> Tensor | None:
+def per_class(name: str, t: Tensor | None, x: Tensor, classes: int) -> Tensor | None:
     if t is None:
         return None
     checks.floating_beside(name, t, x)

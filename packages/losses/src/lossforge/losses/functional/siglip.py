@@ -9,6 +9,7 @@ from lossforge.losses import checks
 from lossforge.losses.functional.common import ElementwiseOptions
 from lossforge.losses.functional.elementwise import elementwise_loss
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 NOWHERE = 2**62
 """The offset of a diagonal that meets no matrix."""
@@ -21,7 +22,7 @@ def siglip_loss(
     *,
     offset: int = 0,
     negative_only: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:

@@ -1,6 +1,6 @@
 """Losses of rows of classes under a softmax."""
 
-from typing import NamedTuple, Unpack
+from typing import Literal, NamedTuple, Unpack, overload
 
 from torch import Tensor
 
@@ -8,6 +8,7 @@ from lossforge.losses import checks
 from lossforge.losses.functional.common import Options
 from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss
 from lossforge.losses.repeat import repeated
+from lossforge.losses.types import Reduction
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -20,6 +21,88 @@ class CrossEntropyOutput(NamedTuple):
     correct: Tensor | None
 
 
+class CrossEntropyOptions(RowOptions, total=False):
+    """Those of cross_entropy after the weight, by keyword."""
+
+    size_average: bool | None
+    ignore_index: int
+    reduce: bool | None
+    reduction: Reduction
+    label_smoothing: float
+
+
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    **options: Unpack[RowOptions],
+) -> Tensor: ...
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    return_z_loss: Literal[True],
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[CrossEntropyOptions],
+) -> CrossEntropyOutput: ...
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    return_lse: Literal[True],
+    return_z_loss: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[CrossEntropyOptions],
+) -> CrossEntropyOutput: ...
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    return_entropy: Literal[True],
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[CrossEntropyOptions],
+) -> CrossEntropyOutput: ...
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    return_correct: Literal[True],
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    **options: Unpack[CrossEntropyOptions],
+) -> CrossEntropyOutput: ...
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[CrossEntropyOptions],
+) -> Tensor | CrossEntropyOutput: ...
 @repeated
 def cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
@@ -28,7 +111,7 @@ def cross_entropy(
     size_average: bool | None = None,
     ignore_index: int = -100,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     *,
     scale: float = 1.0,

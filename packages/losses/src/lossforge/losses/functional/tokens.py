@@ -1,6 +1,6 @@
 """Log-probabilities of tokens: what preference objectives and policy gradients start from."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 from torch import Tensor
 
@@ -16,6 +16,42 @@ class TokenLogps(NamedTuple):
     entropy: Tensor
 
 
+@overload
+def selective_log_softmax(
+    logits: Tensor,
+    index: Tensor,
+    *,
+    temperature: float = 1.0,
+    return_entropy: Literal[False] = False,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    inplace: bool = False,
+    validate: bool | None = None,
+) -> Tensor: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor,
+    index: Tensor,
+    *,
+    temperature: float = 1.0,
+    return_entropy: Literal[True],
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    inplace: bool = False,
+    validate: bool | None = None,
+) -> TokenLogps: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor,
+    index: Tensor,
+    *,
+    temperature: float = 1.0,
+    return_entropy: bool,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    inplace: bool = False,
+    validate: bool | None = None,
+) -> Tensor | TokenLogps: ...
 @checks.named
 def selective_log_softmax(
     logits: Tensor,  # (..., V)

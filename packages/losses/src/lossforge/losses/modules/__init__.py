@@ -1,13 +1,18 @@
-"""The losses as modules: the functions of lossforge.losses.functional with their options kept, class-wise tensors as buffers.
+"""The losses as modules: the functions of lossforge.losses.functional with their options kept, tensors among them as buffers.
+
+Options are attributes that each call reads: `criterion.label_smoothing = 0.0` changes the next call, and a tensor may take a number's
+place.
 
 Every module takes, keyword-only, the options that every function has (empty, gradient, inplace, validate, and dim where targets may be
-class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, score, weight, preference, group, normalizer).
+class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, score, preference, group, normalizer) and any
+option for that call alone.
 Those of boxes take empty and gradient, and `forward` weight and normalizer.
 """
 
 from lossforge.losses.modules.asymmetric import AsymmetricLossSingleLabel
 from lossforge.losses.modules.binary import (
     AsymmetricLossMultiLabel,
+    BCELoss,
     BCEWithLogitsLoss,
     BinaryCrossEntropy,
     PolyBinaryCrossEntropy,
@@ -38,6 +43,7 @@ from lossforge.losses.modules.divergence import (
     TopKKLDivWithLogitsLoss,
     TotalVariationWithLogitsLoss,
 )
+from lossforge.losses.modules.likelihood import KLDivLoss, NLLLoss
 from lossforge.losses.modules.overlap import DiceCELoss, DiceLoss, FocalTverskyLoss, JaccardLoss, TverskyLoss
 from lossforge.losses.modules.regression import HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from lossforge.losses.modules.siglip import SigLIPLoss
@@ -46,6 +52,7 @@ from lossforge.losses.modules.softmax import CrossEntropyLoss
 __all__ = [
     "AsymmetricLossMultiLabel",
     "AsymmetricLossSingleLabel",
+    "BCELoss",
     "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
     "BoxIoULoss",
@@ -64,10 +71,12 @@ __all__ = [
     "HuberLoss",
     "JSDivWithLogitsLoss",
     "JaccardLoss",
+    "KLDivLoss",
     "KLDivWithLogitsLoss",
     "L1Loss",
     "LogitAdjustedCrossEntropyLoss",
     "MSELoss",
+    "NLLLoss",
     "PolyBinaryCrossEntropy",
     "PolyCrossEntropyLoss",
     "PreferenceBCELoss",

@@ -6,25 +6,35 @@ from torch import Tensor
 
 from lossforge.losses import functional
 from lossforge.losses.functional.rowwise import RowSettings
-from lossforge.losses.modules.common import LossModule
+from lossforge.losses.modules.common import RowModule
+from lossforge.losses.types import Reduction
 
 
-class AsymmetricLossSingleLabel(LossModule):
+class AsymmetricLossSingleLabel(RowModule):
     """Asymmetric loss as timm.loss.AsymmetricLossSingleLabel: see functional.asymmetric_loss_single_label."""
 
     function = staticmethod(functional.asymmetric_loss_single_label)
-    accepted = RowSettings
+    gamma_pos: float
+    gamma_neg: float
+    eps: float
 
     def __init__(
         self,
         gamma_pos: float = 1.0,
         gamma_neg: float = 4.0,
         eps: float = 0.1,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         *,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         **options: Unpack[RowSettings],
     ) -> None:
-        settings = {"gamma_pos": gamma_pos, "gamma_neg": gamma_neg, "eps": eps, "ignore_index": ignore_index}
-        super().__init__(reduction, {"weight": weight}, settings, options)
+        super().__init__(
+            options,
+            gamma_pos=gamma_pos,
+            gamma_neg=gamma_neg,
+            eps=eps,
+            reduction=reduction,
+            weight=weight,
+            ignore_index=ignore_index,
+        )

@@ -1,69 +1,108 @@
 """Losses of independent yes-or-no decisions: one logit or probability each."""
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from torch import Tensor
 
 from lossforge.losses import checks, functional
 from lossforge.losses.functional.common import ElementwiseSettings
-from lossforge.losses.modules.common import LossModule
+from lossforge.losses.functional.elementwise import BATCH_REDUCTIONS
+from lossforge.losses.modules.common import ElementwiseModule, LogitsModule, WeightedSettings
+from lossforge.losses.types import BatchReduction, Reduction
 
 
-class BCEWithLogitsLoss(LossModule):
+class BCEWithLogitsLoss(ElementwiseModule):
     """Binary cross entropy on logits as torch.nn.BCEWithLogitsLoss: see functional.binary_cross_entropy_with_logits."""
 
     function = staticmethod(functional.binary_cross_entropy_with_logits)
+    pos_weight: Tensor | None
+    label_smoothing: float
+    target_threshold: float | None
 
     def __init__(
         self,
         weight: Tensor | None = None,
         size_average: bool | None = None,
         reduce: bool | None = None,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         pos_weight: Tensor | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        target_threshold: float | None = None,
         **options: Unpack[ElementwiseSettings],
     ) -> None:
-        buffers = {"weight": weight, "pos_weight": pos_weight}
-        super().__init__(checks.legacy_reduction(size_average, reduce, reduction), buffers, {}, options)
+        super().__init__(
+            options,
+            weight=weight,
+            reduction=checks.legacy_reduction(size_average, reduce, reduction),
+            pos_weight=pos_weight,
+            label_smoothing=label_smoothing,
+            target_threshold=target_threshold,
+        )
 
 
-class BinaryCrossEntropy(LossModule):
+class BCELoss(ElementwiseModule):
+    """Binary cross entropy on probabilities as torch.nn.BCELoss: see functional.binary_cross_entropy."""
+
+    function = staticmethod(functional.binary_cross_entropy)
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: Reduction = "mean",
+        **options: Unpack[ElementwiseSettings],
+    ) -> None:
+        super().__init__(options, weight=weight, reduction=checks.legacy_reduction(size_average, reduce, reduction))
+
+
+class BinaryCrossEntropy(ElementwiseModule):
     """Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy: see functional.smoothed_binary_cross_entropy."""
 
     function = staticmethod(functional.smoothed_binary_cross_entropy)
+    smoothing: float
+    target_threshold: float | None
+    sum_classes: bool
+    pos_weight: float | Tensor | None
+    smooth_dense: bool
 
     def __init__(
         self,
         smoothing: float = 0.1,
         target_threshold: float | None = None,
         weight: Tensor | None = None,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         sum_classes: bool = False,
         pos_weight: float | Tensor | None = None,
         smooth_dense: bool = False,
         **options: Unpack[ElementwiseSettings],
     ) -> None:
-        settings: dict[str, Any] = {
-            "smoothing": smoothing,
-            "target_threshold": target_threshold,
-            "sum_classes": sum_classes,
-            "smooth_dense": smooth_dense,
-        }
-        buffers = {"weight": weight}
-        if isinstance(pos_weight, Tensor):
-            buffers["pos_weight"] = pos_weight
-        else:
-            settings["pos_weight"] = pos_weight
-        super().__init__(reduction, buffers, settings, options)
+        super().__init__(
+            options,
+            smoothing=smoothing,
+            target_threshold=target_threshold,
+            weight=weight,
+            reduction=reduction,
+            sum_classes=sum_classes,
+            pos_weight=pos_weight,
+            smooth_dense=smooth_dense,
+        )
 
 
-class PreferenceBCEWithLogitsLoss(LossModule):
+class PreferenceBCEWithLogitsLoss(LogitsModule):
     """Preference-weighted binary cross entropy on logits, with a weight per group: see functional.preference_bce_with_logits."""
 
     function = staticmethod(functional.preference_bce_with_logits)
+    shared: Mapping[str, Any] = {**LogitsModule.shared, "dim": -1}
+    group_weight: Tensor | None
+    dim: int
 
-    def __init__(self, group_weight: Tensor | None = None, *, reduction: str = "mean", **options: Unpack[ElementwiseSettings]) -> None:
-        super().__init__(reduction, {"group_weight": group_weight}, {}, options)
+    def __init__(
+        self, group_weight: Tensor | None = None, *, reduction: Reduction = "mean", **options: Unpack[ElementwiseSettings]
+    ) -> None:
+        super().__init__(options, group_weight=group_weight, reduction=reduction)
 
 
 class PreferenceBCELoss(PreferenceBCEWithLogitsLoss):
@@ -72,24 +111,28 @@ class PreferenceBCELoss(PreferenceBCEWithLogitsLoss):
     function = staticmethod(functional.preference_bce)
 
 
-class SigmoidFocalLoss(LossModule):
+class SigmoidFocalLoss(ElementwiseModule):
     """Sigmoid focal loss: see functional.sigmoid_focal_loss. As there, the default reduction is torchvision's "none"."""
 
     function = staticmethod(functional.sigmoid_focal_loss)
+    alpha: float | Tensor
+    gamma: float
 
     def __init__(
-        self, alpha: float | Tensor = 0.25, gamma: float = 2.0, reduction: str = "none", **options: Unpack[ElementwiseSettings]
+        self, alpha: float | Tensor = 0.25, gamma: float = 2.0, reduction: Reduction = "none", **options: Unpack[WeightedSettings]
     ) -> None:
-        per_class = alpha if isinstance(alpha, Tensor) else None
-        settings = {"gamma": gamma} if per_class is not None else {"alpha": alpha, "gamma": gamma}
-        super().__init__(reduction, {} if per_class is None else {"alpha": per_class}, settings, options)
+        super().__init__(options, alpha=alpha, gamma=gamma, reduction=reduction)
 
 
-class AsymmetricLossMultiLabel(LossModule):
+class AsymmetricLossMultiLabel(ElementwiseModule):
     """Asymmetric loss as timm.loss.AsymmetricLossMultiLabel: see functional.asymmetric_loss_multi_label."""
 
     function = staticmethod(functional.asymmetric_loss_multi_label)
-    reductions = (*checks.REDUCTIONS, "batchmean")
+    reductions = BATCH_REDUCTIONS
+    gamma_neg: float
+    gamma_pos: float
+    clip: float | None
+    pos_weight: float | Tensor | None
 
     def __init__(
         self,
@@ -99,32 +142,31 @@ class AsymmetricLossMultiLabel(LossModule):
         eps: float = 1e-8,
         disable_torch_grad_focal_loss: bool = False,
         smoothing: float = 0.0,
-        reduction: str = "batchmean",
-        weight: Tensor | None = None,
+        reduction: BatchReduction = "batchmean",
         pos_weight: float | Tensor | None = None,
-        **options: Unpack[ElementwiseSettings],
+        **options: Unpack[WeightedSettings],
     ) -> None:
-        settings = {
-            "gamma_neg": gamma_neg,
-            "gamma_pos": gamma_pos,
-            "clip": clip,
-            "eps": eps,
-            "disable_torch_grad_focal_loss": disable_torch_grad_focal_loss,
-            "smoothing": smoothing,
-        }
-        buffers = {"weight": weight}
-        if isinstance(pos_weight, Tensor):
-            buffers["pos_weight"] = pos_weight
-        else:
-            settings["pos_weight"] = pos_weight
-        super().__init__(reduction, buffers, settings, options)
+        super().__init__(
+            options,
+            gamma_neg=gamma_neg,
+            gamma_pos=gamma_pos,
+            clip=clip,
+            eps=eps,
+            disable_torch_grad_focal_loss=disable_torch_grad_focal_loss,
+            smoothing=smoothing,
+            reduction=reduction,
+            pos_weight=pos_weight,
+        )
 
 
-class PolyBinaryCrossEntropy(LossModule):
+class PolyBinaryCrossEntropy(ElementwiseModule):
     """Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy: see functional.poly_binary_cross_entropy."""
 
     function = staticmethod(functional.poly_binary_cross_entropy)
-    reductions = (*checks.REDUCTIONS, "batchmean")
+    reductions = BATCH_REDUCTIONS
+    epsilon: float
+    gamma: float
+    alpha: float | Tensor | None
 
     def __init__(
         self,
@@ -132,13 +174,7 @@ class PolyBinaryCrossEntropy(LossModule):
         gamma: float = 0.0,
         alpha: float | Tensor | None = None,
         smoothing: float = 0.0,
-        reduction: str = "mean",
-        **options: Unpack[ElementwiseSettings],
+        reduction: BatchReduction = "mean",
+        **options: Unpack[WeightedSettings],
     ) -> None:
-        settings: dict[str, Any] = {"epsilon": epsilon, "gamma": gamma, "smoothing": smoothing}
-        buffers: dict[str, Tensor | None] = {}
-        if isinstance(alpha, Tensor):
-            buffers["alpha"] = alpha
-        else:
-            settings["alpha"] = alpha
-        super().__init__(reduction, buffers, settings, options)
+        super().__init__(options, epsilon=epsilon, gamma=gamma, alpha=alpha, smoothing=smoothing, reduction=reduction)

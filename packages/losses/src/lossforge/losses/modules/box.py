@@ -4,17 +4,21 @@ from typing import Unpack
 
 from lossforge.losses import functional
 from lossforge.losses.functional.common import BoxSettings
-from lossforge.losses.modules.common import LossModule
+from lossforge.losses.modules.common import BoxModule
+from lossforge.losses.types import BoxFormat, Reduction
 
 
-class BoxIoULoss(LossModule):
+class BoxIoULoss(BoxModule):
     """IoU loss of two boxes: see functional.box_iou_loss. As there and in torchvision, the default reduction is "none"."""
 
     function = staticmethod(functional.box_iou_loss)
-    accepted: type = BoxSettings
+    eps: float
+    format: BoxFormat
 
-    def __init__(self, reduction: str = "none", eps: float = 1e-7, *, format: str = "xyxy", **options: Unpack[BoxSettings]) -> None:
-        super().__init__(reduction, {}, {"eps": eps, "format": format}, options)
+    def __init__(
+        self, reduction: Reduction = "none", eps: float = 1e-7, *, format: BoxFormat = "xyxy", **options: Unpack[BoxSettings]
+    ) -> None:
+        super().__init__(options, reduction=reduction, eps=eps, format=format)
 
 
 class GeneralizedBoxIoULoss(BoxIoULoss):
@@ -41,21 +45,20 @@ class EfficientBoxIoULoss(BoxIoULoss):
     function = staticmethod(functional.efficient_box_iou_loss)
 
 
-class BoxL1Loss(LossModule):
+class BoxL1Loss(BoxModule):
     """Absolute error of boxes, summed over their coordinates: see functional.box_l1_loss."""
 
     function = staticmethod(functional.box_l1_loss)
-    accepted: type = BoxSettings
 
-    def __init__(self, reduction: str = "none", **options: Unpack[BoxSettings]) -> None:
-        super().__init__(reduction, {}, {}, options)
+    def __init__(self, reduction: Reduction = "none", **options: Unpack[BoxSettings]) -> None:
+        super().__init__(options, reduction=reduction)
 
 
-class BoxSmoothL1Loss(LossModule):
+class BoxSmoothL1Loss(BoxModule):
     """Smooth L1 loss of boxes, summed over their coordinates: see functional.box_smooth_l1_loss."""
 
     function = staticmethod(functional.box_smooth_l1_loss)
-    accepted: type = BoxSettings
+    beta: float
 
-    def __init__(self, reduction: str = "none", beta: float = 1.0, **options: Unpack[BoxSettings]) -> None:
-        super().__init__(reduction, {}, {"beta": beta}, options)
+    def __init__(self, reduction: Reduction = "none", beta: float = 1.0, **options: Unpack[BoxSettings]) -> None:
+        super().__init__(options, reduction=reduction, beta=beta)

@@ -1,83 +1,82 @@
 """Losses of rows of classes under a softmax for imbalanced, hard or noisily labelled data."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import functional
 from lossforge.losses.functional.rowwise import RowSettings
-from lossforge.losses.modules.common import LossModule
+from lossforge.losses.modules.common import RowModule
+from lossforge.losses.types import Reduction
 
 
-class SoftmaxFocalLoss(LossModule):
+class SoftmaxFocalLoss(RowModule):
     """Focal loss under a softmax: see functional.softmax_focal_loss. As there, the default reduction is kornia's "none"."""
 
     function = staticmethod(functional.softmax_focal_loss)
-    accepted = RowSettings
+    alpha: float | Tensor | None
+    gamma: float
 
     def __init__(
         self,
         alpha: float | Tensor | None = None,
         gamma: float = 2.0,
-        reduction: str = "none",
+        reduction: Reduction = "none",
         weight: Tensor | None = None,
         ignore_index: int = -100,
         **options: Unpack[RowSettings],
     ) -> None:
-        settings: dict[str, Any] = {"gamma": gamma, "ignore_index": ignore_index}
-        buffers = {"weight": weight}
-        if isinstance(alpha, Tensor):
-            buffers["alpha"] = alpha
-        else:
-            settings["alpha"] = alpha
-        super().__init__(reduction, buffers, settings, options)
+        super().__init__(options, alpha=alpha, gamma=gamma, reduction=reduction, weight=weight, ignore_index=ignore_index)
 
 
-class PolyCrossEntropyLoss(LossModule):
+class PolyCrossEntropyLoss(RowModule):
     """Poly-1 cross entropy as timm.loss.PolyCrossEntropy: see functional.poly_cross_entropy."""
 
     function = staticmethod(functional.poly_cross_entropy)
-    accepted = RowSettings
+    epsilon: float
+    label_smoothing: float
 
     def __init__(
         self,
         epsilon: float = 2.0,
         weight: Tensor | None = None,
         ignore_index: int = -100,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         *,
         smoothing: float | None = None,
         **options: Unpack[RowSettings],
     ) -> None:
-        settings = {
-            "epsilon": epsilon,
-            "ignore_index": ignore_index,
-            "label_smoothing": label_smoothing,
-            "smoothing": smoothing,
-        }
-        super().__init__(reduction, {"weight": weight}, settings, options)
+        super().__init__(
+            options,
+            epsilon=epsilon,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            smoothing=smoothing,
+        )
 
 
-class GeneralizedCrossEntropyLoss(LossModule):
+class GeneralizedCrossEntropyLoss(RowModule):
     """Generalised cross entropy for noisy labels: see functional.generalized_cross_entropy."""
 
     function = staticmethod(functional.generalized_cross_entropy)
-    accepted = RowSettings
+    q: float
 
     def __init__(
         self,
         q: float = 0.7,
         weight: Tensor | None = None,
         ignore_index: int = -100,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         **options: Unpack[RowSettings],
     ) -> None:
-        super().__init__(reduction, {"weight": weight}, {"q": q, "ignore_index": ignore_index}, options)
+        super().__init__(options, q=q, weight=weight, ignore_index=ignore_index, reduction=reduction)
 
 
-class LogitAdjustedCrossEntropyLoss(LossModule):
+class LogitAdjustedCrossEntropyLoss(RowModule):
     """Logit-adjusted cross entropy for long-tailed classes: see functional.logit_adjusted_cross_entropy.
 
     Args: class_counts: samples of each class in the training set, or their shares, (C,), all above 0. Kept as the buffer log_prior; None:
@@ -85,7 +84,9 @@ class LogitAdjustedCrossEntropyLoss(LossModule):
     """
 
     function = staticmethod(functional.logit_adjusted_cross_entropy)
-    accepted = RowSettings
+    log_prior: Tensor | None
+    tau: float
+    label_smoothing: float
 
     def __init__(
         self,
@@ -93,13 +94,19 @@ class LogitAdjustedCrossEntropyLoss(LossModule):
         tau: float = 1.0,
         weight: Tensor | None = None,
         ignore_index: int = -100,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         **options: Unpack[RowSettings],
     ) -> None:
-        settings = {"tau": tau, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-        log_prior = None if class_counts is None else _log_shares(class_counts)
-        super().__init__(reduction, {"log_prior": log_prior, "weight": weight}, settings, options)
+        super().__init__(
+            options,
+            log_prior=None if class_counts is None else _log_shares(class_counts),
+            tau=tau,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
 
 
 def _log_shares(class_counts: Tensor) -> Tensor:

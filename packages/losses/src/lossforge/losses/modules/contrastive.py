@@ -1,33 +1,38 @@
 """Losses over similarities of two views, of which pairs belong together."""
 
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from lossforge.losses import checks, functional
-from lossforge.losses.functional.common import Settings
+from lossforge.losses import functional
+from lossforge.losses.modules.common import LossModule
+from lossforge.losses.types import Empty, Gradient, Reduction
 
 
-class ClipSettings(Settings, total=False):
+class ClipSettings(TypedDict, total=False):
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
     scale: float
 
 
-class ClipLoss(nn.Module):
+class ClipLoss(LossModule):
     """Symmetric InfoNCE over one similarity matrix: see functional.clip_loss. Its input is the matrix, open_clip's are the features."""
 
     function = staticmethod(functional.clip_loss)
+    shared: Mapping[str, Any] = {"empty": "nan", "gradient": None, "inplace": False, "scale": 1.0}
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    scale: float
 
-    def __init__(self, reduction: str = "mean", **options: Unpack[ClipSettings]) -> None:
-        super().__init__()
-        checks.one_of("reduction", reduction, checks.REDUCTIONS)
-        for name in options:
-            if name not in ClipSettings.__annotations__:
-                raise checks.unexpected("ClipLoss", name, checks.keywords(ClipLoss.__init__, ClipSettings))
-        self.reduction = reduction
-        self.settings: dict[str, Any] = dict(options)
+    def __init__(self, reduction: Reduction = "mean", **options: Unpack[ClipSettings]) -> None:
+        super().__init__(options, reduction=reduction)
 
     def forward(self, similarity: Tensor, offset: int = 0, **per_call: Any) -> Tensor:
-        return functional.clip_loss(similarity, offset, self.reduction, **{**self.settings, **per_call})
+        return self.compute(similarity, offset, **per_call)
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{k}={v!r}" for k, v in {"reduction": self.reduction, **self.settings}.items())
+    if TYPE_CHECKING:
+
+        def __call__(self, similarity: Tensor, offset: int = 0, **per_call: Any) -> Tensor: ...

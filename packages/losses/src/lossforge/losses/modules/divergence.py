@@ -1,99 +1,112 @@
 """Divergences of softmax distributions, for distillation."""
 
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
+
+from torch import Tensor
 
 from lossforge.losses import functional
 from lossforge.losses.functional.common import Settings
 from lossforge.losses.functional.divergence import REDUCTIONS
-from lossforge.losses.modules.common import LossModule
+from lossforge.losses.modules.common import LogitsModule
+from lossforge.losses.types import BatchReduction
 
 
-class KLDivWithLogitsLoss(LossModule):
+class DivergenceModule(LogitsModule):
+    reductions = REDUCTIONS
+    temperature: float
+    temperature_squared: bool
+    ignore_index: int
+
+
+class KLDivWithLogitsLoss(DivergenceModule):
     """Kullback-Leibler divergence from a teacher's logits: see functional.kl_div_with_logits."""
 
     function = staticmethod(functional.kl_div_with_logits)
-    accepted = Settings
-    reductions = REDUCTIONS
+    reverse: bool
 
     def __init__(
         self,
         temperature: float = 1.0,
-        reduction: str = "batchmean",
+        reduction: BatchReduction = "batchmean",
         *,
         reverse: bool = False,
         temperature_squared: bool = True,
         ignore_index: int = -100,
         **options: Unpack[Settings],
     ) -> None:
-        settings = {
-            "temperature": temperature,
-            "reverse": reverse,
-            "temperature_squared": temperature_squared,
-            "ignore_index": ignore_index,
-        }
-        super().__init__(reduction, {}, settings, options)
+        super().__init__(
+            options,
+            temperature=temperature,
+            reduction=reduction,
+            reverse=reverse,
+            temperature_squared=temperature_squared,
+            ignore_index=ignore_index,
+        )
 
 
-class JSDivWithLogitsLoss(LossModule):
+class JSDivWithLogitsLoss(DivergenceModule):
     """Generalised Jensen-Shannon divergence from a teacher's logits: see functional.js_div_with_logits."""
 
     function = staticmethod(functional.js_div_with_logits)
-    accepted = Settings
-    reductions = REDUCTIONS
+    beta: float
 
     def __init__(
         self,
         beta: float = 0.5,
         temperature: float = 1.0,
-        reduction: str = "batchmean",
+        reduction: BatchReduction = "batchmean",
         *,
         temperature_squared: bool = False,
         ignore_index: int = -100,
         **options: Unpack[Settings],
     ) -> None:
-        settings = {
-            "beta": beta,
-            "temperature": temperature,
-            "temperature_squared": temperature_squared,
-            "ignore_index": ignore_index,
-        }
-        super().__init__(reduction, {}, settings, options)
+        super().__init__(
+            options,
+            beta=beta,
+            temperature=temperature,
+            reduction=reduction,
+            temperature_squared=temperature_squared,
+            ignore_index=ignore_index,
+        )
 
 
-class TotalVariationWithLogitsLoss(LossModule):
+class TotalVariationWithLogitsLoss(DivergenceModule):
     """Total variation distance from a teacher's logits: see functional.total_variation_with_logits."""
 
     function = staticmethod(functional.total_variation_with_logits)
-    accepted = Settings
-    reductions = REDUCTIONS
 
     def __init__(
         self,
         temperature: float = 1.0,
-        reduction: str = "batchmean",
+        reduction: BatchReduction = "batchmean",
         *,
         temperature_squared: bool = False,
         ignore_index: int = -100,
         **options: Unpack[Settings],
     ) -> None:
-        settings = {"temperature": temperature, "temperature_squared": temperature_squared, "ignore_index": ignore_index}
-        super().__init__(reduction, {}, settings, options)
+        super().__init__(
+            options,
+            temperature=temperature,
+            reduction=reduction,
+            temperature_squared=temperature_squared,
+            ignore_index=ignore_index,
+        )
 
 
-class TopKKLDivWithLogitsLoss(LossModule):
+class TopKKLDivWithLogitsLoss(DivergenceModule):
     """Kullback-Leibler divergence from a teacher's K likeliest classes: see functional.topk_kl_div_with_logits.
 
     forward(input, values, indices=…).
     """
 
     function = staticmethod(functional.topk_kl_div_with_logits)
-    accepted = Settings
-    reductions = REDUCTIONS
+    renormalize: bool
+    tail: bool
 
     def __init__(
         self,
         temperature: float = 1.0,
-        reduction: str = "batchmean",
+        reduction: BatchReduction = "batchmean",
         *,
         renormalize: bool = False,
         tail: bool = False,
@@ -101,11 +114,19 @@ class TopKKLDivWithLogitsLoss(LossModule):
         ignore_index: int = -100,
         **options: Unpack[Settings],
     ) -> None:
-        settings = {
-            "temperature": temperature,
-            "renormalize": renormalize,
-            "tail": tail,
-            "temperature_squared": temperature_squared,
-            "ignore_index": ignore_index,
-        }
-        super().__init__(reduction, {}, settings, options)
+        super().__init__(
+            options,
+            temperature=temperature,
+            reduction=reduction,
+            renormalize=renormalize,
+            tail=tail,
+            temperature_squared=temperature_squared,
+            ignore_index=ignore_index,
+        )
+
+    def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input, *teacher, **per_call)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...

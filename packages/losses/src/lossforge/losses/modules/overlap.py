@@ -1,73 +1,86 @@
 """Losses of the overlap of predicted and true regions."""
 
-from typing import Unpack
+import inspect
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from lossforge.losses import functional
 from lossforge.losses.functional.common import Settings
-from lossforge.losses.modules.common import LossModule
+from lossforge.losses.modules.common import LogitsModule
+from lossforge.losses.types import Activation, Reduction, ScalarReduction
 
 
 class OverlapSettings(Settings, total=False):
-    """What these functions share, with their defaults."""
+    """What these functions share."""
 
     include_background: bool
-    activation: str | None
+    activation: Activation | None
     smooth_nr: float
     smooth_dr: float
     batch: bool
+    weight: Tensor | None
     ignore_index: int
     present_only: bool
 
 
-class DiceLoss(LossModule):
+_OF_DICE = {name: parameter.default for name, parameter in inspect.signature(functional.dice_loss).parameters.items()}
+
+
+class OverlapModule(LogitsModule):
+    shared: Mapping[str, Any] = {
+        **LogitsModule.shared,
+        **{name: _OF_DICE[name] for name in OverlapSettings.__annotations__ if name in _OF_DICE},
+    }
+    include_background: bool
+    activation: Activation | None
+    smooth_nr: float
+    smooth_dr: float
+    batch: bool
+    weight: Tensor | None
+    ignore_index: int
+    present_only: bool
+
+
+class DiceLoss(OverlapModule):
     """Soft Dice loss as monai.losses.DiceLoss: see functional.dice_loss."""
 
     function = staticmethod(functional.dice_loss)
-    accepted = OverlapSettings
+    squared_pred: bool
 
-    def __init__(
-        self, *, squared_pred: bool = False, reduction: str = "mean", weight: Tensor | None = None, **options: Unpack[OverlapSettings]
-    ) -> None:
-        super().__init__(reduction, {"weight": weight}, {"squared_pred": squared_pred}, options)
+    def __init__(self, *, squared_pred: bool = False, reduction: Reduction = "mean", **options: Unpack[OverlapSettings]) -> None:
+        super().__init__(options, squared_pred=squared_pred, reduction=reduction)
 
 
-class JaccardLoss(LossModule):
+class JaccardLoss(OverlapModule):
     """Soft Jaccard loss, 1 - IoU: see functional.jaccard_loss."""
 
     function = staticmethod(functional.jaccard_loss)
-    accepted = OverlapSettings
+    squared_pred: bool
 
-    def __init__(
-        self, *, squared_pred: bool = False, reduction: str = "mean", weight: Tensor | None = None, **options: Unpack[OverlapSettings]
-    ) -> None:
-        super().__init__(reduction, {"weight": weight}, {"squared_pred": squared_pred}, options)
+    def __init__(self, *, squared_pred: bool = False, reduction: Reduction = "mean", **options: Unpack[OverlapSettings]) -> None:
+        super().__init__(options, squared_pred=squared_pred, reduction=reduction)
 
 
-class TverskyLoss(LossModule):
+class TverskyLoss(OverlapModule):
     """Tversky loss as monai.losses.TverskyLoss: see functional.tversky_loss."""
 
     function = staticmethod(functional.tversky_loss)
-    accepted = OverlapSettings
+    alpha: float
+    beta: float
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 0.5,
-        beta: float = 0.5,
-        reduction: str = "mean",
-        weight: Tensor | None = None,
-        **options: Unpack[OverlapSettings],
-    ) -> None:
-        super().__init__(reduction, {"weight": weight}, {"alpha": alpha, "beta": beta}, options)
+    def __init__(self, *, alpha: float = 0.5, beta: float = 0.5, reduction: Reduction = "mean", **options: Unpack[OverlapSettings]) -> None:
+        super().__init__(options, alpha=alpha, beta=beta, reduction=reduction)
 
 
-class FocalTverskyLoss(LossModule):
+class FocalTverskyLoss(OverlapModule):
     """Focal Tversky loss; gamma is the exponent: see functional.focal_tversky_loss."""
 
     function = staticmethod(functional.focal_tversky_loss)
-    accepted = OverlapSettings
+    alpha: float
+    beta: float
+    gamma: float
 
     def __init__(
         self,
@@ -75,29 +88,28 @@ class FocalTverskyLoss(LossModule):
         alpha: float = 0.3,
         beta: float = 0.7,
         gamma: float = 0.75,
-        reduction: str = "mean",
-        weight: Tensor | None = None,
+        reduction: Reduction = "mean",
         **options: Unpack[OverlapSettings],
     ) -> None:
-        super().__init__(reduction, {"weight": weight}, {"alpha": alpha, "beta": beta, "gamma": gamma}, options)
+        super().__init__(options, alpha=alpha, beta=beta, gamma=gamma, reduction=reduction)
 
 
-class DiceCELoss(LossModule):
+class DiceCELoss(OverlapModule):
     """Dice loss plus cross entropy as monai.losses.DiceCELoss: see functional.dice_ce_loss."""
 
     function = staticmethod(functional.dice_ce_loss)
-    accepted = OverlapSettings
     reductions = ("mean", "sum")
+    squared_pred: bool
+    lambda_dice: float
+    lambda_ce: float
 
     def __init__(
         self,
         *,
         squared_pred: bool = False,
-        reduction: str = "mean",
-        weight: Tensor | None = None,
+        reduction: ScalarReduction = "mean",
         lambda_dice: float = 1.0,
         lambda_ce: float = 1.0,
         **options: Unpack[OverlapSettings],
     ) -> None:
-        settings = {"squared_pred": squared_pred, "lambda_dice": lambda_dice, "lambda_ce": lambda_ce}
-        super().__init__(reduction, {"weight": weight}, settings, options)
+        super().__init__(options, squared_pred=squared_pred, reduction=reduction, lambda_dice=lambda_dice, lambda_ce=lambda_ce)

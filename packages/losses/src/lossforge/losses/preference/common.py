@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.functional.common import Options, check_options
+from lossforge.losses.types import Empty
 
 
 def alike(tensors: dict[str, Tensor]) -> None:
@@ -22,7 +23,7 @@ def same_device(name: str, t: Tensor, first: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be on the device of {first}, {x.device}, got {t.device}")
 
 
-def check_reduction(x: Tensor, reduction: str, normalizer: float | Tensor | None, empty: str) -> None:
+def check_reduction(x: Tensor, reduction: str, normalizer: float | Tensor | None, empty: Empty) -> None:
     options: Options = {"normalizer": normalizer, "empty": empty}
     check_options(x, reduction, options, Options)
 

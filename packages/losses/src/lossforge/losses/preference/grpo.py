@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.preference.common import accurate, alike, check_mask, check_reduction, reduced, same_device
+from lossforge.losses.types import Empty, Reduction
 
 LEVELS = ("token", "sequence")
 LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
@@ -36,10 +37,10 @@ def grpo_loss(
     loss_type: str = "grpo",
     delta: float | None = None,
     max_completion_length: int | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     normalizer: float | Tensor | None = None,
-    empty: str = "nan",
+    empty: Empty = "nan",
 ) -> Tensor:
     """Group-relative policy optimisation (GRPO), with the importance ratio of DeepSeek (a token) or GSPO (a sequence).
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
+from lossforge.losses.types import Empty, Reduction
 
 
 def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> float | Tensor:
@@ -28,11 +29,11 @@ def kto_loss(
     beta: float = 0.1,
     desirable_weight: float | Tensor = 1.0,  # a number, or (N_c,)
     undesirable_weight: float | Tensor = 1.0,  # a number, or (N_r,)
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     kl: float | Tensor | None = None,
     normalizer: float | Tensor | None = None,
-    empty: str = "nan",
+    empty: Empty = "nan",
 ) -> Tensor:
     """Kahneman-Tversky optimisation (KTO).
 

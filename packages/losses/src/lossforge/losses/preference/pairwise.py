@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
+from lossforge.losses.types import Empty, Reduction
 
 
 def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing: float) -> float:
@@ -75,10 +76,10 @@ def bradley_terry_loss(
     margin: float | Tensor | None = None,  # a number, or as rewards_chosen
     label_smoothing: float = 0.0,
     center_rewards_coefficient: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     normalizer: float | Tensor | None = None,
-    empty: str = "nan",
+    empty: Empty = "nan",
 ) -> Tensor:
     """Bradley-Terry loss of a reward model.
 
@@ -119,10 +120,10 @@ def dpo_loss(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
     loss_type: str = "sigmoid",
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     normalizer: float | Tensor | None = None,
-    empty: str = "nan",
+    empty: Empty = "nan",
 ) -> Tensor:
     """Direct preference optimisation (DPO).
 
@@ -168,10 +169,10 @@ def cpo_loss(
     loss_type: str = "sigmoid",
     cpo_alpha: float = 1.0,
     policy_nll_loss: Tensor | None = None,  # 0-d, or as policy_chosen_logps
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     normalizer: float | Tensor | None = None,
-    empty: str = "nan",
+    empty: Empty = "nan",
 ) -> Tensor:
     """Contrastive preference optimisation (CPO): DPO with a uniform reference, and the chosen completion's negative log-likelihood.
 
@@ -209,10 +210,10 @@ def simpo_loss(
     gamma: float = 0.5,
     label_smoothing: float = 0.0,
     loss_type: str = "sigmoid",
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     normalizer: float | Tensor | None = None,
-    empty: str = "nan",
+    empty: Empty = "nan",
 ) -> Tensor:
     """Simple preference optimisation (SimPO): length-normalised log-probabilities as rewards, a target margin, no reference.
 
@@ -246,10 +247,10 @@ def orpo_loss(
     beta: float = 0.1,
     alpha: float = 1.0,
     policy_nll_loss: Tensor | None = None,  # 0-d, or as policy_chosen_logps
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
     normalizer: float | Tensor | None = None,
-    empty: str = "nan",
+    empty: Empty = "nan",
 ) -> Tensor:
     """Odds-ratio preference optimisation (ORPO).
 

@@ -79,4 +79,13 @@ LOSSES = (
         domain="probabilities",
         judge="torch.nn.functional:binary_cross_entropy",
     ),
+    Loss(
+        "bce_probability",
+        "elementwise",
+        "bce",
+        functional.binary_cross_entropy,
+        modules.BCELoss,
+        domain="probabilities",
+        judge="torch.nn.functional:binary_cross_entropy",
+    ),
 )

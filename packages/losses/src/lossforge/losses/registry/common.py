@@ -15,11 +15,11 @@ from lossforge.losses.operators.library import plain_torch
 class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
-    template: "elementwise", "rowwise", "boxes", "overlap", "divergence" or "topk". domain: "logits" or "probabilities". options:
-    argument sets beside the defaults that tests and benchmarks try. without: what of its template the loss does not offer:
-    "probabilities" as targets, "label_smoothing", or that "with weight". judge: "module:function" of an independent implementation with
-    the same first two arguments, or of a module class whose options are the function's, where there is one. reductions: that the
-    function takes.
+    template: "elementwise", "rowwise", "nll" (targets as of rows, computed element by element), "boxes", "overlap", "divergence" or "topk".
+    domain: "logits", "probabilities" or "log-probabilities". options: argument sets beside the defaults that tests and benchmarks try.
+    without: what of its template the loss does not offer: "probabilities" as targets, "label_smoothing", or that "with weight". judge:
+    "module:function" of an independent implementation with the same first two arguments, or of a module class whose options are the
+    function's, where there is one. reductions: that the function takes.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Loss:
     @property
     def by_rows(self) -> bool:
         """Whether each row or element is a loss of its own, with targets and options that follow from that."""
-        return self.template in ("elementwise", "rowwise")
+        return self.template in ("elementwise", "rowwise", "nll")
 
     @property
     def kernel(self) -> Formula:

@@ -1,0 +1,28 @@
+"""Losses of log-probabilities."""
+
+import torch
+from torch import Tensor
+
+from lossforge.losses.formulas.common import Inlined, family
+
+
+def nll_twin(x: Tensor, y: Tensor) -> Tensor:
+    return -y * torch.where((y == 0) & ~x.isfinite(), 0.0, x)
+
+
+def kl_div_twin(x: Tensor, y: Tensor, log_target: float) -> Tensor:
+    p = y.exp() if log_target else y
+    log_p = y if log_target else torch.where(y == 0, 1.0, y).log()
+    return p * torch.where(p == 0, 0.0, log_p - x)
+
+
+TWINS = {"nll": nll_twin, "kl_div": kl_div_twin}
+
+
+def _kernels() -> dict[str, Inlined]:
+    from lossforge.kernels.formulas import likelihood
+
+    return {"nll": Inlined(likelihood.nll), "kl_div": Inlined(likelihood.kl_div, special=likelihood.kl_div_log, applies=likelihood.is_log)}
+
+
+FORMULAS = family(TWINS, _kernels)

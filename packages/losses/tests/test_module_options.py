@@ -1,0 +1,332 @@
+"""A module's options are attributes that each call reads: any may be changed, and the next call is as the function called with it."""
+
+import copy
+import inspect
+import pickle
+import typing
+
+import pytest
+import torch
+
+from lossforge.losses import (
+    BCEWithLogitsLoss,
+    BradleyTerryLoss,
+    ClipLoss,
+    CPOLoss,
+    CrossEntropyLoss,
+    DPOLoss,
+    GRPOLoss,
+    HuberLoss,
+    KTOLoss,
+    L1Loss,
+    ORPOLoss,
+    SigmoidFocalLoss,
+    SimPOLoss,
+    cross_entropy,
+    huber_loss,
+    modules,
+    plain_torch,
+    preference,
+    selective_log_softmax,
+    sigmoid_focal_loss,
+)
+from lossforge.losses.registry import LOSSES
+
+BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only"}
+"""Arguments of functions that belong to a call, beside the weights of boxes and of a divergence's rows."""
+LEGACY = {"size_average", "reduce"}
+UNSEEN = {"empty", "gradient", "inplace", "validate"}
+"""Options that change how a result is computed, or what nothing gives, and no value of these calls."""
+
+generator = torch.Generator().manual_seed(0)
+X, Y = torch.randn(4, 4, generator=generator), torch.rand(4, 4, generator=generator)
+INDEX, LABELS = torch.tensor([0, 3, 1, 3]), torch.tensor([0, 1, 2, 1])
+UNIT = torch.rand(4, generator=generator) + 0.5
+CORNERS = torch.rand(2, 4, 2, generator=generator)
+BOXES1, BOXES2 = (torch.cat([low, low + 0.5], -1) for low in CORNERS)
+MAPS, MASKS = torch.randn(2, 4, 3, 3, generator=generator), torch.randint(0, 3, (2, 3, 3), generator=generator)
+TOP = X.log_softmax(1).topk(2, 1)
+LOGPS = [-torch.rand(5, generator=generator) - 0.1 * i for i in range(4)]
+
+CALLS = {
+    "elementwise": [((X, Y), {}), ((X, INDEX), {})],
+    "rowwise": [((X, INDEX), {})],
+    "nll": [((X, INDEX), {})],
+    "boxes": [((BOXES1, BOXES2), {})],
+    "overlap": [((MAPS, MASKS), {})],
+    "divergence": [((X, Y), {"labels": LABELS})],
+    "topk": [((X,), {"indices": TOP.indices, "values": TOP.values, "labels": LABELS})],
+}
+OF_LOSS = {
+    "preference_bce": [((X, INDEX), {"group": LABELS[:, None]})],
+    "preference_bce_probability": [((X.sigmoid(), INDEX), {"group": LABELS[:, None]})],
+    "bce_probability": [((X.sigmoid(), Y), {}), ((X.sigmoid(), INDEX), {})],
+    "siglip": [((X, None), {}), ((X, Y), {}), ((X, INDEX), {})],
+    "kl_div": [((X.log_softmax(1), Y), {}), ((X.log_softmax(1), INDEX), {})],
+}
+BUILT = {
+    "preference_bce": {"group_weight": UNIT},
+    "preference_bce_probability": {"group_weight": UNIT},
+    "logit_adjusted_ce": {"class_counts": UNIT},
+    "kl": {"temperature": 2.0},
+    "js": {"temperature": 2.0},
+    "total_variation": {"temperature": 2.0},
+    "topk_kl": {"temperature": 2.0},
+}
+"""With what a module is built where an option's value is seen only beside another's."""
+OTHERS = {
+    "reduction": "sum",
+    "empty": "zero",
+    "gradient": "backward",
+    "validate": True,
+    "dim": 0,
+    "softcap": 1.5,
+    "target_threshold": -0.5,
+    "format": "cxcywh",
+    "activation": "sigmoid",
+    "ignore_index": 1,
+    "weight": UNIT,
+    "pos_weight": UNIT,
+    "group_weight": UNIT.square(),
+    "log_prior": UNIT.square(),
+    "loss_type": "hinge",
+}
+OTHERS_OF = {("GRPOLoss", "loss_type"): "bnpo", ("GRPOLoss", "importance_sampling_level"): "sequence", ("GRPOLoss", "delta"): 1.3}
+OTHERS_OF |= {("GRPOLoss", "epsilon_high"): 0.05, ("GRPOLoss", "epsilon"): 0.05, ("GRPOLoss", "max_completion_length"): 9}
+OTHERS_OF |= {("AsymmetricLossMultiLabel", "reduction"): "mean", ("CPOLoss", "label_smoothing"): 0.25}
+OTHERS_OF |= {(name, "ignore_index"): 0 for name in ("DiceLoss", "DiceCELoss", "JaccardLoss", "TverskyLoss", "FocalTverskyLoss")}
+OTHERS_OF |= {(loss.module.__name__, "eps"): 1.0 for loss in LOSSES.values() if loss.template == "boxes"}
+REFUSED = {("LogitAdjustedCrossEntropyLoss", "softcap")}
+"""Options that a module has as others of its template, and its function refuses."""
+
+
+def other(module, name):
+    """Another value of an option than it has."""
+    held = getattr(module, name)
+    key = (type(module).__name__, name)
+    if key in OTHERS_OF or name in OTHERS:
+        return OTHERS_OF.get(key, OTHERS.get(name))
+    if isinstance(held, bool):
+        return not held
+    return 0.3 if held is None or isinstance(held, torch.Tensor) else 0.4 * held + 0.17
+
+
+def leaves(result):
+    return [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
+
+
+def same(a, b):
+    a, b = leaves(a), leaves(b)
+    return len(a) == len(b) and all(torch.equal(s.nan_to_num(-7.0), t.nan_to_num(-7.0)) for s, t in zip(a, b, strict=True))
+
+
+def check_options(make, function, calls):
+    for name in make().option_names:
+        seen = False
+        for args, kwargs in calls:
+            module = make()
+            value = other(module, name)
+            before = module(*args, **kwargs)
+            assert same(before, function(*args, **kwargs, **{n: getattr(module, n) for n in module.option_names}))
+            if (type(module).__name__, name) in REFUSED:
+                setattr(module, name, value)
+                with pytest.raises((TypeError, ValueError), match=name):
+                    module(*args, **kwargs)
+                seen = True
+                continue
+            if name == "log_target" and not args[1].is_floating_point():
+                continue
+            if name == "max_completion_length":
+                module.loss_type = "dr_grpo"
+                before = module(*args, **kwargs)
+            setattr(module, name, value)
+            assert getattr(module, name) is value
+            assert (name in dict(module.named_buffers())) == isinstance(value, torch.Tensor)
+            options = {n: getattr(module, n) for n in module.option_names} | {name: value}
+            after = module(*args, **kwargs)
+            assert same(after, function(*args, **kwargs, **options)), name
+            shown = f"{name}=<" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
+            assert shown in repr(module) or value == module.shared.get(name)
+            seen |= not same(before, after)
+        assert seen or name in UNSEEN, f"{name} changes nothing"
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_every_option_of_every_module(loss):
+    with plain_torch():
+        check_options(lambda: loss.module(**BUILT.get(loss.name, {})), loss.function, OF_LOSS.get(loss.name, CALLS[loss.template]))
+
+
+TOKENS, ADVANTAGES, OLD = -torch.rand(3, 5, generator=generator), torch.tensor([1.0, -1.0, 0.5]), -2 - torch.rand(3, 5, generator=generator)
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
+OTHER_MODULES = {
+    ClipLoss: [((X,), {})],
+    BradleyTerryLoss: [(LOGPS[:2], {})],
+    DPOLoss: [(LOGPS, {})],
+    CPOLoss: [(LOGPS[:2], {})],
+    SimPOLoss: [(LOGPS[:2], {})],
+    ORPOLoss: [(LOGPS[:2], {})],
+    KTOLoss: [((*LOGPS[:2], None, *LOGPS[2:], None), {})],
+    GRPOLoss: [((TOKENS, ADVANTAGES, OLD, -TOKENS.square()), {"mask": MASK})],
+}
+
+
+@pytest.mark.parametrize("module", OTHER_MODULES, ids=lambda module: module.__name__)
+def test_every_option_of_modules_beside_the_registry(module):
+    with plain_torch():
+        check_options(module, module.function, OTHER_MODULES[module])
+
+
+def test_every_module_is_walked():
+    public = {getattr(modules, name) for name in modules.__all__}
+    public |= {t for t in vars(preference).values() if isinstance(t, type) and issubclass(t, torch.nn.Module)}
+    assert public == {loss.module for loss in LOSSES.values()} | set(OTHER_MODULES)
+
+
+MODULES = pytest.mark.parametrize(
+    ("module", "template"),
+    [(loss.module, loss.template) for loss in LOSSES.values()] + [(module, "") for module in OTHER_MODULES],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+
+
+def options_of(function):
+    """Names and defaults of what is no tensor of the call: the signature's, and those of the further keywords."""
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind == parameter.VAR_KEYWORD:
+            found |= dict.fromkeys(typing.get_type_hints(typing.get_args(parameter.annotation)[0]), inspect.Parameter.empty)
+        else:
+            found[name] = parameter.default
+    return found
+
+
+@MODULES
+def test_a_module_takes_what_its_function_takes(module, template):
+    """With the same defaults; the function's own tensors come with the call."""
+    ours, theirs = module(), options_of(module.function)
+    by_call = BY_CALL | ({"weight"} if template in ("boxes", "divergence", "topk") else set())
+    by_call |= {"margin", "policy_nll_loss", "mask", "kl"} if not template else set()
+    by_call |= {"validate"} if module is ClipLoss else set()  # which has no indices
+    tensors = [name for name, default in theirs.items() if default is inspect.Parameter.empty]
+    tensors += ["old_per_token_logps", "ref_per_token_logps"]
+    keywords = {n for p in inspect.signature(module.function).parameters.values() if p.kind == p.VAR_KEYWORD for n in theirs}
+    options = set(theirs) - by_call - LEGACY - {n for n in tensors if n not in keywords}
+    options -= {"input", "inputs", "target", "targets", "boxes1", "boxes2", "target_logits", "indices", "values", "similarity"}
+    assert set(ours.option_names) == options
+    for name in ours.option_names:
+        if theirs[name] is not inspect.Parameter.empty:
+            assert getattr(ours, name) == theirs[name], name
+
+
+@pytest.mark.parametrize("function", [cross_entropy, selective_log_softmax, CrossEntropyLoss.__init__], ids=lambda f: f.__qualname__)
+def test_overloads_have_the_signatures_defaults(function):
+    signature = inspect.signature(function).parameters
+    overloads = typing.get_overloads(inspect.unwrap(function))
+    assert len(overloads) >= 3
+    for each in overloads:
+        for name, parameter in inspect.signature(each).parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                assert parameter.default == signature[name].default, name
+
+
+def test_a_bad_value_set_later_has_the_functions_error():
+    criterion = SigmoidFocalLoss()
+    criterion.gamma = -1.0
+    with pytest.raises(ValueError, match="gamma must be finite and at least 0, got -1"):
+        criterion(X, Y)
+    criterion = CrossEntropyLoss()
+    criterion.reduction = "avg"
+    with pytest.raises(ValueError, match="reduction must be one of 'none', 'mean', 'sum', got 'avg'"):
+        criterion(X, INDEX)
+    criterion = HuberLoss()
+    criterion.delta = "1"
+    with pytest.raises(TypeError, match="delta must be a number, got str"):
+        criterion(X, Y)
+
+
+def test_a_tensor_is_a_buffer_whatever_the_option_held():
+    criterion = SigmoidFocalLoss(reduction="mean")
+    criterion.alpha = UNIT
+    assert list(criterion.state_dict()) == ["alpha"]
+    assert criterion.double().alpha.dtype == torch.float64
+    assert torch.equal(criterion(X.double(), INDEX), sigmoid_focal_loss(X.double(), INDEX, alpha=UNIT.double(), reduction="mean"))
+    criterion.alpha = 0.5
+    assert not criterion.state_dict()
+    assert torch.equal(criterion(X, INDEX), sigmoid_focal_loss(X, INDEX, alpha=0.5, reduction="mean"))
+    criterion = CrossEntropyLoss(weight=UNIT)
+    criterion.weight = None
+    assert not criterion.state_dict()
+    assert torch.equal(criterion(X, INDEX), cross_entropy(X, INDEX))
+    criterion.load_state_dict({})
+    criterion.weight = 2 * UNIT
+    criterion.load_state_dict({"weight": UNIT})
+    assert torch.equal(criterion.weight, UNIT)
+
+
+def test_a_parameter_stays_one_and_is_trained():
+    criterion = BCEWithLogitsLoss(weight=UNIT)
+    criterion.weight = torch.nn.Parameter(UNIT.clone())
+    assert [name for name, _ in criterion.named_parameters()] == ["weight"]
+    criterion(X, Y).backward()
+    wanted = torch.nn.functional.binary_cross_entropy_with_logits(X, Y, reduction="none").sum(0) / X.numel()
+    torch.testing.assert_close(criterion.weight.grad, wanted)
+
+
+def test_changed_attributes_survive_copies():
+    criterion = CrossEntropyLoss(label_smoothing=0.1, z_loss=0.01)
+    criterion.label_smoothing, criterion.weight, criterion.ignore_index = 0.25, UNIT, 1
+    wanted = cross_entropy(X, INDEX, UNIT, ignore_index=1, label_smoothing=0.25, z_loss=0.01)
+    for copied in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion)), copy.copy(criterion)):
+        assert torch.equal(copied(X, INDEX), wanted)
+        assert list(copied.state_dict()) == ["weight"]
+        assert repr(copied) == repr(criterion)
+    copied.label_smoothing = 0.0
+    assert criterion.label_smoothing == 0.25
+
+
+def test_a_compiled_module_reads_a_changed_attribute():
+    criterion = HuberLoss(delta=0.3)
+    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    for delta in (0.3, 1.5):
+        criterion.delta = delta
+        x = X.clone().requires_grad_()
+        value = compiled(x, Y)
+        (g,) = torch.autograd.grad(value, x)
+        x = X.clone().requires_grad_()
+        expected = torch.nn.functional.huber_loss(x, Y, delta=delta)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(g, torch.autograd.grad(expected, x)[0])
+    criterion = CrossEntropyLoss()
+    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    for weight in (None, UNIT, 2 * UNIT.square()):
+        criterion.weight = weight
+        torch.testing.assert_close(compiled(X, INDEX), torch.nn.functional.cross_entropy(X, INDEX, weight))
+
+
+def test_an_attribute_that_is_no_option_is_plain_python():
+    class Scheduled(HuberLoss):
+        steps: int = 0
+
+        def forward(self, input, target, **per_call):
+            self.steps += 1
+            self.delta = 1.0 / self.steps
+            return super().forward(input, target, **per_call)
+
+    criterion = Scheduled()
+    criterion.delt = 3.0
+    assert criterion.delt == 3.0
+    assert torch.equal(criterion(X, Y), huber_loss(X, Y))
+    assert torch.equal(criterion(X, Y), huber_loss(X, Y, delta=0.5))
+
+
+def test_as_torchs_modules_do():
+    for ours, theirs, changed in (
+        (L1Loss(), torch.nn.L1Loss(), {"reduction": "sum"}),
+        (HuberLoss(), torch.nn.HuberLoss(), {"delta": 0.3}),
+        (BCEWithLogitsLoss(), torch.nn.BCEWithLogitsLoss(), {"pos_weight": UNIT, "weight": UNIT.square()}),
+    ):
+        for name, value in changed.items():
+            setattr(ours, name, value)
+            setattr(theirs, name, value)
+        torch.testing.assert_close(ours(X, Y), theirs(X, Y))
