@@ -24,12 +24,15 @@ def patch_once() -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang
+    patch = getattr(interpreter, "_patch_lang", None)
+    nothing = getattr(interpreter, "_LangPatchScope", lambda: None)  # triton 3.5 has none, and restores nothing
+    if patch is None:
+        return
 
     def patch_what_is_left(fn):
         seen = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
         done = seen and not any(tl.core.is_builtin(language.load) for language in seen)
-        return interpreter._LangPatchScope() if done else patch(fn)
+        return nothing() if done else patch(fn)
 
     interpreter._patch_lang = patch_what_is_left
 

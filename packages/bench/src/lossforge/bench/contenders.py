@@ -93,7 +93,7 @@ def _torch(case: Case, device: torch.device) -> Contender:
 
 
 def _compiled(case: Case, device: torch.device) -> Contender:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return Contender("torch.compile", torch.compile(eager(case.loss)), _passes(case))
 
 

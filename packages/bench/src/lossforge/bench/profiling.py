@@ -1,8 +1,7 @@
 """Looks into a call: every kernel it launches, with time, grid, registers and spills."""
 
-import importlib
 import json
-import pkgutil
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +80,12 @@ def kernels_of(trace: dict[str, Any], spilled: dict[str, int]) -> list[Kernel]:
 
 def spills() -> dict[str, int]:
     """The most registers that a compiled variant of each of our kernels spills."""
-    from triton.runtime.jit import JITFunction
-
-    import lossforge.kernels
+    from triton import JITFunction
 
     most: dict[str, int] = {}
-    for module in pkgutil.walk_packages(lossforge.kernels.__path__, "lossforge.kernels."):
-        for value in vars(importlib.import_module(module.name)).values():
+    ours = [module for name, module in sys.modules.items() if name.startswith("lossforge.kernels.")]
+    for module in ours:
+        for value in vars(module).values():
             if isinstance(value, JITFunction):
                 for cache, *_ in value.device_caches.values():
                     for compiled in cache.values():

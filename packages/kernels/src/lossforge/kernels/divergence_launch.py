@@ -14,7 +14,6 @@ from lossforge.kernels.divergence_backward import divergence_backward_kernel
 from lossforge.kernels.launch import PLANS, Layout, Plan, Slot, chip, layout, slots
 from lossforge.kernels.layout import Strided, broadcast, per_row
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.resident_divergence import resident_divergence_kernel
 from lossforge.kernels.row_layout import Rows, alignment, as_rows
 from lossforge.kernels.rows import Logits
 from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, most_registers, resident_pair_tiles, tried
@@ -195,6 +194,10 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     multiprocessors, shared = on_chip
     tiles = resident_pair_tiles(p.rows.classes, itemsize, kind.formula.sums is None, shared)
     if tiles is None:
+        return None
+    try:
+        from lossforge.kernels.resident_divergence import resident_divergence_kernel
+    except ImportError:  # its Gluon is not known: gluon.py
         return None
     chunks = triton.cdiv(p.rows.classes, tiles.chunk)
     ring = min(chunks, tiles.ring)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.jit import JITFunction
+
+from lossforge.kernels.torch_internals import current_device, current_stream, start, starts_directly, unobserved
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
@@ -33,8 +34,8 @@ def chip(device: int) -> tuple[int, int] | None:
     """(multiprocessors, bytes of shared memory a program may have) of the GPU that runs compiled kernels; None without one."""
     if device < 0 or INTERPRETED or torch.version.hip is not None:
         return None
-    found = triton.runtime.driver.active.utils.get_device_properties(device)
-    return found["multiprocessor_count"], found["max_shared_mem"]
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0)  # torch's type stubs lack it
 
 
 Layout = tuple[Sequence[int], Sequence[int], torch.dtype, int, bool]
@@ -77,20 +78,18 @@ class Plan:
         """Launch on the tensors that are not None, in the order of their Slots."""
         _launches[self.name] += 1
         present = [t for t in tensors if t is not None]
-        if self.compiled and self.device == torch._C._cuda_getDevice() and _unobserved(self.kernel):
+        if self.compiled and self.device == current_device() and unobserved(self.kernel):
             pointers = [t.data_ptr() for t in present]
             compiled = self.compiled.get(_aligned(pointers))
             if compiled is not None:
-                stream = torch._C._cuda_getCurrentRawStream(self.device)
-                arguments = self.fill((*pointers, *floats))
-                compiled.run(*self.grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
+                start(compiled, self.grid, self.device, self.fill((*pointers, *floats)))
                 return
         if self.device >= 0 and INTERPRETED:
             _warn_interpreted()
         elsewhere = self.direct and self.device != torch.cuda.current_device()
         with torch.cuda.device(self.device) if elsewhere else contextlib.nullcontext():
             compiled = self._by_triton(present, floats)
-        if self.direct and compiled is not None and JITFunction.run is _run:
+        if self.direct and starts_directly(compiled):
             self.compiled[_aligned([t.data_ptr() for t in present])] = compiled
 
     def _by_triton(self, tensors: Sequence[Tensor], floats: Sequence[float]) -> Any:
@@ -141,20 +140,6 @@ def filler(arguments: tuple[Any, ...]) -> Callable[[Sequence[Any]], tuple[Any, .
     return eval(f"lambda values: {expression(arguments)}", {"fixed": tuple(fixed)})
 
 
-_run = JITFunction.run
-
-
-def _unobserved(kernel: Any) -> bool:
-    """Whether nobody asked Triton to be told of launches, or to compile otherwise than before."""
-    runtime = triton.knobs.runtime
-    observed = kernel.pre_run_hooks or runtime.debug or _hooked(runtime.launch_enter_hook) or _hooked(runtime.launch_exit_hook)
-    return not observed and JITFunction.run is _run
-
-
-def _hooked(hook: Any) -> bool:
-    return hook is not None and bool(getattr(hook, "calls", True))
-
-
 class Workspace(NamedTuple):
     """Memory that one launch uses at a time: zeroed int32 on which its programs count themselves, one for all and one a group, set
     back by the last to finish; and one float32 a program and group."""
@@ -177,7 +162,7 @@ def workspace(programs: int, device: torch.device, second: bool = False) -> Work
     index = device.index
     if index is None or programs > _KEPT or torch.cuda.is_current_stream_capturing():
         return _new_workspace(programs, device)
-    key = (index, torch._C._cuda_getCurrentRawStream(index), second)
+    key = (index, current_stream(index), second)
     kept = _workspaces.get(key)
     if kept is None:
         kept = _workspaces[key] = _in_own_thread(lambda: _new_workspace(_KEPT, device))

@@ -12,10 +12,8 @@ and the targets' device functions are those of the template.
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from lossforge.kernels.gluon import async_load, barrier, commit_group, gl, gluon, wait_group
 from lossforge.kernels.layout import longer
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.reduce import count_rows, divided, over
@@ -69,8 +67,8 @@ def row_of(t, row, classes, VEC: tl.constexpr, SHIFT: tl.constexpr):
 @gluon.jit
 def fetch(place, base, lane, end, wanted, VEC: gl.constexpr):
     """Start to copy whole vectors that hold a class of the row."""
-    async_copy.async_copy_global_to_shared(place, base + lane, mask=(lane < gl.cdiv(end, VEC) * VEC) & wanted)
-    async_copy.commit_group()
+    async_load(place, base + lane, mask=(lane < gl.cdiv(end, VEC) * VEC) & wanted)
+    commit_group()
 
 
 @gluon.jit
@@ -85,7 +83,7 @@ def shifted(chunk, prior, c, tile: gl.constexpr, B: gl.constexpr):
 def finish(part, sum, scale, W: gl.constexpr):
     """As reduce.finish, for at most PARTS programs."""
     gl.store(sum.parts + gl.program_id(0), part)
-    gl.thread_barrier()
+    barrier()
     finished = gl.atomic_add(sum.ticket, 1, sem="acq_rel", scope="gpu")
     if finished == gl.num_programs(0) - 1:
         i = gl.arange(0, PARTS, layout=gl.BlockedLayout([1], [32], [W], [0]))
@@ -156,7 +154,7 @@ def resident_kernel(
             position = c * CHUNK + at
             bias = gl.load(x.bias_ptr + position - first, mask=(position >= first) & (position < end), other=0.0)
             prior.index(c).store(bias.to(gl.float32) * x.tau)
-        gl.thread_barrier()
+        barrier()
     held = ()
     for p in gl.static_range(P):
         held = longer(held, gl.load(base + p * CHUNK + at, mask=(at >= 0) & keep, other=0.0))
@@ -175,14 +173,14 @@ def resident_kernel(
         s = gl.full([L], 0.0, gl.float32, lane)
         seen, dot = s, s
         for c in range(again):
-            async_copy.wait_group(K - 1)
+            wait_group(K - 1)
             chunk = shifted(ring.index(slot).load(tile).to(gl.float32), prior, P + c, tile, B)
             fetch(ring.index(slot), base, (P + K + c) * CHUNK + at, end, keep, VEC)
             m, s, seen, dot = take(m, s, seen, dot, chunk, None, EVEN)
             slot = gl.where(slot == K - 1, 0, slot + 1)
         place = slot
         for p in gl.static_range(K):
-            async_copy.wait_group(K - 1 - p)
+            wait_group(K - 1 - p)
             chunk = shifted(ring.index(place).load(tile).to(gl.float32), prior, P + again + p, tile, B)
             if p >= K - (1 if SHIFT == 1 else 2) or (p == 0 and P == 0 and SHIFT > 1):
                 position = (P + again + p) * CHUNK + at
@@ -243,7 +241,7 @@ def resident_kernel(
             gl.store(to + position, g.to(dtype), mask=(position >= low) & (position < high))
             slot = gl.where(slot == K - 1, 0, slot + 1)
         for c in range(again):
-            async_copy.wait_group(K - 1)
+            wait_group(K - 1)
             g = slope_of(shifted(ring.index(slot).load(tile).to(gl.float32), prior, P + again - 1 - c, tile, B), top, p_share, every)
             this = K + c < again
             position = (P + gl.where(this, again - 1 - K - c, K + c - again)) * CHUNK + at
@@ -261,7 +259,7 @@ def resident_kernel(
                 few += gl.load(x.bias_ptr + position - first, mask=exists, other=0.0).to(gl.float32) * x.tau
             gl.store(to + position, slope_of(few, top, p_share, every).to(dtype), mask=exists)
         # the targets' own classes once more: a comparison an element would cost more
-        gl.thread_barrier()
+        barrier()
         q_a, q_b = q_share * c_a, q_share * c_b
         g = slope_of(logit_a, top, p_share, every) - q_a - gl.where(a == b, q_b, 0.0)
         gl.store(to + first + a, g.to(dtype), mask=keep & (a >= 0))
@@ -271,5 +269,5 @@ def resident_kernel(
         row, base, first, end = next_row, next_base, next_first, next_end
         a, c_a, logit_a, b, c_b, logit_b = next_a, next_c_a, next_logit_a, next_b, next_c_b, next_logit_b
         keep, valid = next_keep, next_valid
-    async_copy.wait_group(0)
+    wait_group(0)
     finish(part, sum, scale, W)

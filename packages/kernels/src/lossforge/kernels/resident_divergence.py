@@ -11,9 +11,6 @@ holds all, a chunk or two that the ring has no room for stay in registers, too.
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from lossforge.kernels.divergence_rows import (
     accumulate_both,
@@ -25,6 +22,7 @@ from lossforge.kernels.divergence_rows import (
     of_tile,
     row_weight,
 )
+from lossforge.kernels.gluon import async_load, commit_group, gl, gluon, wait_group
 from lossforge.kernels.layout import longer
 from lossforge.kernels.math import LOG2E, log, widened
 from lossforge.kernels.reduce import count_rows, divided, over
@@ -57,7 +55,7 @@ def inside(position, classes, WHOLE: tl.constexpr):
 @gluon.jit
 def fetch(ring, slot, t, row, position, here, VEC: gl.constexpr):
     """Start to copy a chunk."""
-    async_copy.async_copy_global_to_shared(ring.index(slot), row_of(t, row, VEC) + position, mask=here)
+    async_load(ring.index(slot), row_of(t, row, VEC) + position, mask=here)
 
 
 @gluon.jit
@@ -65,7 +63,7 @@ def fetch_both(rings, slot, pair, row, position, here, VEC: gl.constexpr):
     """Start to copy a chunk of both rows, as one group."""
     fetch(rings[0], slot, pair[0], row, position, here, VEC)
     fetch(rings[1], slot, pair[1], row, position, here, VEC)
-    async_copy.commit_group()
+    commit_group()
 
 
 @gluon.jit
@@ -166,7 +164,7 @@ def resident_divergence_kernel(
         m_t, s_t, dot = m_x, s_x, s_x
         place = slot
         for n in gl.static_range(N):
-            async_copy.wait_group(K - 1 - n)
+            wait_group(K - 1 - n)
             chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile, PAIRS)
             m_x, s_x, m_t, s_t, dot = accumulate_both(m_x, s_x, m_t, s_t, dot, chunk_x, chunk_t, rate, DOT, SWAP)
             place = following(place, K)
@@ -193,7 +191,7 @@ def resident_divergence_kernel(
                 if EARLY:
                     position = n * CHUNK + at
                     fetch(ring_t, place, teacher, row + programs, position, inside(position, classes, n < N + P - 1) & next_keep, VEC)
-                    async_copy.commit_group()
+                    commit_group()
                 place = following(place, K)
             next_t = ()
             for p in gl.static_range(P):
@@ -216,7 +214,7 @@ def resident_divergence_kernel(
             gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=here)
             if EARLY:
                 fetch(ring_x, slot, x, row + programs, position, here & next_keep, VEC)
-                async_copy.commit_group()
+                commit_group()
             else:
                 ahead = row + (n + K) // N * programs
                 wanted = counts(labels, weight, ignore, ahead, rows)
@@ -242,5 +240,5 @@ def resident_divergence_kernel(
             gl.store(to + position, gl.where(keep, g, 0.0).to(gradient.ptr.dtype.element_ty), mask=position < classes)
             slot = following(slot, K)
         row += programs
-    async_copy.wait_group(0)
+    wait_group(0)
     finish(part, sum, scale, W)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lossforge.kernels.launch import PLANS, Layout, Plan, chip, layout, slots
 from lossforge.kernels.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.resident import resident_kernel
 from lossforge.kernels.row_layout import Kind, Numbers, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
 from lossforge.kernels.rowwise import Outputs, rowwise_kernel
 from lossforge.kernels.rowwise_backward import Upstream, rowwise_backward_kernel
@@ -87,6 +86,10 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     itemsize = given.x[2].itemsize
     tiles = resident_tiles(p.rows.classes, itemsize, p.shift, given.target_b is not None, smoothing, bias, shared)
     if tiles is None:
+        return None
+    try:
+        from lossforge.kernels.resident import resident_kernel
+    except ImportError:  # its Gluon is not known: gluon.py
         return None
     programs = multiprocessors * tiles.programs
     if bias:

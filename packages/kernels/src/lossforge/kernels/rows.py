@@ -126,7 +126,8 @@ def leftovers(first, end, classes, SHIFT: tl.constexpr):
     begin = tl.max(first, 0)
     tail = end // SHIFT * SHIFT
     lane = tl.where(i < SHIFT, i, tail + i - SHIFT)
-    exists = tl.where(i < SHIFT, (begin > 0) & (i >= begin), (lane < end) & (tail >= SHIFT))
+    # a number chosen before it is compared: in Triton's interpreter a lone condition joined with a block's is no mask
+    exists = tl.where(i < SHIFT, i >= tl.where(begin > 0, begin, SHIFT), lane < tl.where(tail >= SHIFT, end, 0))
     return lane, exists[None, :]
 
 

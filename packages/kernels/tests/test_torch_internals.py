@@ -1,0 +1,100 @@
+"""Versions of torch and triton: what changed in them is met in one place, and what is not known there is left out."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lossforge.kernels import Divergence, DivergenceSpec, Spec, divergence, divergence_launch, row_launch, rowwise
+from lossforge.kernels.formulas.divergence import kl, kl_sums
+from lossforge.kernels.formulas.softmax import cross_entropy
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CLASSES = 9000  # of float32: a row that would stay on chip
+GLUON = "triton.experimental.gluon.language"
+INTERFACES = {
+    "no barrier": [(GLUON, "barrier"), (GLUON, "thread_barrier")],
+    "no copies": [(f"{GLUON}.nvidia.ampere.async_copy", name) for name in ("async_load", "async_copy_global_to_shared")],
+    "no groups of copies": [(f"{GLUON}.nvidia.ampere.async_copy", "commit_group")],
+    "no waiting": [(f"{GLUON}.nvidia.ampere.async_copy", "wait_group")],
+    "no Gluon": [("triton.experimental", "gluon")],
+    "a Triton to come": [],
+}
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Names of the kernels that launches plan, as on an H200; nothing is planned before or kept after."""
+    names = []
+    original = row_launch.Plan
+
+    def planned(kernel, *args, **kwargs):
+        names.append(kernel.fn.__name__)
+        return original(kernel, *args, **kwargs)
+
+    for module in (row_launch, divergence_launch):
+        monkeypatch.setattr(module, "chip", lambda device: (132, 232448))
+        monkeypatch.setattr(module, "Plan", planned)
+        module._forward_plan.cache_clear()
+    yield names
+    for module in (row_launch, divergence_launch):
+        module._forward_plan.cache_clear()
+
+
+def plan(x, target, teacher):
+    """Let both templates plan a launch for these rows, which need not be able to start here."""
+    divergences = DivergenceSpec(Divergence(kl, kl_sums), teacher)
+    row_launch.planned_rowwise(Spec(cross_entropy, target), x, torch.empty_like(x))
+    divergence_launch.planned_divergence(divergences, x, torch.empty_like(x))
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
+    x, teacher = torch.randn(2, 3, CLASSES, device=DEVICE)
+    target = torch.tensor([3, CLASSES - 1, 0], device=DEVICE)
+    plan(x, target, teacher)
+    assert plans == ["resident_kernel", "resident_divergence_kernel"]
+
+    for module, name in INTERFACES[interface]:
+        monkeypatch.delattr(sys.modules[module], name, raising=False)
+        monkeypatch.delitem(sys.modules, f"{module}.{name}", raising=False)
+    if interface == "no Gluon":
+        monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
+    if interface == "a Triton to come":
+        monkeypatch.setattr("lossforge.kernels.torch_internals.KNOWN", False)
+    for name in ("gluon", "resident", "resident_divergence"):
+        monkeypatch.delitem(sys.modules, f"lossforge.kernels.{name}")
+    for module in (row_launch, divergence_launch):
+        module._forward_plan.cache_clear()
+    plans.clear()
+
+    gradient = torch.full_like(x, float("nan"))
+    value = rowwise(Spec(cross_entropy, target), x, gradient=gradient).loss
+    wide = x.double().requires_grad_()
+    expected = F.cross_entropy(wide, target, reduction="sum")
+    expected.backward()
+    torch.testing.assert_close(value.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-5, atol=1e-7)
+
+    gradient = torch.full_like(x, float("nan"))
+    value, _ = divergence(DivergenceSpec(Divergence(kl, kl_sums), teacher), x, gradient=gradient)
+    wide = x.double().requires_grad_()
+    expected = F.kl_div(wide.log_softmax(1), teacher.double().log_softmax(1), reduction="sum", log_target=True)
+    expected.backward()
+    torch.testing.assert_close(value.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-5, atol=1e-7)
+    assert plans == ["rowwise_kernel", "divergence_kernel"]
+
+
+def test_an_old_triton_is_refused():
+    script = "import triton; triton.__version__ = '3.4.0'; import lossforge.kernels"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ImportError: lossforge needs triton>=3.5,<3.10, found triton 3.4.0" in done.stderr
+
+
+def test_gluon_waits_for_a_launch():
+    script = "import sys, lossforge.kernels; sys.exit('triton.experimental.gluon' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
