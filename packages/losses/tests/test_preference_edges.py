@@ -305,7 +305,11 @@ META = torch.zeros(3, device="meta")
             "reference_chosen_logps must be on the device of policy_chosen_logps, cpu, got meta",
         ),
         (lambda: L.dpo_loss(X, X, X, X, 0.0), ValueError, "beta must be finite and above 0, got 0.0"),
-        (lambda: L.dpo_loss(X, X, X, X, X), TypeError, "beta must be a number, got Tensor"),
+        (
+            lambda: L.dpo_loss(X, X, X, X, X),
+            TypeError,
+            "beta must be a number or a 0-d tensor, got a tensor of shape (3,) and torch.float32",
+        ),
         (
             lambda: L.dpo_loss(X, X, X, X, loss_type="ipo2"),
             ValueError,
