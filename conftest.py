@@ -1,10 +1,19 @@
-"""Without a GPU the kernels run in Triton's interpreter, which has to be chosen before anything imports triton."""
+"""Which cases run by default, in how many processes, and Triton's interpreter, which has to be chosen before anything imports triton."""
 
 import os
 import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
 
 # oneDNN's bfloat16 weight gradient of a 3×3 convolution over 1×1 pixels is now and then not finite with AVX-512; with AVX2 it is right
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # programs that tests start share the cores with the other workers
 
 import torch
 
@@ -39,3 +48,116 @@ def patch_once() -> None:
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     patch_once()
+
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every case, not only one for each value of each parameter of a test")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    tier = "all" if config.option.all else "each value of each parameter; all combinations with --all, or of a file or -k"
+    return f"cases: {tier}"
+
+
+def values(case: pytest.Function) -> set[Any]:
+    """What a case has of its test's parameters: each value, and each loss's dtype. A case of the benchmarks counts as its loss.
+
+    The marker `each` names the parameters that matter.
+    """
+    each = case.get_closest_marker("each")
+
+    def value(given: Any) -> tuple[type, Any]:
+        given = getattr(given, "loss", given)
+        try:
+            hash(given)
+        except TypeError:
+            return type(given), id(given)
+        return type(given), given
+
+    found = {name: value(given) for name, given in case.callspec.params.items() if not each or name in each.args}
+    return {*found.items(), (found.get("loss"), found.get("dtype"))}
+
+
+def covering(cases: list[pytest.Function]) -> Iterator[pytest.Function]:
+    """Few cases of one test that together have every value of each parameter, whatever the order of `cases`.
+
+    The hash of the names spreads dtypes, modes and shapes over the losses.
+    """
+    cases = sorted(cases, key=lambda case: zlib.crc32(case.nodeid.encode()))
+    of = {case: values(case) for case in cases}
+    missing = set().union(*of.values())
+    while missing:
+        case = max(cases, key=lambda case: len(of[case] & missing))
+        missing -= of[case]
+        yield case
+
+
+def asked_for(config: pytest.Config, items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """What the command line says more narrowly than by a folder: by file, by name, or as failed before."""
+    if config.option.all or config.option.keyword:
+        return set(items)
+    files = {(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args}
+    failed = config.cache.get("cache/lastfailed", {}) if config.getoption("lf", False) and config.cache else {}
+    return {item for item in items if item.path in files or item.nodeid in failed}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m and --deselect
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept, tests = asked_for(config, items), defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+        else:
+            kept.add(item)
+    for cases in tests.values():
+        kept.update(covering(cases))
+    left_out = [item for item in items if item not in kept]
+    config.stash[LEFT_OUT] = len(left_out)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item in kept]
+
+
+@pytest.fixture
+def all_cases(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that chooses its cases by itself shall take all."""
+    return bool(asked_for(request.config, [request.node]))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist tells the one that it works for
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.line(f"{left_out} more cases run with --all.")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Several processes by default where pytest-xdist is installed, but for single tests and where a terminal is wanted: -s, --trace."""
+    option = config.option
+    by_hand = option.capture == "no" or option.trace or any("::" in arg for arg in config.args)
+    if not by_hand and not hasattr(config, "workerinput") and getattr(option, "numprocesses", 0) is None and not option.tx:
+        option.numprocesses = "auto"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """A process a core, each with 2 GiB; none beside the first on a GPU, whose memory and time the tests measure."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    if torch.cuda.is_available():
+        return 0
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    workers = min(len(os.sched_getaffinity(0)), memory // 2**31, 8)  # beyond 8, importing torch in each costs more than it saves
+    return workers if workers > 1 else 0

@@ -250,7 +250,11 @@ def test_a_misspelt_keyword(function):
     assert listed[: len(names)] == names
 
 
-@pytest.mark.parametrize("loss", [dice_loss, jaccard_loss, tversky_loss, focal_tversky_loss, dice_ce_loss, DiceLoss()], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [dice_loss, jaccard_loss, tversky_loss, focal_tversky_loss, dice_ce_loss, DiceLoss()],
+    ids=lambda loss: getattr(loss, "__name__", "module"),
+)
 def test_one_class_under_a_softmax(loss, device):
     """Its probability is 1 whatever the logits are, and the gradient 0: refused, with the way out."""
     x, mask = torch.randn(2, 1, 3, 4, device=device), torch.randint(0, 2, (2, 3, 4), device=device)

@@ -25,9 +25,9 @@ COMPILED |= {"image", "probabilities", "class weights and smoothing", "labels"}
 FIRST = {loss.template: loss for loss in reversed(LOSSES.values())}
 
 
-def traced_samples(loss, device):
-    """Samples to trace: of every loss the plain one; of a template's first loss, and on a GPU of all, those of each kind."""
-    every = torch.cuda.is_available() or loss is FIRST[loss.template]
+def traced_samples(loss, device, all_cases):
+    """Samples to trace: of every loss the plain one; with all cases of a template's first loss, and on a GPU of all, those of each kind."""
+    every = all_cases and (torch.cuda.is_available() or loss is FIRST[loss.template])
     plain = plain_sample(loss, device).name
     for sample in samples(loss, device):
         if sample.name == plain or (every and sample.name in COMPILED):
@@ -56,9 +56,9 @@ def operator_call(call) -> tuple[str, tuple]:
 
 
 @EACH
-def test_opcheck(loss, device):
+def test_opcheck(loss, device, all_cases):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    for sample in traced_samples(loss, device):
+    for sample in traced_samples(loss, device, all_cases):
         if sample.x.numel() > 300:
             continue
         x = sample.x.detach().requires_grad_()
@@ -74,10 +74,10 @@ def test_schemas_match_their_arguments():
 
 
 @EACH
-def test_compile_without_graph_breaks(loss, device):
+def test_compile_without_graph_breaks(loss, device, all_cases):
     """fullgraph, and no recompilation when the number of rows or a hyper-parameter changes."""
     torch._dynamo.reset()
-    for sample in traced_samples(loss, device):
+    for sample in traced_samples(loss, device, all_cases):
 
         def call(x, target, upstream, **kwargs):
             return (loss.function(x, target, **kwargs, reduction="mean") * upstream).sum()

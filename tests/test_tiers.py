@@ -1,0 +1,170 @@
+"""The default tier and --all: together they leave nothing out, and by default each loss has a case of each promise."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lossforge.losses.registry import LOSSES
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+EVERY_LOSS = {
+    "values and gradients in every dtype": "test_values.py::test_against_float64",
+    "gradients of the reference": "test_values.py::test_reference_gradients",
+    "gradients of the other arguments": "test_values.py::test_other_arguments_get_gradients",
+    "a retained graph": "test_values.py::test_retained_graph",
+    "double backward": "test_values.py::test_double_backward",
+    "operators": "test_operators.py::test_opcheck",
+    "torch.compile": "test_operators.py::test_compile_without_graph_breaks",
+    "export": "test_operators.py::test_export",
+    "torch.func": "test_operators.py::test_torch_func",
+    "forward mode": "test_operators.py::test_forward_mode",
+    "autocast": "test_operators.py::test_autocast_takes_half_precision_logits",
+    "modules": "test_modules.py::test_module_computes_its_function",
+    "no host synchronisation": "test_gpu.py::test_no_host_synchronisation",
+    "CUDA graphs": "test_gpu.py::test_cuda_graph",
+}
+EVERY_LOSS_BY_ROWS = {
+    "all rows ignored": "test_edges.py::test_all_ignored",
+    "an ignored row of nan": "test_edges.py::test_ignored_row_of_nan",
+    "an index out of range": "test_edges.py::test_index_out_of_range_raises_with_value_and_row",
+    "an index out of range, unchecked": "test_edges.py::test_index_out_of_range_unchecked_is_nan_in_its_row_alone",
+    "mistakes": "test_checks.py::test_every_loss_by_rows",
+    "no recompilation": "test_gpu.py::test_no_recompilation",
+}
+EVERY_TEMPLATE = {
+    "the same bits run after run": "test_values.py::test_repeated_runs_are_bitwise_equal",
+    "inputs are not written": "test_values.py::test_inputs_are_not_written",
+}
+
+
+def collect(path: Path, *words: str) -> dict[str, list[dict[str, Any]]]:
+    """The cases of the libraries' tests, as pytest takes and leaves them."""
+    command = [sys.executable, "-m", "pytest", "packages", "--collect-only", "-q", "-p", "collected_cases", *words]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "COLLECTED_CASES": str(path), "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def by_test(cases: list[dict[str, Any]]) -> dict[str, dict[str, set[str]]]:
+    """The values of each parameter of each test."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for case in cases:
+        test = found[case["test"]]
+        for name, value in case["values"].items():
+            test[name].add(value)
+    return found
+
+
+def test_nothing_is_left_out(tmp_path):
+    default, whole = collect(tmp_path / "default.json"), collect(tmp_path / "all.json", "--all")
+    assert not whole["left out"]
+    ids = {tier: [case["id"] for case in cases] for tier, cases in (("all", whole["taken"]), *default.items())}
+    assert sorted(ids["taken"] + ids["left out"]) == sorted(ids["all"])
+    assert len(set(ids["all"])) == len(ids["all"])
+    assert len(ids["taken"]) < len(ids["all"])
+
+    every, taken = by_test([*default["taken"], *default["left out"]]), by_test(default["taken"])
+    assert taken == every
+
+    for promise, test in EVERY_LOSS.items():
+        assert taken[f"losses/tests/{test}"]["loss"] == set(LOSSES), promise
+    for promise, test in EVERY_LOSS_BY_ROWS.items():
+        assert taken[f"losses/tests/{test}"]["loss"] == {name for name, loss in LOSSES.items() if loss.by_rows}, promise
+    for promise, test in EVERY_TEMPLATE.items():
+        templates = {LOSSES[name].template for name in taken[f"losses/tests/{test}"]["loss"]}
+        assert templates == {loss.template for loss in LOSSES.values()}, promise
+    assert "kernels/tests/test_ahead_of_time.py::test_every_variant_compiles" in taken  # which asserts that every kernel is compiled
+
+    pairs = [
+        {(case["test"], case["values"]["loss"], case["values"]["dtype"]) for case in cases if {"loss", "dtype"} <= case["values"].keys()}
+        for cases in (default["taken"], whole["taken"])
+    ]
+    assert pairs[0] == pairs[1]
+
+
+SUITE = """
+import pytest
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize("size", [[1], [2], [3]], ids=["1", "2", "3"])
+@pytest.mark.parametrize("loss", ["ce", "focal", "kl", "mae"])
+def test_many(loss, size, mode):
+    assert "PYTEST_XDIST_WORKER" in __import__("os").environ or loss
+
+def test_one():
+    pass
+"""
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    """A small one under this project's conftest.py."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
+    pytester.makeini("[pytest]\naddopts = --strict-config")
+    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
+    folder = pytester.mkdir("packages")
+    (folder / "test_suite.py").write_text(SUITE, encoding="utf-8")
+    return pytester
+
+
+def test_a_folder_is_thinned_and_spread_over_processes(suite):
+    done = suite.runpytest_subprocess("packages")
+    assert done.ret == 0
+    lines = done.stdout.str()
+    assert "2 workers" in lines
+    passed, left_out = done.parseoutcomes()["passed"], 25 - done.parseoutcomes()["passed"]
+    assert 5 <= passed <= 7  # each of four losses, three sizes and two modes, and the test without parameters
+    assert f"{left_out} more cases run with --all." in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        (["packages", "--all"], 25),
+        (["packages/test_suite.py"], 25),
+        (["packages", "-k", "focal"], 6),
+        (["packages/test_suite.py::test_many[kl-2-forward]", "packages/test_suite.py::test_many[kl-2-backward]"], 2),
+        (["packages/test_suite.py::test_many"], 24),
+    ],
+    ids=str,
+)
+def test_what_is_named_runs_whole(suite, words, passed):
+    done = suite.runpytest_subprocess(*words)
+    assert done.ret == 0
+    assert done.parseoutcomes() == {"passed": passed}
+    assert ("2 workers" in done.stdout.str()) == all("::" not in word for word in words)
+
+
+def test_without_xdist_and_whatever_failed_before(suite):
+    """A case that only --all runs and that failed comes again with --lf."""
+
+    def taken(*words: str) -> set[str]:
+        lines = suite.runpytest_subprocess("-p", "no:xdist", "packages", "-v", *words).stdout.lines
+        return {line.split()[0] for line in lines if "::" in line and line.split()[1] in ("PASSED", "FAILED")}
+
+    whole, default = taken("--all"), taken()
+    assert default < whole
+    assert taken() == default
+    left_out = sorted(whole - default)[0]
+    file = suite.path / "packages" / "test_suite.py"
+    name = left_out.partition("[")[2].rstrip("]")
+    loss, size, mode = name.split("-")
+    file.write_text(SUITE.replace("or loss", f"or (loss, size, mode) != ({loss!r}, [{size}], {mode!r})"), encoding="utf-8")
+    taken("--all")
+    assert taken("--lf") == {left_out}
