@@ -151,7 +151,7 @@ def test_module_keeps_its_options():
     module = charbonnier.module(delta=0.5, reduction="sum")
     assert torch.equal(module(x, y), charbonnier(x, y, delta=0.5, reduction="sum"))
     assert "delta=0.5" in repr(module)
-    with pytest.raises(TypeError, match=r"module\(\) got an unexpected keyword argument 'delto'; did you mean 'delta'"):
+    with pytest.raises(TypeError, match=r"CustomModule\(\) got an unexpected keyword argument 'delto'; did you mean 'delta'"):
         charbonnier.module(delto=0.5)
 
 

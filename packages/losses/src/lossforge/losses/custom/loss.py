@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -70,6 +70,9 @@ class CustomModule(LossModule):
         hyper = {name: options.pop(name, default) for name, default in loss.hyper.items()}
         super().__init__(options, **hyper, reduction=reduction)
         self.function = loss
+
+    def keywords(self, options: Iterable[str]) -> Iterable[str]:
+        return options
 
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
         return self.compute(input, target, **per_call)

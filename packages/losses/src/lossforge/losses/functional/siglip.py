@@ -63,7 +63,8 @@ def _refuse_embeddings(input: Tensor, target: Tensor, validate: bool | None) -> 
     elif target.grad_fn is not None and target.ndim == 2 and target.shape[0] != target.shape[1]:
         found = f"the output of a network, {tuple(target.shape)}"
     elif target.numel() and (target.device.type == "cpu" or (checks.VALIDATE if validate is None else validate)):
-        low, high = (t.item() for t in target.detach().aminmax())
+        once = target.detach()[tuple(slice(1) if stride == 0 else slice(None) for stride in target.stride())]  # of what is expanded
+        low, high = (t.item() for t in once.aminmax())
         found = f"values from {low:g} to {high:g}" if low < 0 or high > 1 else ""
     if found:
         raise ValueError(

@@ -132,6 +132,9 @@ class AsymmetricLossMultiLabel(ElementwiseModule):
     gamma_neg: float
     gamma_pos: float
     clip: float | None
+    eps: float
+    disable_torch_grad_focal_loss: bool
+    smoothing: float
     pos_weight: float | Tensor | None
 
     def __init__(
@@ -143,8 +146,9 @@ class AsymmetricLossMultiLabel(ElementwiseModule):
         disable_torch_grad_focal_loss: bool = False,
         smoothing: float = 0.0,
         reduction: BatchReduction = "batchmean",
+        weight: Tensor | None = None,
         pos_weight: float | Tensor | None = None,
-        **options: Unpack[WeightedSettings],
+        **options: Unpack[ElementwiseSettings],
     ) -> None:
         super().__init__(
             options,
@@ -155,6 +159,7 @@ class AsymmetricLossMultiLabel(ElementwiseModule):
             disable_torch_grad_focal_loss=disable_torch_grad_focal_loss,
             smoothing=smoothing,
             reduction=reduction,
+            weight=weight,
             pos_weight=pos_weight,
         )
 
@@ -167,6 +172,7 @@ class PolyBinaryCrossEntropy(ElementwiseModule):
     epsilon: float
     gamma: float
     alpha: float | Tensor | None
+    smoothing: float
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What the modules share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -31,11 +31,14 @@ class LossModule(nn.Module):
         options = {"reduction": reduction, **self.shared, **named}
         for name in further:
             if name not in self.shared:
-                accepted = dict.fromkeys([*named, "reduction", *self.shared])
-                raise checks.unexpected(type(self).__name__, name, accepted)
+                raise checks.unexpected(type(self).__name__, name, self.keywords(options))
         self.option_names = tuple(options)
         for name, value in {**options, **further}.items():
             setattr(self, name, value)
+
+    def keywords(self, options: Iterable[str]) -> Iterable[str]:
+        """What the constructor takes, in its order; options: what the module keeps of it."""
+        return checks.keywords(type(self).__init__)
 
     if not TYPE_CHECKING:  # a checker then knows the attributes that are declared, and no others
 
