@@ -6,7 +6,6 @@ import torch
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import Sample, run
 
-
 # the GPU's approximate instructions are what can be biased; the interpreter computes as numpy does
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
