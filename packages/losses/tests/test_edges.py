@@ -407,12 +407,13 @@ WEIGHTED = [loss for loss in LOSSES.values() if loss.template == "rowwise" and "
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("loss", WEIGHTED, ids=lambda loss: loss.name)
 def test_z_loss_is_averaged_over_rows(loss, mode, scale, device):
-    """Whatever the class weights, and the shares of a mixup pair: z_loss times the mean of lse² over the rows that count."""
+    """Whatever the class weights, in a mixup pair too: z_loss times the mean of lse² over the rows that count."""
     target = torch.tensor([3, 0, -100, 6, 1], device=device)
     weight = scale * (torch.arange(7, device=device) + 1.0)
     log_prior = {"log_prior": torch.zeros(7, device=device)} if "log_prior" in inspect.signature(loss.function).parameters else {}
     pair = {"target_b": torch.tensor([-100, 2, -100, 0, 1], device=device), "lam": torch.tensor([0.3, 0.5, 0.2, 0.9, 1.0], device=device)}
-    for options in ({"weight": weight}, {"weight": weight, **pair}, pair):
+    both = {**pair, "target_b": target.flip(0)}
+    for options in ({"weight": weight}, {"weight": weight, **pair}, both):
         x = logits(5, 7, device).requires_grad_()
         value = loss.function(x, target, reduction="mean", z_loss=0.1, gradient=mode, **options, **log_prior)
         value.backward()

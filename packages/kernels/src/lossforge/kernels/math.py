@@ -50,7 +50,7 @@ def log2(x):
 
 @triton.jit
 def log2_nearest(x):
-    """log₂ x for float32 from the smallest normal number up, rounded to nearest, at six instructions more.
+    """log₂ x for finite float32 from the smallest normal number up, rounded to nearest, at seven instructions more; nan stays nan.
 
     The GPU's instruction truncates: from 2⁻¹⁶ to 2⁻⁸ its mean error is 8e-7, always of one sign, and a sum over classes keeps it. Here it
     takes a number m between √½ and √2 alone, x = 2ᵏ m. Added to 3 · 2²², k is a float32 by its bits.
@@ -61,7 +61,7 @@ def log2_nearest(x):
         bits = x.to(tl.int32, bitcast=True)
         k = (bits - 0x3F3504F3) >> 23  # the bits of √½
         m = (bits - (k << 23)).to(tl.float32, bitcast=True)
-        exponent = log2(m) + ((k + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0)
+        exponent = log2(m) + ((k + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0 + x * 0.0)
     return exponent
 
 

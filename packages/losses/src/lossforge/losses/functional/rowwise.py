@@ -14,7 +14,8 @@ from lossforge.losses.reference import row_weight
 
 class RowSettings(Settings, total=False):
     """scale, softcap: the logits become cap · tanh(scale · x / cap); z_loss: the coefficient of lse², which is added to each row; a
-    mean of it is over the rows that count, whatever their class weights."""
+    mean of it is over the rows that count, whatever their class weights (without these, a mixup pair with one ignored index counts by the
+    share of the other)."""
 
     scale: float
     softcap: float | None
@@ -85,8 +86,7 @@ def rowwise_loss(
     weight, bias = per_class("weight", weight, x, classes), per_class("log_prior", bias, x, classes)
     lam = share(options.get("lam"), target, target_b, x)
     by_weight = reduction == "mean" and normalizer is None and not mean_of_rows and not target.is_floating_point()
-    if checks.nonzero(z_loss) and by_weight and (weight is not None or target_b is not None):
-        weight = x.new_ones(classes, dtype=torch.float32) if weight is None else weight
+    if weight is not None and by_weight and checks.nonzero(z_loss):
         weight = _average_one(weight, target, target_b, lam, ignore_index, options.get("empty") == "zero")
         mean_of_rows = True  # of z_loss; and thereby of the rest, by such weights
     one = x.ndim == 1
