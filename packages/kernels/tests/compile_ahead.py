@@ -134,7 +134,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
             return
         for classes in (1, 2, 24, 64, 150, 512):
             x, index = torch.zeros(2, classes, 64, 128, dtype=dtype), torch.zeros(2, 64, 128, dtype=torch.int64)
-            if classes > 1:
+            if classes > 1:  # of one class a softmax is refused
                 yield Sample(f"{classes} classes", x, index)
                 yield Sample(f"{classes} classes, channels last", x.to(memory_format=torch.channels_last), index.byte(), {"batch": True})
                 yield Sample(f"{classes} classes, dense", x, x)
@@ -317,11 +317,15 @@ KIN = {name: "dice" for name, loss in LOSSES.items() if loss.template == "overla
 
 
 def few(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]]:
-    """One of every loss and of every kernel, over all dtypes and modes: a minute's work. The hash spreads these over the losses."""
+    """One of every loss and of every kernel, in Gluon one of every loss, over all dtypes and modes: a minute's work.
+
+    The hash spreads these over the losses.
+    """
     taken, seen = [], set()
     for case, variant in sorted(variants.values(), key=lambda found: zlib.crc32(f"{found[1].kernel.__name__} {found[0]}".encode())):
         loss, dtype, *_, mode = case.split()
-        if new := {loss, dtype, mode, variant.kernel.__name__} - seen:
+        gluon = {(variant.kernel.__name__, loss)} if variant.kernel.is_gluon() else set()
+        if new := {loss, dtype, mode, variant.kernel.__name__, *gluon} - seen:
             taken.append((case, variant))
             seen |= new
     return taken

@@ -299,7 +299,7 @@ def overlap_kernel(
             top, sum = swept_softmax(x, target, n, start, lane, inside, inner, first, ignore, classes, ALL, WIDE, BC)
             for at in range(0, classes, BC):
                 c = at + tl.arange(0, BC)
-                before = (c < classes) & (tile > k)
+                before = c < tl.where(tile > k, classes, 0)  # a lone condition joined with a block's is no mask in the interpreter
                 y, keep, valid = label_tile(target, n, start, lane, c, inside, inner, first, ignore, classes, ALL, WIDE)
                 x_tile = logit_tile(x, n, start, lane, c, inside, keep, inner, classes, True, True, ALL, WIDE, "")
                 i, p, y, ce, _ = terms(x_tile, y, keep, valid, top, sum, True, False, SQUARED, CE, False, True)

@@ -5,12 +5,14 @@ import functools
 import inspect
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
 
 import torch
 from torch import Tensor, nn
-from torch.nn import _reduction
+
+from lossforge.losses.torch_internals import transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +28,9 @@ VALIDATE = os.environ.get("LOSSFORGE_VALIDATE", "0").lower() in ("1", "true", "y
 def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: Name) -> Name:
     """The reduction, with torch's deprecated size_average and reduce still understood."""
     if size_average is not None or reduce is not None:
-        return cast(Name, _reduction.legacy_get_string(size_average, reduce))
+        meant = "none" if reduce is False else "sum" if size_average is False else "mean"
+        warnings.warn(f"size_average and reduce are deprecated: pass reduction={meant!r} instead", stacklevel=3)
+        return cast(Name, meant)
     return reduction
 
 
@@ -194,7 +198,7 @@ def indices(
     if shape is not None and t.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)}")
     beside(name, t, x)
-    if (t.device.type == "cpu" or (VALIDATE if validate is None else validate)) and not torch._C._are_functorch_transforms_active():
+    if (t.device.type == "cpu" or (VALIDATE if validate is None else validate)) and not transformed(x, t):
         if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):  # there are no values yet
             checked: Tensor = torch.ops.lossforge.checked_indices(t, name, low, end, ignored)
             t = checked

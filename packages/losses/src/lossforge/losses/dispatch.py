@@ -17,7 +17,7 @@ from lossforge.losses.operators.boxes import Arguments as Boxes
 from lossforge.losses.operators.contrastive import Arguments as Contrastive
 from lossforge.losses.operators.divergence import Arguments as Divergence
 from lossforge.losses.operators.elementwise import Arguments as Elementwise
-from lossforge.losses.operators.library import KERNEL_DTYPES, Once, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.operators.library import KERNEL_DTYPES, Once, direct, gradient_in_forward, kernels_apply
 from lossforge.losses.operators.numbers import call, for_reference
 from lossforge.losses.operators.overlap import Arguments as Overlap
 from lossforge.losses.operators.rowwise import Arguments as Rowwise
@@ -36,7 +36,7 @@ def boxes(a: Boxes, mode: str | None) -> Tensor:
         return reference.boxes(for_reference(a))
     first, second = (torch.is_grad_enabled() and b.requires_grad for b in (a.boxes1, a.boxes2))
     forward = gradient_in_forward(mode, a.boxes1 if first else a.boxes2, a.reduction)
-    if plain(*a.tensors):
+    if direct(a):
         if not second:  # a kept call has the gradient of one tensor
             note(boxes_operator, a, forward)
         return boxes_operator.direct(a, forward)
@@ -50,7 +50,7 @@ def rowwise(a: Rowwise, mode: str | None, inplace: bool) -> Sequence[Tensor | No
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
         return InPlaceRowwise.apply(a.x, a, forward)
-    if plain(*a.tensors):
+    if direct(a):
         note(rowwise_operator, a, forward)
         return rowwise_operator.direct(a, forward)
     results = call("rowwise", a, forward, a.x.requires_grad and torch.is_grad_enabled() and rowwise_operator.keeps_stats(a, forward))
@@ -81,7 +81,7 @@ def _single(template: Any, name: str, a: Any, mode: str | None, inplace: bool, k
     forward = gradient_in_forward(mode, a.x, a.reduction)
     if inplace and _overwrites(a.x):
         return InPlace.apply(a.x, a, forward, template)
-    if plain(*a.tensors):
+    if direct(a):
         note(template, a, forward)
         return template.direct(a, forward)
     flags = (forward, a.x.requires_grad and torch.is_grad_enabled() and not forward) if keeps else (forward,)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.operators.library import PLAIN_KEYS, PLAIN_TYPES, Once, state
+from lossforge.losses.operators.library import Once, state
+from lossforge.losses.torch_internals import ordinary
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 KEPT = 1024
 """How many calls are kept: shapes may vary without end."""
-keys_of = torch._C._dispatch_keys
 SIMPLE = (int, float, bool, str, type(None))
 
 _calls: dict[Any, "Total"] = {}
@@ -39,13 +39,12 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
         values: tuple[Any, ...] = (*args, *kwargs.values())
         key = [function, state(), *kwargs]
         for v in values:
-            kind = type(v)
-            if kind in PLAIN_TYPES and keys_of(v).raw_repr() in PLAIN_KEYS:
+            if ordinary(v):
                 key += v.shape, v.stride(), v.dtype, v.get_device(), v.data_ptr() & 15, v.requires_grad
                 if not v.shape and v.get_device() < 0:
                     key.append(v.item())  # a number of the host
-            elif kind in SIMPLE:
-                key += kind, v
+            elif type(v) in SIMPLE:
+                key += type(v), v
             else:
                 return function(*args, **kwargs)
         found = tuple(key)

@@ -125,12 +125,10 @@ def compile_ahead(formula: Any, tensors: int, numbers: int, results: int) -> Non
 
 
 def main() -> int:
-    from triton.compiler.errors import CompilationError
-
     sent = json.load(sys.stdin)
     try:
         compile_ahead(unpack(sent["functions"]), sent["tensors"], sent["numbers"], sent["results"])
-    except CompilationError as error:
+    except triton.CompilationError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__

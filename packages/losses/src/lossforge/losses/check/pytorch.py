@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from lossforge.losses.check.report import Report
 from lossforge.losses.registry import Loss
@@ -13,16 +13,17 @@ SECTION, GRAPH = "in PyTorch", "CUDA graph, no host synchronisation"
 INPLACE = "inplace=True"
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchFunctionMode):
     """Records the calls of our operators: their names and arguments."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, tuple]] = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "lossforge":
-            self.seen.append((function.overloadpacket.__name__, args))
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        library, _, name = str(function).partition(".")
+        if library == "lossforge":
+            self.seen.append((name.partition(".")[0], args))
         return function(*args, **(kwargs or {}))
 
 
@@ -57,7 +58,7 @@ def _opcheck(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> st
 
 
 def _compile(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(
         lambda x: loss.function(x * 1.0, sample.target, **sample.kwargs, reduction="mean") * 2,
         fullgraph=True,

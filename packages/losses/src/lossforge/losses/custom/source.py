@@ -5,7 +5,6 @@ import difflib
 import inspect
 import itertools
 import linecache
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,17 +13,18 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.runtime.jit import JITFunction
 
 from lossforge.kernels import math
 from lossforge.losses.custom import powers
 from lossforge.losses.custom.error import FormulaError
 
+DEVICE_FUNCTIONS = (triton.JITFunction, type(math.exp2))
+"""What @triton.jit makes: the second is the interpreter's where it interprets."""
+
 
 def is_device_function(value: Any) -> bool:
-    """Whether `value` is what @triton.jit makes. Its interpreter needs numpy: who has not imported it has nothing of it."""
-    interpreter = sys.modules.get("triton.runtime.interpreter")
-    return isinstance(value, JITFunction) or (interpreter is not None and isinstance(value, interpreter.InterpretedFunction))
+    """Whether `value` is what @triton.jit makes."""
+    return isinstance(value, DEVICE_FUNCTIONS)
 
 
 def of_language(value: Any) -> bool:

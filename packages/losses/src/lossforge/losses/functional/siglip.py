@@ -2,13 +2,13 @@
 
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.functional.common import ElementwiseOptions
 from lossforge.losses.functional.elementwise import elementwise_loss
 from lossforge.losses.repeat import repeated
+from lossforge.losses.torch_internals import transformed
 from lossforge.losses.types import Reduction
 
 NOWHERE = 2**62
@@ -58,7 +58,7 @@ def _refuse_embeddings(input: Tensor, target: Tensor, validate: bool | None) -> 
     found = ""
     if target.shape != input.shape:
         found = f"{tuple(target.shape)}"
-    elif not checks.known(target) or torch._C._are_functorch_transforms_active():
+    elif not checks.known(target) or transformed(input, target):
         return
     elif target.grad_fn is not None and target.ndim == 2 and target.shape[0] != target.shape[1]:
         found = f"the output of a network, {tuple(target.shape)}"

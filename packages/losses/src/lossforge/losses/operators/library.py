@@ -1,8 +1,6 @@
 """What the operators share: their library, and when the kernels compute a loss."""
 
 import contextlib
-import functools
-import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from lossforge.losses.lazy import INTERPRETED, TRITON, kernels
 from lossforge.losses.operators import numbers
+from lossforge.losses.torch_internals import NO_MODES, in_forward_mode, modes, ordinary, register_autograd, transformed
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -56,34 +55,12 @@ def backend(x: Tensor) -> str:
     return "triton-interpreted" if INTERPRETED else "triton"
 
 
-_KEYS = torch._C.DispatchKey
-PLAIN_KEYS = {
-    functools.reduce(operator.or_, map(torch._C.DispatchKeySet, keys)).raw_repr()
-    for keys in (
-        (_KEYS.CUDA, _KEYS.ADInplaceOrView, _KEYS.AutogradCUDA, _KEYS.AutocastCUDA),
-        (_KEYS.CPU, _KEYS.ADInplaceOrView, _KEYS.AutogradCPU, _KEYS.AutocastCPU),
-    )
-}
-_AUTOGRAD = _KEYS.AutogradFunctionality
-PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-
-
 def state() -> tuple[Any, ...]:
-    """What of torch's state decides how a loss is computed: modes, transforms, tracing, plain_torch, forward mode, autograd."""
-    return (
-        torch._C._dispatch_tls_local_include_set().raw_repr(),
-        torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD),
-        torch._C._len_torch_function_stack(),
-        torch.autograd.forward_ad._current_level,
-        torch.is_grad_enabled(),
-        _depth.get() > 0,
-    )
+    """What of torch's state decides how a loss is computed: modes, transforms, tracing, forward mode; autograd; plain_torch."""
+    return *modes(), torch.is_grad_enabled(), _depth.get() > 0
 
 
-_PLAIN_STATES = [
-    ((torch._C.DispatchKeySet(_KEYS.BackendSelect) | torch._C.DispatchKeySet(_KEYS.ADInplaceOrView)).raw_repr(), False, 0, -1, grad, False)
-    for grad in (True, False)
-]
+_PLAIN_STATES = [(*NO_MODES, grad, False) for grad in (True, False)]
 
 
 def plain(*tensors: Tensor | None) -> bool:
@@ -94,12 +71,13 @@ def plain(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or state() not in _PLAIN_STATES:
         return False
-    return all(t is None or _ordinary(t) for t in tensors)
+    return all(t is None or ordinary(t) for t in tensors)
 
 
-def _ordinary(t: Tensor) -> bool:
-    """A tensor whose memory holds its values: no subclass, no wrapper, no lazy view."""
-    return type(t) in PLAIN_TYPES and torch._C._dispatch_keys(t).raw_repr() in PLAIN_KEYS
+def direct(a: Any) -> bool:
+    """`plain` for an operator's arguments."""
+    # while compiling nothing reads a.tensors: dynamo of torch 2.9 cannot trace the property of a named tuple
+    return not torch.compiler.is_compiling() and plain(*a.tensors)
 
 
 def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
@@ -112,9 +90,9 @@ def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
         return False
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in others):
         return False
-    if torch._C._are_functorch_transforms_active():
+    if transformed(x, *others):
         return False
-    return torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0
+    return torch.compiler.is_compiling() or not in_forward_mode(x, *others)
 
 
 def gradient_in_forward(mode: str | None, x: Tensor, reduction: str) -> bool:
@@ -160,8 +138,8 @@ def register(
     _register(f"{name}_backward", backward, fake_backward)
     _register(f"{name}_scheduled", fill(forward), lambda _, *args: fake(*args))
     _register(f"{name}_backward_scheduled", fill(backward), lambda _, *args: fake_backward(*args))
-    _register_autograd(name, setup, differentiate)
-    _register_autograd(f"{name}_scheduled", setup_scheduled, lambda ctx, *gradients: (None, *differentiate(ctx, *gradients)))
+    register_autograd(LIBRARY, name, setup, differentiate)
+    register_autograd(LIBRARY, f"{name}_scheduled", setup_scheduled, lambda ctx, *gradients: (None, *differentiate(ctx, *gradients)))
     _no_double_backward(f"{name}_backward")
     _no_double_backward(f"{name}_backward_scheduled")
 
@@ -175,36 +153,6 @@ def _register(name: str, implementation: Callable[..., Any], fake: Callable[...,
 LIBRARY.define("number(Tensor value, str name, float low, float high, bool exclusive) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
 LIBRARY.impl("number", numbers.checked, "CPU")
 torch.library.register_fake("lossforge::number", lambda value, *_: value.new_empty((), dtype=torch.float64), lib=LIBRARY)
-
-
-def _register_autograd(name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:
-    """What torch.library.register_autograd does, without reading the schema at every call, which takes longer than a small loss.
-
-    That reading puts back arguments that the dispatcher drops because they equal their defaults; our schemas have none.
-    """
-    operator = getattr(torch.ops.lossforge, name).default
-
-    def below(keyset: Any, *args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
-
-    class Differentiable(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
-            result = below(keyset, *args)
-            setup(ctx, args, result)
-            return result
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return None, *differentiate(ctx, *gradients)
-
-    def implementation(keyset: Any, *args: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return Differentiable.apply(keyset, *args)
-        return below(keyset, *args)
-
-    LIBRARY.impl(name, implementation, "Autograd", with_keyset=True)
 
 
 def _no_double_backward(name: str) -> None:
@@ -230,7 +178,7 @@ class Once:
         gradient, self.gradient = self.gradient, None
         if gradient is None:
             return None
-        if not (_ordinary(gradient) and _ordinary(upstream)):  # traced, where nothing may be overwritten, or many upstreams at once
+        if not (ordinary(gradient) and ordinary(upstream)):  # traced, where nothing may be overwritten, or many upstreams at once
             return (gradient.float() * upstream).to(gradient.dtype)
         kernels.scale_(gradient, upstream)
         return gradient

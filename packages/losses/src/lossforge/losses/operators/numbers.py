@@ -33,6 +33,11 @@ def filled(numbers: Tensor, arguments: Sequence[Any]) -> list[Any]:
     return [value(v) for v in arguments]
 
 
+def _after_tensors(a: Any) -> int:
+    """Where the tensors end: the normalizer is the last. Not by a.tensors, a property, which Dynamo of torch 2.9 cannot trace."""
+    return a._fields.index("normalizer") + 1
+
+
 def call(name: str, a: Any, *flags: bool) -> Any:
     """The operator `name` of the arguments `a`, or where numbers among them are tensors, its other form."""
     numbers: list[Tensor] = []
@@ -45,7 +50,7 @@ def call(name: str, a: Any, *flags: bool) -> Any:
             return ABSENT
         return v
 
-    first = 1 + len(a.tensors)
+    first = _after_tensors(a)
     others = [place(v) for v in a[first:]]
     if not numbers:
         return getattr(torch.ops.lossforge, name)(*a, *flags)
@@ -56,14 +61,14 @@ def for_reference(a: Any) -> Any:
     """The arguments with numbers that are tensors in the dtype that the plain-torch reference computes in."""
     if not torch.compiler.is_compiling():
         return a
-    wide = any(t is not None and t.dtype == torch.float64 for t in a.tensors)
+    wide = any(t is not None and t.dtype == torch.float64 for t in a[1 : _after_tensors(a)])
 
     def value(v: Any) -> Any:
         if isinstance(v, list):
             return [value(each) for each in v]
         return v.to(torch.float64 if wide else torch.float32) if isinstance(v, Tensor) else v
 
-    first = 1 + len(a.tensors)
+    first = _after_tensors(a)
     return type(a)(*a[:first], *[value(v) for v in a[first:]])
 
 

@@ -1,0 +1,126 @@
+"""Private names of torch that the losses use, each behind a guard: a faster way where it is there, else the public one.
+
+Without them a loss is as right, and slower: every call goes through torch's dispatcher, and its arguments are checked each time.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+_are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", None)
+_HAS_LEVEL = hasattr(forward_ad, "_current_level")
+
+
+class _Dispatcher:
+    """What torch's dispatcher tells of this thread and of a tensor.
+
+    Raises:
+        AttributeError: torch lacks one of the names.
+    """
+
+    def __init__(self) -> None:
+        key, keys = torch._C.DispatchKey, torch._C.DispatchKeySet
+        ordinary = (
+            (key.CUDA, key.ADInplaceOrView, key.AutogradCUDA, key.AutocastCUDA),
+            (key.CPU, key.ADInplaceOrView, key.AutogradCPU, key.AutocastCPU),
+        )
+        self.ordinary = frozenset(functools.reduce(operator.or_, map(keys, each)).raw_repr() for each in ordinary)
+        self.included, self.excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_is_dispatch_key_excluded
+        self.autograd, self.functions, self.keys_of = key.AutogradFunctionality, torch._C._len_torch_function_stack, torch._C._dispatch_keys
+        if not _HAS_LEVEL:
+            raise AttributeError("_current_level")
+        self.no_modes = (keys(key.BackendSelect) | keys(key.ADInplaceOrView)).raw_repr(), False, 0, -1
+
+
+try:
+    _dispatcher: _Dispatcher | None = _Dispatcher()
+except AttributeError:
+    _dispatcher = None
+
+NO_MODES: tuple[Any, ...] = ("known",) if _dispatcher is None else _dispatcher.no_modes
+"""What `modes` gives where there are none."""
+
+if _dispatcher is None:
+
+    def modes() -> tuple[Any, ...]:
+        """The modes, transforms, tracers and forward-mode derivatives that are active; () where torch does not tell."""
+        return ()
+
+    def ordinary(t: Any) -> bool:
+        """Whether `t` is known to be a tensor whose memory holds its values: no subclass, no wrapper, no lazy view."""
+        return False
+
+else:
+    _included, _excluded, _autograd = _dispatcher.included, _dispatcher.excluded, _dispatcher.autograd
+    _functions, _keys_of, _ordinary = _dispatcher.functions, _dispatcher.keys_of, _dispatcher.ordinary
+
+    def modes() -> tuple[Any, ...]:
+        return _included().raw_repr(), _excluded(_autograd), _functions(), forward_ad._current_level
+
+    def ordinary(t: Any) -> bool:
+        return type(t) in PLAIN_TYPES and _keys_of(t).raw_repr() in _ordinary
+
+
+def transformed(*tensors: Tensor | None) -> bool:
+    """Whether a transform of torch.func is active; by the public way, whether it wraps one of these tensors."""
+    if _are_transforms_active is not None:
+        return _are_transforms_active()
+    return not torch.compiler.is_compiling() and not all(t is None or _has_memory(t) for t in tensors)
+
+
+def _has_memory(t: Tensor) -> bool:
+    try:
+        t.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def in_forward_mode(*tensors: Tensor | None) -> bool:
+    """Whether forward-mode derivatives are computed; by the public way, whether one of these tensors has a tangent."""
+    if _HAS_LEVEL:
+        return forward_ad._current_level >= 0
+    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def register_autograd(library: Any, name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:
+    """What torch.library.register_autograd does, without reading the schema at every call, which takes longer than a small loss.
+
+    That reading puts back arguments that the dispatcher drops because they equal their defaults; our schemas have none.
+    """
+    try:
+        below_autograd, after_autograd = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
+        any_requires_grad = torch._C._any_requires_grad
+        redispatch = getattr(getattr(torch.ops, library.ns), name).default.redispatch
+    except AttributeError:
+        torch.library.register_autograd(f"{library.ns}::{name}", differentiate, setup_context=setup, lib=library)
+        return
+
+    def below(keyset: Any, *args: Any) -> Any:
+        with below_autograd():
+            return redispatch(keyset & after_autograd, *args)
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+            result = below(keyset, *args)
+            setup(ctx, args, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return None, *differentiate(ctx, *gradients)
+
+    def implementation(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and any_requires_grad(*args):
+            return Differentiable.apply(keyset, *args)
+        return below(keyset, *args)
+
+    library.impl(name, implementation, "Autograd", with_keyset=True)
