@@ -14,7 +14,7 @@ from lossforge.losses.custom.source import read
 from lossforge.losses.custom.twin import torch_of
 from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.registry import Loss
-from lossforge.losses.testing import plain_sample
+from lossforge.losses.testing import samples
 
 SECTION = "formula, in float64"
 STEP, TOLERANCE = 6e-6, 1e-5
@@ -53,7 +53,7 @@ def points(loss: Loss, seed: int) -> Iterator[Points]:
 
 def formula_hyper(loss: Loss) -> list[tuple[float, ...]]:
     """The formula's hyper-parameters, which differ in number and order from the loss's, as calls of the loss hand them to it."""
-    formula, sample = FORMULAS[loss.formula], plain_sample(loss)
+    formula, sample = FORMULAS[loss.formula], next(samples(loss))
     leading = {"elementwise": 2, "rowwise": 1, "boxes": 2}[loss.template]
     seen: dict[tuple[Any, ...], None] = {}
 
