@@ -20,7 +20,7 @@ SPILL_OF = {
     (3, 5): {("divergence_kernel", "js"): 104, ("resident_divergence_kernel", "js"): 104},
     (3, 8): {("resident_divergence_kernel", "js"): 1080},
     (3, 9): {
-        ("divergence_kernel", "js"): 104,
+        ("divergence_kernel", "js"): 112,
         ("resident_divergence_kernel", "js"): 360,
         ("elementwise_kernel", "mse"): 128,
         ("elementwise_kernel", "huber"): 128,
