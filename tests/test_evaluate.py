@@ -108,9 +108,9 @@ def here(capsys, runs, *words):
 
 
 @pytest.mark.parametrize("file", ["best.pt", "best.safetensors"])
-def test_a_folder_chosen_anew_is_seen_as_in_training(capsys, of_files, tmp_path, words, file):
+def test_a_folder_chosen_anew_is_seen_as_in_training(capsys, of_files, tmp_path, file):
     checkpoints, copy = of_files
-    status, values, said, _ = here(capsys, tmp_path / "runs", f"checkpoint={checkpoints / file}", *words, f"data.root={copy}")
+    status, values, said, _ = here(capsys, tmp_path / "runs", f"checkpoint={checkpoints / file}", "data=folder", f"data.root={copy}")
     assert status == 0
     assert values == best_of(checkpoints)
     assert "changed:" not in said

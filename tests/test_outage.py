@@ -46,6 +46,8 @@ def wait(process, true):
 
 def sync(clone, *words):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # where the tests were started in the background, a shell ignores Ctrl-C for them and for what they start
+    streams["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([sys.executable, "experiments/sync.py", *words], cwd=clone.path, env=clone.env, **streams)
 
 

@@ -20,7 +20,7 @@ def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
     return [by_lower[match] for match in found]
 
 
-def unknown(what: str, got: str, choices: Iterable[str], *, show: int = 40) -> UserError:
+def unknown(what: str, got: str, choices: Iterable[str], *, show: int = 60) -> UserError:
     """The error for a name that is not among `choices`: what was got, the nearest spelling, the choices."""
     choices = sorted(choices)
     lines = [f"{what}: {got!r} is not known."]
