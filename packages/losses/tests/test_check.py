@@ -43,7 +43,7 @@ def test_every_loss_passes(loss, device, all_cases):
     ("name", "hyper"),
     [
         ("bce", [(1.0,)]),
-        ("bce_smoothed", [(0.9, 0.1 / 7, -torch.inf, 1.0)]),  # 1 - ε, ε / C, no threshold, pos_weight
+        ("bce_smoothed", [(0.9, 0.1 / 2, -torch.inf, 1.0)]),  # 1 - ε, ε / 2 for dense targets, no threshold, pos_weight
         ("focal", [(2.0, 0.25), (0.5, 0.25)]),  # γ, α, where the function takes α first
         ("asymmetric", [(4.0, 1.0, 0.05, 1.0), (4.0, 1.0, 0.0, 1.0)]),
         ("ce", [()]),
