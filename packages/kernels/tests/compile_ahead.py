@@ -27,7 +27,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from lossforge.kernels import divergence_launch, row_launch
+from lossforge.kernels.divergence import launch as divergence_launch
+from lossforge.kernels.row import launch as row_launch
 from lossforge.losses import clip_loss, rowwise
 from lossforge.losses.operators import library
 from lossforge.losses.registry import LOSSES, Loss

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import lossforge.kernels
-from lossforge.kernels.torch_internals import RELEASE
+from lossforge.kernels.engine.torch_internals import RELEASE
 from lossforge.losses.registry import LOSSES
 
 # Bytes of local memory a thread: a few variants keep some of a row's scalars there; a tile that does not fit shows as hundreds.
@@ -35,7 +35,7 @@ SHARED = 227 * 1024
 
 KERNELS = {
     name
-    for file in Path(lossforge.kernels.__path__[0]).glob("*.py")
+    for file in Path(lossforge.kernels.__path__[0]).rglob("*.py")
     for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.MULTILINE)
 }
 

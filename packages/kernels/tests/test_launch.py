@@ -8,12 +8,13 @@ import torchvision.ops
 import triton
 from triton.runtime.jit import compute_cache_key
 
-from lossforge.kernels import Formulas, Spec, boxes, count, elementwise, launch, launch_counts, rowwise, rowwise_backward, scale_
+from lossforge.kernels import Formulas, Spec, boxes, count, elementwise, launch_counts, rowwise, rowwise_backward, scale_
+from lossforge.kernels.engine import launch
+from lossforge.kernels.engine.launch import Plan, Slot, filler, workspace
 from lossforge.kernels.formulas.box import giou
 from lossforge.kernels.formulas.focal import focal
 from lossforge.kernels.formulas.l1 import l1
 from lossforge.kernels.formulas.softmax import cross_entropy
-from lossforge.kernels.launch import Plan, Slot, filler, workspace
 from lossforge.kernels.tiles import backward_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -169,10 +170,10 @@ def test_count_and_scale(launches):
 
 def test_plans_are_bounded():
     """Shapes may vary without end."""
-    from lossforge.kernels.box_launch import _plan as _box_plan
-    from lossforge.kernels.element_launch import _plan
-    from lossforge.kernels.reduce import _count_plan, _scale_plan
-    from lossforge.kernels.row_launch import _backward_plan, _forward_plan
+    from lossforge.kernels.box.launch import _plan as _box_plan
+    from lossforge.kernels.element.launch import _plan
+    from lossforge.kernels.engine.reduce import _count_plan, _scale_plan
+    from lossforge.kernels.row.launch import _backward_plan, _forward_plan
 
     for plan in (_plan, _box_plan, _count_plan, _scale_plan, _forward_plan, _backward_plan):
         assert plan.cache_info().maxsize == launch.PLANS
@@ -201,7 +202,7 @@ def test_launch_hooks_are_called():
 @GPU
 def test_nothing_is_compiled_twice():
     """Over row counts and hyper-parameters new plans find Triton's compiled kernels."""
-    from lossforge.kernels.elementwise import elementwise_kernel
+    from lossforge.kernels.element.kernel import elementwise_kernel
 
     def compiled() -> int:
         return sum(len(cache[0]) for cache in elementwise_kernel.device_caches.values())

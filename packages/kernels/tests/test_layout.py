@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from lossforge.kernels.box_launch import Tensors, arrange
-from lossforge.kernels.element_launch import geometry
-from lossforge.kernels.launch import layout
-from lossforge.kernels.layout import broadcast, collapse, per_row
-from lossforge.kernels.row_layout import as_rows
+from lossforge.kernels.box.launch import Tensors, arrange
+from lossforge.kernels.element.launch import geometry
+from lossforge.kernels.engine.launch import layout
+from lossforge.kernels.engine.layout import broadcast, collapse, per_row
+from lossforge.kernels.row.layout import as_rows
 
 
 def test_collapse():

@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.kernels import Divergence, DivergenceSpec, Spec, divergence, divergence_launch, row_launch, rowwise
+from lossforge.kernels import Divergence, DivergenceSpec, Spec, divergence, rowwise
+from lossforge.kernels.divergence import launch as divergence_launch
 from lossforge.kernels.formulas.divergence import kl, kl_sums
 from lossforge.kernels.formulas.softmax import cross_entropy
+from lossforge.kernels.row import launch as row_launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLASSES = 9000  # of float32: a row that would stay on chip
@@ -63,8 +65,8 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
     if interface == "no Gluon":
         monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     if interface == "a Triton to come":
-        monkeypatch.setattr("lossforge.kernels.torch_internals.KNOWN", False)
-    for name in ("gluon", "resident", "resident_divergence"):
+        monkeypatch.setattr("lossforge.kernels.engine.torch_internals.KNOWN", False)
+    for name in ("engine.gluon", "row.resident", "divergence.resident"):
         monkeypatch.delitem(sys.modules, f"lossforge.kernels.{name}")
     for module in (row_launch, divergence_launch):
         module._forward_plan.cache_clear()

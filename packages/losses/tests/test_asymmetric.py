@@ -7,7 +7,7 @@ import timm.loss
 import torch
 
 from lossforge.kernels import launch_counts
-from lossforge.kernels.row_launch import _forward_plan
+from lossforge.kernels.row.launch import _forward_plan
 from lossforge.losses import AsymmetricLossSingleLabel, asymmetric_loss_single_label, cross_entropy, softmax_focal_loss
 from lossforge.losses.testing import error
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.kernels import element_launch
+from lossforge.kernels.element import launch as element_launch
 from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import (
     QualityFocalLoss,

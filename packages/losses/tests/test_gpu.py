@@ -9,17 +9,17 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from lossforge.kernels import launch_counts
-from lossforge.kernels.boxes import boxes_kernel
-from lossforge.kernels.divergence import divergence_kernel
-from lossforge.kernels.divergence_backward import divergence_backward_kernel
-from lossforge.kernels.elementwise import elementwise_kernel
-from lossforge.kernels.overlap import overlap_kernel
-from lossforge.kernels.overlap_backward import overlap_backward_kernel
-from lossforge.kernels.reduce import count_kernel
-from lossforge.kernels.resident import resident_kernel
-from lossforge.kernels.rowwise import rowwise_kernel
-from lossforge.kernels.rowwise_backward import rowwise_backward_kernel
-from lossforge.kernels.topk import topk_kernel
+from lossforge.kernels.box.kernel import boxes_kernel
+from lossforge.kernels.divergence.backward import divergence_backward_kernel
+from lossforge.kernels.divergence.kernel import divergence_kernel
+from lossforge.kernels.element.kernel import elementwise_kernel
+from lossforge.kernels.engine.reduce import count_kernel
+from lossforge.kernels.overlap.backward import overlap_backward_kernel
+from lossforge.kernels.overlap.kernel import overlap_kernel
+from lossforge.kernels.row.backward import rowwise_backward_kernel
+from lossforge.kernels.row.kernel import rowwise_kernel
+from lossforge.kernels.row.resident import resident_kernel
+from lossforge.kernels.topk.kernel import topk_kernel
 from lossforge.losses import (
     backend,
     cross_entropy,

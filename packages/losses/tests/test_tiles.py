@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lossforge.kernels import element_launch
+from lossforge.kernels.element import launch as element_launch
 from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import binary_cross_entropy_with_logits, poly_binary_cross_entropy, siglip_loss, sigmoid_focal_loss
 from lossforge.losses.testing import error

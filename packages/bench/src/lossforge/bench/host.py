@@ -17,7 +17,9 @@ from lossforge.bench.cases import Case, select
 from lossforge.bench.contenders import Contender, contenders
 from lossforge.bench.inputs import Inputs, make_inputs
 from lossforge.bench.measure import host_microseconds
-from lossforge.kernels import element_launch, launch, reduce, row_launch
+from lossforge.kernels.element import launch as element_launch
+from lossforge.kernels.engine import launch, reduce
+from lossforge.kernels.row import launch as row_launch
 from lossforge.losses import repeat
 from lossforge.losses.operators import elementwise, library, rowwise
 

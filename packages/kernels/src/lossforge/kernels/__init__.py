@@ -9,17 +9,17 @@ if importlib.util.find_spec("triton") is None:
         name="triton",
     )
 
-from lossforge.kernels.box_launch import boxes, planned_boxes
-from lossforge.kernels.contrastive_launch import Pairs, contrastive, contrastive_backward
-from lossforge.kernels.divergence_launch import STATS, Divergence, DivergenceSpec, divergence, divergence_backward, planned_divergence
-from lossforge.kernels.element_launch import Formulas, elementwise, planned_elementwise
-from lossforge.kernels.launch import INTERPRETED, launch_counts
-from lossforge.kernels.overlap_launch import OverlapSpec, overlap, overlap_gradient, planned_overlap
-from lossforge.kernels.reduce import count, counts_itself, scale_
-from lossforge.kernels.row_launch import planned_rowwise, rowwise, rowwise_backward
-from lossforge.kernels.row_layout import Spec
-from lossforge.kernels.rowwise import Outputs
-from lossforge.kernels.topk_launch import TopKSpec, topk_divergence, topk_divergence_backward
+from lossforge.kernels.box.launch import boxes, planned_boxes
+from lossforge.kernels.divergence.launch import STATS, Divergence, DivergenceSpec, divergence, divergence_backward, planned_divergence
+from lossforge.kernels.element.launch import Formulas, elementwise, planned_elementwise
+from lossforge.kernels.engine.launch import INTERPRETED, launch_counts
+from lossforge.kernels.engine.reduce import count, counts_itself, scale_
+from lossforge.kernels.overlap.launch import OverlapSpec, overlap, overlap_gradient, planned_overlap
+from lossforge.kernels.pairs.launch import Pairs, contrastive, contrastive_backward
+from lossforge.kernels.row.kernel import Outputs
+from lossforge.kernels.row.launch import planned_rowwise, rowwise, rowwise_backward
+from lossforge.kernels.row.layout import Spec
+from lossforge.kernels.topk.launch import TopKSpec, topk_divergence, topk_divergence_backward
 
 __all__ = [
     "INTERPRETED",

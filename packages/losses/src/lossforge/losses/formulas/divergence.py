@@ -51,7 +51,7 @@ TWINS = {
 def _kernels() -> dict[str, Inlined]:
     from lossforge.kernels import Divergence
     from lossforge.kernels.formulas import divergence
-    from lossforge.kernels.topk import topk_kernel
+    from lossforge.kernels.topk.kernel import topk_kernel
 
     return {
         "kl": Inlined(Divergence(divergence.kl, divergence.kl_sums)),

@@ -1,0 +1,1 @@
+"""Losses between the softmax of rows and that of a teacher."""

@@ -1,0 +1,1 @@
+"""Losses of which every element stands alone."""

@@ -1,0 +1,30 @@
+"""Gluon as the resident kernels use it: the one place that knows where its interface differs from one Triton to the next.
+
+Gluon is experimental: its names change with a minor version. The kernels written in it take its names from here, and are imported when
+they are launched. Where the interface is not known, importing this module raises an ImportError, and the launch takes Triton's kernel.
+"""
+
+from typing import Any
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from lossforge.kernels.engine.torch_internals import KNOWN
+
+__all__ = ["async_load", "barrier", "commit_group", "gl", "gluon", "wait_group"]
+
+
+def _named(module: Any, *names: str) -> Any:
+    """What the module calls by the first of `names` that it has: the newest first, since an old name may stay and raise when called."""
+    found = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if not KNOWN or found is None:
+        raise ImportError(f"lossforge does not know the Gluon of triton {triton.__version__}: looked for {' or '.join(names)}")
+    return found
+
+
+async_load = _named(async_copy, "async_load", "async_copy_global_to_shared")
+commit_group = _named(async_copy, "commit_group")
+wait_group = _named(async_copy, "wait_group")
+barrier = _named(gl, "barrier", "thread_barrier")

@@ -1,0 +1,206 @@
+"""Sums over a launch: each program stores its part, and the last to finish adds the parts in their order. No float atomics."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lossforge.kernels.engine.launch import PLANS, PROGRAMS_A_GROUP, Layout, Plan, Slot, layout, slots, workspace
+from lossforge.kernels.tiles import COUNTED
+
+PART = tl.constexpr(1024)
+SMALL = 2**20  # elements, a pass over which takes less time than starting a kernel from Python rather than from C++
+GROUP = tl.constexpr(PROGRAMS_A_GROUP)
+
+
+class Sum(NamedTuple):
+    """Where a launch adds up: one float32 part a program and group of programs, the counts of finished ones, and the 0-d total."""
+
+    parts: Tensor | None
+    ticket: Tensor | None
+    total: Tensor | None
+
+
+NO_SUM = Sum(None, None, None)
+
+
+def new_sum(programs: int, device: torch.device, second: bool = False) -> Sum:
+    """`second`: for another sum of the same launch."""
+    ticket, parts, one = workspace(programs, device, second)
+    return Sum(parts, ticket, torch.empty_like(one))
+
+
+@triton.jit
+def add_up(parts_ptr, programs):
+    parts = tl.zeros([PART], tl.float32)
+    for start in range(0, programs, PART):
+        i = start + tl.arange(0, PART)
+        parts += tl.load(parts_ptr + i, mask=i < programs, other=0.0, cache_modifier=".cg")
+    return tl.sum(parts, 0)
+
+
+@triton.jit
+def finish(part, sum, scale):
+    """Hand in this program's `part`; the last program stores the total times `scale`.
+
+    Programs count themselves by groups, and the groups' last programs among each other: atomic additions to one address are done one
+    after the other, and those of 16 thousand programs would take longer than reading 16 thousand rows.
+    """
+    programs = tl.num_programs(0)
+    if programs == 1:
+        tl.store(sum.total, part * scale)
+    else:
+        group = tl.program_id(0) // GROUP
+        size = tl.minimum(programs - group * GROUP, GROUP)
+        tl.store(sum.parts + tl.program_id(0), part)
+        tl.debug_barrier()
+        finished = tl.atomic_add(sum.ticket + 1 + group, 1, sem="acq_rel", scope="gpu")
+        if finished == size - 1:
+            i = tl.arange(0, GROUP)
+            parts = tl.load(sum.parts + group * GROUP + i, mask=i < size, other=0.0, cache_modifier=".cg")
+            tl.store(sum.parts + programs + group, tl.sum(parts, 0))
+            tl.store(sum.ticket + 1 + group, 0)
+            tl.debug_barrier()
+            groups = tl.cdiv(programs, GROUP)
+            if tl.atomic_add(sum.ticket, 1, sem="acq_rel", scope="gpu") == groups - 1:
+                tl.store(sum.total, add_up(sum.parts + programs, groups) * scale)
+                tl.store(sum.ticket, 0)
+
+
+@triton.jit
+def over(scale, divisor, EMPTY_IS_ZERO: tl.constexpr):
+    """scale / divisor. A divisor of 0 gives inf, or 0 where a mean over nothing is to be 0."""
+    scale = scale / divisor
+    if EMPTY_IS_ZERO:
+        scale = tl.where(divisor == 0.0, 0.0, scale)
+    return scale
+
+
+@triton.jit
+def divided(scale, divisor_ptr, EMPTY_IS_ZERO: tl.constexpr):
+    """`scale` over the device's divisor, where there is one."""
+    if divisor_ptr is not None:
+        scale = over(scale, tl.load(divisor_ptr).to(tl.float32), EMPTY_IS_ZERO)
+    return scale
+
+
+@triton.jit(do_not_specialize=("n", "tiles"))
+def scale_kernel(x_ptr, factor_ptr, n, tiles, BLOCK: tl.constexpr):
+    """x ← factor · x, in place; returns at once where the factor is 1."""
+    factor = tl.load(factor_ptr).to(tl.float32)
+    if factor != 1.0:
+        first = tl.program_id(0).to(tl.int64) * tiles
+        for tile in range(tiles):
+            start = (first + tile) * BLOCK
+            i = start + tl.arange(0, BLOCK)
+            if start + BLOCK <= n:
+                tl.store(x_ptr + i, tl.load(x_ptr + i).to(tl.float32) * factor)
+            else:
+                tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32) * factor, mask=i < n)
+
+
+@triton.jit
+def counted(index_ptr, weight_ptr, i, mask, classes, ignore):
+    """What each row's class index adds to a mean's divisor: its class weight, 1 without weights, 0 where ignored."""
+    t = tl.load(index_ptr + i, mask=mask, other=ignore)
+    counts = mask & (t != ignore)
+    w = tl.where(counts, 1.0, 0.0)
+    if weight_ptr is not None:
+        w = tl.load(weight_ptr + t, mask=counts & (t >= 0) & (t < classes), other=0.0).to(tl.float32)
+    return w
+
+
+@triton.jit
+def count_rows(a_ptr, b_ptr, lam_ptr, weight_ptr, i, n, classes, ignore):
+    """What rows i of n with class indices add to a mean's divisor, in all."""
+    mask = i < n
+    w = counted(a_ptr, weight_ptr, i, mask, classes, ignore)
+    if b_ptr is not None:
+        w_b = counted(b_ptr, weight_ptr, i, mask, classes, ignore)
+        if lam_ptr is None:
+            w = tl.maximum(w, w_b)
+        else:
+            lam = tl.load(lam_ptr + i, mask=mask, other=1.0).to(tl.float32)
+            w = lam * w + (1.0 - lam) * w_b
+    return tl.sum(w, 0)
+
+
+@triton.jit(do_not_specialize=("n",))
+def count_kernel(a_ptr, b_ptr, lam_ptr, weight_ptr, sum, n, classes, ignore, scale, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    finish(count_rows(a_ptr, b_ptr, lam_ptr, weight_ptr, i, n, classes, ignore), sum, scale)
+
+
+class Counting(NamedTuple):
+    """What the count reads and writes: a layout or a Slot each, None where absent."""
+
+    target: Any
+    target_b: Any
+    lam: Any
+    weight: Any
+    parts: Any = None
+    ticket: Any = None
+    total: Any = None
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _count_plan(layouts: tuple[Layout | None, ...], classes: int, ignore_index: int) -> Plan:
+    shape, _, _, device, _ = Counting(*layouts).target
+    present = [*(one is not None for one in layouts), True, True, True]
+    t = slots(Counting, present)
+    n, block = math.prod(shape), 4096
+    arguments = (t.target, t.target_b, t.lam, t.weight, Sum(t.parts, t.ticket, t.total), n, classes, ignore_index, Slot(sum(present)))
+    return Plan(count_kernel, (triton.cdiv(n, block),), device, arguments, BLOCK=block, num_warps=8)
+
+
+def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
+    """Whether a launch counts these class indices itself: so few that it costs less than a launch of its own."""
+    return target_b is None and target.numel() <= COUNTED and target.is_contiguous()
+
+
+def count(
+    target: Tensor,
+    classes: int,
+    ignore_index: int,
+    *,
+    target_b: Tensor | None = None,
+    lam: Tensor | None = None,
+    weight: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """Divisor of a mean over rows with class indices, 0-d: Σ of the class weights (1 without) of rows not ignored, times scale.
+
+    A mixup pair adds λ and 1 - λ of its two weights; without `lam`, a row counts once unless both its indices are ignored.
+    """
+    tensors = (
+        target.contiguous(),
+        None if target_b is None else target_b.contiguous(),
+        None if lam is None else lam.expand(target.shape).contiguous(),
+        weight,
+    )
+    plan = _count_plan(tuple([layout(t) for t in tensors]), classes, ignore_index)
+    sum = new_sum(plan.grid[0], target.device)
+    plan.launch((*tensors, *sum), (scale,))
+    assert sum.total is not None
+    return sum.total
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _scale_plan(n: int, device: int, dtype: torch.dtype, factor_dtype: torch.dtype) -> Plan:
+    tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that finding a factor of 1 costs nothing
+    return Plan(scale_kernel, (triton.cdiv(n, 4096 * tiles),), device, (Slot(0), Slot(1), n, tiles), BLOCK=4096, num_warps=8)
+
+
+def scale_(x: Tensor, factor: Tensor) -> None:
+    """x ← factor · x in place, for a dense x and a 0-d factor on its device; no pass over a large x where the factor is 1."""
+    device = x.get_device()
+    if factor.get_device() != device:
+        raise ValueError(f"factor must be on the device of x, {x.device}, got {factor.device}")
+    if x.numel() <= SMALL and x.dtype == torch.float32:  # torch would round the factor to a half x's dtype first
+        x.mul_(factor)
+        return
+    _scale_plan(x.numel(), device, x.dtype, factor.dtype).launch((x, factor))

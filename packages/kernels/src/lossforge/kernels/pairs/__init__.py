@@ -1,0 +1,1 @@
+"""Losses over a matrix of similarities."""

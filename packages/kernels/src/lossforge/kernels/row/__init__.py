@@ -1,0 +1,1 @@
+"""Losses of rows of classes under one softmax."""

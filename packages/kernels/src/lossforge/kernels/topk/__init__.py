@@ -1,0 +1,1 @@
+"""A teacher known by its likeliest classes."""
