@@ -1,0 +1,338 @@
+"""The checked call of a loss, one record a template: from the public function through autograd and the operators to the launch.
+
+Needs torch alone. The operators' schemas are generated from the fields: first the formula's name, then the tensors, of which `normalizer`
+is the last, then the rest. Each class says what else a template has to say of itself:
+
+FOLDER: where lossforge.kernels has the template, whose launch.py has `forward` and `backward`.
+DIFFERENTIABLE: the tensors that the kernels differentiate; a gradient has the shape and strides of its tensor.
+RESULTS: what the call returns, and for which gradients arrive unless they are bool. KEPT: what forward keeps for backward.
+`shapes` gives shape and dtype of results and kept tensors in this order, or a tensor that they are like; None where there is none.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Shape = tuple[Sequence[int], torch.dtype] | Tensor | None
+FLOAT = torch.float32
+ROW_MEAN = "mean of rows"
+"""The reduction of element-wise losses that sums over the classes and takes the mean of the rows not ignored."""
+
+
+class ElementCall(NamedTuple):
+    """A loss of x of any shape in which every element stands alone.
+
+    A class-index target has the shape of x without `dim`, as has `lam`, which without target_b is each row's score. Without a target it
+    is 1 on the diagonal of a matrix, `offset` columns to the right. weight, group and parameter (in the place of the last
+    hyper-parameter) broadcast to x.
+
+    The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor. The divisor is `normalizer` where given, else
+    with reduction "mean" the number of elements not ignored, with ROW_MEAN that of rows.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor | None
+    target_b: Tensor | None
+    lam: Tensor | None
+    weight: Tensor | None
+    group: Tensor | None
+    group_weight: Tensor | None
+    parameter: Tensor | None
+    normalizer: Tensor | None
+    hyper: list[float]
+    loss_scale: float
+    dim: int
+    ignore_index: int
+    offset: int
+    reduction: str
+    empty_is_zero: bool
+
+    FOLDER = "element"
+    DIFFERENTIABLE = ("x",)
+    RESULTS = ("value",)
+    KEPT = ("divisor",)
+
+    @property
+    def by_class(self) -> bool:
+        return self.target is not None and not self.target.is_floating_point()
+
+    @property
+    def mean(self) -> bool:
+        return self.reduction in ("mean", ROW_MEAN)
+
+    @property
+    def counted(self) -> bool:
+        """Whether a mean divides by what is counted on the device: the elements not ignored."""
+        return self.normalizer is None and self.mean and self.by_class
+
+    @property
+    def factor(self) -> float:
+        """What the sum over the elements is multiplied by before it is divided by their number."""
+        return self.loss_scale * self.x.shape[self.dim] if self.reduction == ROW_MEAN and self.x.ndim else self.loss_scale
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        value: Shape = self.x if self.reduction == "none" else ((), FLOAT)
+        return value, ((), FLOAT) if self.counted else None
+
+
+class RowCall(NamedTuple):
+    """A loss of rows of logits x (N, C, d…) under a softmax, with class indices (N, d…) or probabilities (N, C, d…).
+
+    The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
+    class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets.
+    The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
+    reduction "mean" the class weights of the rows not ignored, or with mean_of_rows their number; with probabilities, the number of rows.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    target_b: Tensor | None
+    lam: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    normalizer: Tensor | None
+    hyper: list[float]
+    ignore_index: int
+    label_smoothing: float
+    logit_scale: float
+    softcap: float | None
+    tau: float
+    spread: float
+    focus: float
+    z_loss: float
+    loss_scale: float
+    reduction: str
+    empty_is_zero: bool
+    mean_of_rows: bool
+    outputs: list[bool]  # z_loss, lse, entropy, correct
+
+    FOLDER = "row"
+    DIFFERENTIABLE = ("x",)
+    RESULTS = ("loss", "z_loss", "lse", "entropy", "correct")
+    KEPT = ("divisor", "stats")
+
+    @property
+    def counted(self) -> bool:
+        return self.normalizer is None and self.reduction == "mean" and not self.target.is_floating_point()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether backward needs the rows' statistics although the loss's gradient was written in forward."""
+        return any(self.outputs[:3])
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        z_loss, lse, entropy, correct = self.outputs
+        rows = (self.x.shape[0], *self.x.shape[2:])
+        loss: Shape = (rows if self.reduction == "none" else (), FLOAT)
+        row: Shape = (rows, FLOAT)
+        return (
+            loss,
+            loss if z_loss else None,
+            row if lse else None,
+            row if entropy else None,
+            (rows, torch.bool) if correct else None,
+            ((), FLOAT) if self.counted else None,
+            ((3, _rows(self.x)), FLOAT) if keep else None,
+        )
+
+
+class DivergenceCall(NamedTuple):
+    """A loss between the softmax of logits x (N, C, d…) and that of a teacher's, target, of the same shape, both softened by temperature.
+
+    labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…). swap: the logits play the part of the formula's
+    q, the teacher that of p.
+    The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor. The divisor is `normalizer` where given, else
+    with reduction "mean" the weights of the rows not left out.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    labels: Tensor | None
+    weight: Tensor | None
+    normalizer: Tensor | None
+    hyper: list[float]
+    swap: bool
+    temperature: float
+    ignore_index: int
+    loss_scale: float
+    reduction: str
+    empty_is_zero: bool
+
+    FOLDER = "divergence"
+    DIFFERENTIABLE = ("x",)
+    RESULTS = ("loss",)
+    KEPT = ("divisor", "stats")
+    STATS = 5
+
+    @property
+    def counted(self) -> bool:
+        return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return _of_teacher(self, keep)
+
+
+class TopKCall(NamedTuple):
+    """KL from a teacher known by its K likeliest classes: target, their log-probabilities (N, K, d…), and indices of the same shape.
+
+    Others as in DivergenceCall.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    indices: Tensor
+    labels: Tensor | None
+    weight: Tensor | None
+    normalizer: Tensor | None
+    renormalize: bool
+    tail: bool
+    temperature: float
+    ignore_index: int
+    loss_scale: float
+    reduction: str
+    empty_is_zero: bool
+
+    FOLDER = "topk"
+    DIFFERENTIABLE = ("x",)
+    RESULTS = ("loss",)
+    KEPT = ("divisor", "stats")
+    STATS = 2
+
+    @property
+    def counted(self) -> bool:
+        return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return _of_teacher(self, keep)
+
+
+def _of_teacher(call: DivergenceCall | TopKCall, keep: bool) -> tuple[Shape, ...]:
+    rows = (call.x.shape[0], *call.x.shape[2:]) if call.reduction == "none" else ()
+    return (rows, FLOAT), ((), FLOAT) if call.counted else None, ((call.STATS, _rows(call.x)), FLOAT) if keep else None
+
+
+class OverlapCall(NamedTuple):
+    """A loss of how much regions overlap: logits x (N, C, d…), class indices (N, d…) or targets (N, C, d…).
+
+    The value is Σ (or, with reduction "none", each) weight · loss · loss_scale / divisor over images and classes, or classes where
+    `batch`. The divisor is `normalizer` where given, else with reduction "mean" their number. lambda_ce: None without cross entropy.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    weight: Tensor | None
+    normalizer: Tensor | None
+    hyper: list[float]
+    activation: str | None
+    ignore_index: int
+    include_background: bool
+    squared_pred: bool
+    batch: bool
+    present_only: bool
+    loss_scale: float
+    lambda_ce: float | None
+    reduction: str
+    empty_is_zero: bool
+
+    FOLDER = "overlap"
+    DIFFERENTIABLE = ("x",)
+    RESULTS = ("value",)
+    KEPT = ("coefficients",)
+
+    @property
+    def first(self) -> int:
+        """The class index of channel 0: one channel that is not a softmax is class 1, and 0 is background."""
+        return int(self.x.shape[1] == 1 and self.activation != "softmax")
+
+    @property
+    def skip(self) -> int:
+        return int(not self.include_background)
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        return 1 if self.batch else self.x.shape[0], self.x.shape[1] - self.skip
+
+    @property
+    def counted(self) -> bool:
+        """Whether the cross entropy's mean divides by what is counted on the device."""
+        return self.lambda_ce is not None and self.reduction == "mean" and not self.target.is_floating_point()
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        regions, classes = self.regions
+        each = (classes,) if self.batch else (regions, classes)
+        kept = (2 * regions + (self.lambda_ce is not None)) * self.x.shape[1]
+        return (each if self.reduction == "none" else (), FLOAT), ((kept,), FLOAT)
+
+
+class BoxCall(NamedTuple):
+    """A loss of pairs of boxes (..., 4), with weights that broadcast to (...). centered: boxes are (cx, cy, w, h), else corners.
+
+    The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor, where the divisor is `normalizer`, else with
+    reduction "mean" the number of pairs.
+    """
+
+    loss: str
+    boxes1: Tensor
+    boxes2: Tensor
+    weight: Tensor | None
+    normalizer: Tensor | None
+    hyper: list[float]
+    loss_scale: float
+    centered: bool
+    reduction: str
+    empty_is_zero: bool
+
+    FOLDER = "box"
+    DIFFERENTIABLE = ("boxes1", "boxes2")
+    RESULTS = ("value",)
+    KEPT = ()
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return ((self.boxes1.shape[:-1] if self.reduction == "none" else (), FLOAT),)
+
+
+class PairsCall(NamedTuple):
+    """A loss over similarities x (N, M), of which row i and column i + offset belong together.
+
+    The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
+    reduction "mean" the number of pairs, N.
+    """
+
+    loss: str
+    x: Tensor
+    normalizer: Tensor | None
+    offset: int
+    logit_scale: float
+    loss_scale: float
+    reduction: str
+    empty_is_zero: bool
+
+    FOLDER = "pairs"
+    DIFFERENTIABLE = ("x",)
+    RESULTS = ("loss",)
+    KEPT = ("row_lse", "column_lse")
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        rows, columns = self.x.shape
+        return ((rows,) if self.reduction == "none" else (), FLOAT), ((rows,), FLOAT), ((columns,), FLOAT)
+
+
+CALLS: tuple[Any, ...] = (ElementCall, RowCall, DivergenceCall, TopKCall, OverlapCall, BoxCall, PairsCall)
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[1]
+
+
+def empty(x: Tensor, shape: Shape) -> Tensor | None:
+    """A new tensor on the device of x."""
+    if shape is None or isinstance(shape, Tensor):
+        return None if shape is None else torch.empty_like(shape)
+    return torch.empty(shape[0], dtype=shape[1], device=x.device)
