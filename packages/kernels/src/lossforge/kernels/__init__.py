@@ -15,7 +15,7 @@ TRITON = importlib.util.find_spec("triton") is not None
 """Whether Triton is installed."""
 
 if TYPE_CHECKING:
-    from lossforge.kernels.element.launch import Formulas as Formulas
+    from lossforge.kernels.engine.launch import Turn as Turn
     from lossforge.kernels.engine.launch import launch_counts as launch_counts
     from lossforge.kernels.engine.launch import trial as trial
     from lossforge.kernels.engine.reduce import scale_ as scale_
@@ -33,8 +33,8 @@ def _interpreted() -> bool:
 INTERPRETED = _interpreted()
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 
-_LAZY = {"Formulas": "element.launch", "launch_counts": "engine.launch", "trial": "engine.launch", "scale_": "engine.reduce"}
-__all__ = ["INTERPRETED", "TRITON", "Formulas", "launch_counts", "of_folder", "scale_", "trial"]
+_LAZY = {"Turn": "engine.launch", "launch_counts": "engine.launch", "trial": "engine.launch", "scale_": "engine.reduce"}
+__all__ = ["INTERPRETED", "TRITON", "Turn", "launch_counts", "of_folder", "scale_", "trial"]
 
 
 def load(name: str) -> ModuleType:

@@ -3,13 +3,14 @@
 Needs torch alone. The operators' schemas are generated from the fields: first the formula's name, then the tensors, of which `normalizer`
 is the last, then the rest. Each class says what else a template has to say of itself:
 
-FOLDER: where lossforge.kernels has the template, whose launch.py has `forward` and `backward`.
+FOLDER: where lossforge.kernels has the template, whose launch.py has `forward` and `backward`. OPERATOR: torch.ops.lossforge.<name>.
 DIFFERENTIABLE: the tensors that the kernels differentiate; a gradient has the shape and strides of its tensor.
-RESULTS: what the call returns, and for which gradients arrive unless they are bool. KEPT: what forward keeps for backward.
+RESULTS: what the call returns; gradients arrive at the first ARRIVING of them. KEPT: what forward keeps for backward, which also takes
+the results SAVED.
 `shapes` gives shape and dtype of results and kept tensors in this order, or a tensor that they are like; None where there is none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,22 @@ Shape = tuple[Sequence[int], torch.dtype] | Tensor | None
 FLOAT = torch.float32
 ROW_MEAN = "mean of rows"
 """The reduction of element-wise losses that sums over the classes and takes the mean of the rows not ignored."""
+
+
+class Formulas(NamedTuple):
+    """A formula as the kernels inline it: device functions.
+
+    formula: what a template takes; of divergences its terms. special: a quicker one for the hyper-parameters of which `applies` is true.
+    binary: both for targets of 0 and 1, where fewer instructions do (element/kernel.py says how). heavy: so much arithmetic that
+    registers limit the programs under way. sums: of a divergence whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
+    """
+
+    formula: Callable[..., Any]
+    special: Callable[..., Any] | None = None
+    applies: Callable[..., Any] | None = None
+    binary: "Formulas | None" = None
+    heavy: bool = False
+    sums: Callable[..., Any] | None = None
 
 
 class ElementCall(NamedTuple):
@@ -51,9 +68,12 @@ class ElementCall(NamedTuple):
     empty_is_zero: bool
 
     FOLDER = "element"
+    OPERATOR = "elementwise"
     DIFFERENTIABLE = ("x",)
     RESULTS = ("value",)
+    ARRIVING = 1
     KEPT = ("divisor",)
+    SAVED = ()
 
     @property
     def by_class(self) -> bool:
@@ -111,9 +131,12 @@ class RowCall(NamedTuple):
     outputs: list[bool]  # z_loss, lse, entropy, correct
 
     FOLDER = "row"
+    OPERATOR = "rowwise"
     DIFFERENTIABLE = ("x",)
     RESULTS = ("loss", "z_loss", "lse", "entropy", "correct")
+    ARRIVING = 4
     KEPT = ("divisor", "stats")
+    SAVED = ("entropy",)
 
     @property
     def counted(self) -> bool:
@@ -164,9 +187,12 @@ class DivergenceCall(NamedTuple):
     empty_is_zero: bool
 
     FOLDER = "divergence"
+    OPERATOR = "divergence"
     DIFFERENTIABLE = ("x",)
     RESULTS = ("loss",)
+    ARRIVING = 1
     KEPT = ("divisor", "stats")
+    SAVED = ()
     STATS = 5
 
     @property
@@ -199,9 +225,12 @@ class TopKCall(NamedTuple):
     empty_is_zero: bool
 
     FOLDER = "topk"
+    OPERATOR = "topk"
     DIFFERENTIABLE = ("x",)
     RESULTS = ("loss",)
+    ARRIVING = 1
     KEPT = ("divisor", "stats")
+    SAVED = ()
     STATS = 2
 
     @property
@@ -242,9 +271,12 @@ class OverlapCall(NamedTuple):
     empty_is_zero: bool
 
     FOLDER = "overlap"
+    OPERATOR = "overlap"
     DIFFERENTIABLE = ("x",)
     RESULTS = ("value",)
+    ARRIVING = 1
     KEPT = ("coefficients",)
+    SAVED = ()
 
     @property
     def first(self) -> int:
@@ -290,9 +322,12 @@ class BoxCall(NamedTuple):
     empty_is_zero: bool
 
     FOLDER = "box"
+    OPERATOR = "boxes"
     DIFFERENTIABLE = ("boxes1", "boxes2")
     RESULTS = ("value",)
+    ARRIVING = 1
     KEPT = ()
+    SAVED = ()
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         return ((self.boxes1.shape[:-1] if self.reduction == "none" else (), FLOAT),)
@@ -315,9 +350,12 @@ class PairsCall(NamedTuple):
     empty_is_zero: bool
 
     FOLDER = "pairs"
+    OPERATOR = "contrastive"
     DIFFERENTIABLE = ("x",)
     RESULTS = ("loss",)
+    ARRIVING = 1
     KEPT = ("row_lse", "column_lse")
+    SAVED = ()
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         rows, columns = self.x.shape

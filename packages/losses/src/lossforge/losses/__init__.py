@@ -98,7 +98,7 @@ from lossforge.losses.modules import (
     TverskyLoss,
     VarifocalLoss,
 )
-from lossforge.losses.operators.library import backend, plain_torch
+from lossforge.losses.state import backend, plain_torch
 from lossforge.losses.preference import (
     BradleyTerryLoss,
     CPOLoss,

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import ElementCall
+from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.kernels.element import targets
 from lossforge.kernels.element.kernel import WARP, elementwise_kernel
 from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
@@ -62,19 +62,6 @@ def geometry(shape: Sequence[int], strides: Sequence[Sequence[int]], class_dim: 
     return Geometry(n1, n2, n1 if n2 == 1 and n1 <= 65536 else None, found)
 
 
-class Formulas(NamedTuple):
-    """What the kernel inlines: a formula, and a quicker one for the hyper-parameters of which `applies`, a device function, is true.
-
-    hard: these for targets of 0 and 1, where fewer instructions do (kernel.py says how). heavy: as of tiles.element_tiles.
-    """
-
-    formula: Callable[..., Any]
-    special: Callable[..., Any] | None = None
-    applies: Callable[..., Any] | None = None
-    hard: "Formulas | None" = None
-    heavy: bool = False
-
-
 class Wanted(NamedTuple):
     """What a launch is to give beside what the call says: value · scale / divisor, its gradient into `gradient` where it is given.
 
@@ -110,9 +97,9 @@ def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
     x, target, group_weight = call.x, call.target, call.group_weight
     class_dim = call.dim % (x.ndim or 1)
     by_row = target is None or call.by_class
-    background = formulas.hard
-    hard = background if by_row and call.target_b is None and call.lam is None else None
-    formulas = hard or formulas
+    background = formulas.binary
+    binary = background if by_row and call.target_b is None and call.lam is None else None
+    formulas = binary or formulas
     rows = (target, call.target_b, call.lam) if call.by_class else ()
     each = (x, target, call.target_b, call.lam, call.weight, call.group, call.parameter, wanted.grad_output, wanted.out, wanted.gradient)
     strides: list[Sequence[int]] = []
@@ -160,7 +147,7 @@ def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
         load_target=_loader(call),
         background=background.formula if background is not None else None,
         special_background=background.special if background is not None else None,
-        HARD=hard is not None,
+        HARD=binary is not None,
         COLUMNS=columns,
         FLAT=g.flat and not by_row,
         BIG=g.big(n, tiles.block),

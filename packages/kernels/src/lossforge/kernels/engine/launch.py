@@ -28,6 +28,7 @@ PLANS = 4096
 """How many plans are kept, the first made go first: shapes may vary without end."""
 
 _launches: Counter[str] = Counter()
+_tried: dict[type, Any] = {}
 
 
 def launch_counts() -> dict[str, int]:
@@ -203,7 +204,7 @@ class Turn:
         self.found: list[Plan | None] = []
 
     def plan(self, template: Template, records: Sequence[Any], values: Sequence[Any]) -> Plan | None:
-        found = planned(template, records, values) if self.known is None else self.known[len(self.found)]
+        found = planned(template, records, values) if self.known is None or _tried else self.known[len(self.found)]
         self.found.append(found)
         return found
 
@@ -295,9 +296,6 @@ def _on_copies(template: Template, records: Sequence[Any]) -> tuple[Tensor, ...]
     for name, t in fresh.items():
         given[name].copy_(t)
     return totals
-
-
-_tried: dict[type, Any] = {}
 
 
 @contextlib.contextmanager

@@ -32,10 +32,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import OverlapCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import overlap
+from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import Settings, check_options, factor
-from lossforge.losses.operators.overlap import Arguments
 from lossforge.losses.repeat import repeated
 from lossforge.losses.types import Activation, Reduction, ScalarReduction
 
@@ -103,25 +103,25 @@ def _loss(
         if weight.shape != (classes,):
             raise ValueError(f"weight must hold one weight a class, shape ({classes},), got {tuple(weight.shape)}")
         weight = weight.contiguous()
-    a = Arguments(
-        loss,
-        input,
-        target,
-        weight,
-        normalizer,
-        numbers,
-        activation,
-        ignore_index,
-        include_background,
-        squared_pred,
-        batch,
-        present_only,
-        lambda_dice * factor(options),
-        lambda_ce,
-        reduction if options.get("normalizer") is None else "sum",
-        options.get("empty") == "zero",
+    call = OverlapCall(
+        loss=loss,
+        x=input,
+        target=target,
+        weight=weight,
+        normalizer=normalizer,
+        hyper=numbers,
+        activation=activation,
+        ignore_index=ignore_index,
+        include_background=include_background,
+        squared_pred=squared_pred,
+        batch=batch,
+        present_only=present_only,
+        loss_scale=lambda_dice * factor(options),
+        lambda_ce=lambda_ce,
+        reduction=reduction if options.get("normalizer") is None else "sum",
+        empty_is_zero=options.get("empty") == "zero",
     )
-    return overlap(a, options.get("gradient"), options.get("inplace", False))
+    return value(call, options.get("gradient"), options.get("inplace", False))
 
 
 @repeated
