@@ -140,7 +140,7 @@ def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
             call.offset,
             target.numel() if wanted.counted and target is not None else 0,
         ),
-        sums=int(wanted.total),
+        totals=int(wanted.total),
         formula=formulas.formula,
         special=formulas.special,
         applies=formulas.applies,
@@ -161,8 +161,14 @@ def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
     )
 
 
-_LIKE_X = dict.fromkeys(("weight", "group", "parameter", "grad_output"), "x")
-ELEMENT = Template(_plan, writes=("out", "gradient"), expands={**_LIKE_X, "target_b": "target", "lam": "target"})
+ELEMENT = Template(
+    _plan,
+    writes=("out", "gradient"),
+    expands={
+        **dict.fromkeys(("weight", "group", "parameter", "grad_output"), lambda call: call.x.shape),
+        **dict.fromkeys(("target_b", "lam"), lambda call: call.target.shape),
+    },
+)
 
 
 def _divisor(call: ElementCall, turn: Turn | None = None) -> Tensor | None:

@@ -100,14 +100,14 @@ class Plan:
     Triton specialises on neither addresses nor floats but for which addresses are multiples of 16. So after Triton has chosen and
     started a kernel once for an alignment, the same kernel is started directly.
 
-    sums: how many sums the launch adds up. counting: programs that count themselves there, those of the grid unless given.
+    totals: how many sums the launch adds up. counting: programs that count themselves there, those of the grid unless given.
     """
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], sums: int = 0, counting: int = 0, **meta: Any
+        self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], totals: int = 0, counting: int = 0, **meta: Any
     ) -> None:
         self.kernel, self.arguments, self.meta = kernel, arguments, meta
-        self.sums, self.counting = sums, counting or grid[0]
+        self.totals, self.counting = totals, counting or grid[0]
         self.grid = (*grid, 1, 1)[:3]
         self.name = kernel.fn.__name__
         self.direct = not INTERPRETED and torch.version.hip is None
@@ -119,7 +119,7 @@ class Plan:
         first = tensors[0]
         device = first.get_device()
         sums: list[Tensor] = []
-        for number in range(self.sums):
+        for number in range(self.totals):
             sums += new_sum(self.counting, first.device, number > 0)
         if self.compiled and device == current_device() and unobserved(self.kernel):
             pointers = [t.data_ptr() for t in (*tensors, *sums)]
@@ -188,12 +188,12 @@ class Template(NamedTuple):
     """A kernel as `launch` takes it.
 
     plan: from records with operands and slots to the plan, None where the layouts cannot be addressed. Then the launch is on contiguous
-    copies: of what `writes` names new tensors, copied back; of what `expands` names, expanded to the shape of the tensor named there.
+    copies: of what `writes` names new tensors, copied back; of what `expands` names, expanded to the shape that it finds in the call.
     """
 
     plan: Callable[..., Plan | None]
     writes: tuple[str, ...] = ()
-    expands: Mapping[str, str] = {}
+    expands: Mapping[str, Callable[[Any], Sequence[int]]] = {}
 
 
 class Turn:
@@ -284,17 +284,21 @@ def _abstract(records: Sequence[Any]) -> list[Any]:
 
 def _on_copies(template: Template, records: Sequence[Any]) -> tuple[Tensor, ...]:
     """Launch on contiguous copies, which can always be addressed, and copy back what was written."""
-    given = {name: t for record in records for name, t in zip(record._fields, record, strict=True) if isinstance(t, Tensor)}
-    fresh = {name: torch.empty(t.shape, dtype=t.dtype, device=t.device) for name, t in given.items() if name in template.writes}
-    read = {
-        name: t.expand(given[template.expands[name]].shape) if name in template.expands else t
-        for name, t in given.items()
-        if name not in fresh
-    }
-    copies = {name: t.contiguous() for name, t in read.items()} | fresh
-    totals = launch(template, *(r._replace(**{n: copies[n] for n in r._fields if n in copies}) for r in records))
-    for name, t in fresh.items():
-        given[name].copy_(t)
+    fresh: list[tuple[Tensor, Tensor]] = []
+
+    def copied(name: str, t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        if name in template.writes:
+            fresh.append((t, torch.empty(t.shape, dtype=t.dtype, device=t.device)))
+            return fresh[-1][1]
+        shape = template.expands[name](records[0]) if name in template.expands else t.shape
+        return t.expand(shape).contiguous()
+
+    copies = [type(r)(*[copied(name, t) for name, t in zip(r._fields, r, strict=True)]) for r in records]
+    totals = launch(template, *copies)
+    for t, new in fresh:
+        t.copy_(new)
     return totals
 
 

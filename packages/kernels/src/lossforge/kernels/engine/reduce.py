@@ -131,7 +131,7 @@ class Counting(NamedTuple):
 def _plan_count(c: Counting) -> Plan:
     n, block = c.target.numel(), 4096
     arguments = (c.target, c.target_b, c.lam, c.weight, sum_slots(), n, c.classes, c.ignore_index, c.scale)
-    return Plan(count_kernel, (triton.cdiv(n, block),), arguments, sums=1, BLOCK=block, num_warps=8)
+    return Plan(count_kernel, (triton.cdiv(n, block),), arguments, totals=1, BLOCK=block, num_warps=8)
 
 
 COUNT = Template(_plan_count)
