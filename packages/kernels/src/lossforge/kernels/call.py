@@ -1,13 +1,8 @@
 """The checked call of a loss, one record a template: from the public function through autograd and the operators to the launch.
 
 Needs torch alone. The operators' schemas are generated from the fields: first the formula's name, then the tensors, of which `normalizer`
-is the last, then the rest. Each class says what else a template has to say of itself:
-
-FOLDER: where lossforge.kernels has the template, whose launch.py has `forward` and `backward`. OPERATOR: torch.ops.lossforge.<name>.
-DIFFERENTIABLE: the tensors that the kernels differentiate; a gradient has the shape and strides of its tensor.
-RESULTS: what the call returns; gradients arrive at the first ARRIVING of them. KEPT: what forward keeps for backward, which also takes
-the results SAVED.
-`shapes` gives shape and dtype of results and kept tensors in this order, or a tensor that they are like; None where there is none.
+is the last, then the rest. `shapes` gives shape and dtype of the results and of what forward keeps, or a tensor that they are like;
+None where there is none. KINDS names these, and says what else a template has to say of itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,14 +62,6 @@ class ElementCall(NamedTuple):
     reduction: str
     empty_is_zero: bool
 
-    FOLDER = "element"
-    OPERATOR = "elementwise"
-    DIFFERENTIABLE = ("x",)
-    RESULTS = ("value",)
-    ARRIVING = 1
-    KEPT = ("divisor",)
-    SAVED = ()
-
     @property
     def by_class(self) -> bool:
         return self.target is not None and not self.target.is_floating_point()
@@ -130,14 +117,6 @@ class RowCall(NamedTuple):
     mean_of_rows: bool
     outputs: list[bool]  # z_loss, lse, entropy, correct
 
-    FOLDER = "row"
-    OPERATOR = "rowwise"
-    DIFFERENTIABLE = ("x",)
-    RESULTS = ("loss", "z_loss", "lse", "entropy", "correct")
-    ARRIVING = 4
-    KEPT = ("divisor", "stats")
-    SAVED = ("entropy",)
-
     @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not self.target.is_floating_point()
@@ -186,15 +165,6 @@ class DivergenceCall(NamedTuple):
     reduction: str
     empty_is_zero: bool
 
-    FOLDER = "divergence"
-    OPERATOR = "divergence"
-    DIFFERENTIABLE = ("x",)
-    RESULTS = ("loss",)
-    ARRIVING = 1
-    KEPT = ("divisor", "stats")
-    SAVED = ()
-    STATS = 5
-
     @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
@@ -224,15 +194,6 @@ class TopKCall(NamedTuple):
     reduction: str
     empty_is_zero: bool
 
-    FOLDER = "topk"
-    OPERATOR = "topk"
-    DIFFERENTIABLE = ("x",)
-    RESULTS = ("loss",)
-    ARRIVING = 1
-    KEPT = ("divisor", "stats")
-    SAVED = ()
-    STATS = 2
-
     @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
@@ -243,7 +204,11 @@ class TopKCall(NamedTuple):
 
 def _of_teacher(call: DivergenceCall | TopKCall, keep: bool) -> tuple[Shape, ...]:
     rows = (call.x.shape[0], *call.x.shape[2:]) if call.reduction == "none" else ()
-    return (rows, FLOAT), ((), FLOAT) if call.counted else None, ((call.STATS, _rows(call.x)), FLOAT) if keep else None
+    return (
+        (rows, FLOAT),
+        ((), FLOAT) if call.counted else None,
+        ((5 if isinstance(call, DivergenceCall) else 2, _rows(call.x)), FLOAT) if keep else None,
+    )
 
 
 class OverlapCall(NamedTuple):
@@ -269,14 +234,6 @@ class OverlapCall(NamedTuple):
     lambda_ce: float | None
     reduction: str
     empty_is_zero: bool
-
-    FOLDER = "overlap"
-    OPERATOR = "overlap"
-    DIFFERENTIABLE = ("x",)
-    RESULTS = ("value",)
-    ARRIVING = 1
-    KEPT = ("coefficients",)
-    SAVED = ()
 
     @property
     def first(self) -> int:
@@ -321,14 +278,6 @@ class BoxCall(NamedTuple):
     reduction: str
     empty_is_zero: bool
 
-    FOLDER = "box"
-    OPERATOR = "boxes"
-    DIFFERENTIABLE = ("boxes1", "boxes2")
-    RESULTS = ("value",)
-    ARRIVING = 1
-    KEPT = ()
-    SAVED = ()
-
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         return ((self.boxes1.shape[:-1] if self.reduction == "none" else (), FLOAT),)
 
@@ -349,20 +298,39 @@ class PairsCall(NamedTuple):
     reduction: str
     empty_is_zero: bool
 
-    FOLDER = "pairs"
-    OPERATOR = "contrastive"
-    DIFFERENTIABLE = ("x",)
-    RESULTS = ("loss",)
-    ARRIVING = 1
-    KEPT = ("row_lse", "column_lse")
-    SAVED = ()
-
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         rows, columns = self.x.shape
         return ((rows,) if self.reduction == "none" else (), FLOAT), ((rows,), FLOAT), ((columns,), FLOAT)
 
 
-CALLS: tuple[Any, ...] = (ElementCall, RowCall, DivergenceCall, TopKCall, OverlapCall, BoxCall, PairsCall)
+class Kind(NamedTuple):
+    """What the calls of a template have in common.
+
+    folder: where lossforge.kernels has the template, whose launch.py has `forward` and `backward`. operator: torch.ops.lossforge.<name>.
+    results: what a call returns; gradients arrive at the first `arriving` of them. kept: what forward keeps for backward, which also
+    takes the results `saved`. differentiable: the tensors that the kernels differentiate; a gradient has the strides of its tensor.
+    """
+
+    folder: str
+    operator: str
+    results: tuple[str, ...] = ("loss",)
+    kept: tuple[str, ...] = ()
+    differentiable: tuple[str, ...] = ("x",)
+    arriving: int = 1
+    saved: tuple[str, ...] = ()
+
+
+KINDS: dict[type, Kind] = {
+    ElementCall: Kind("element", "elementwise", kept=("divisor",)),
+    RowCall: Kind(
+        "row", "rowwise", ("loss", "z_loss", "lse", "entropy", "correct"), kept=("divisor", "stats"), arriving=4, saved=("entropy",)
+    ),
+    DivergenceCall: Kind("divergence", "divergence", kept=("divisor", "stats")),
+    TopKCall: Kind("topk", "topk", kept=("divisor", "stats")),
+    OverlapCall: Kind("overlap", "overlap", kept=("coefficients",)),
+    BoxCall: Kind("box", "boxes", differentiable=("boxes1", "boxes2")),
+    PairsCall: Kind("pairs", "contrastive", kept=("row_lse", "column_lse")),
+}
 
 
 def _rows(x: Tensor) -> int:

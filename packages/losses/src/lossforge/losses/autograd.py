@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import Formulas
+from lossforge.kernels.call import KINDS, Formulas
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import reference
 from lossforge.losses.state import plain
@@ -26,19 +26,20 @@ def last_tensor(call: Any) -> int:
 
 def leaves(call: Any) -> list[Tensor]:
     """Return the tensors that the kernels differentiate."""
-    return [getattr(call, name) for name in call.DIFFERENTIABLE]
+    return [getattr(call, name) for name in KINDS[type(call)].differentiable]
 
 
 def forward(call: Any, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Any = None) -> tuple[Several, Several]:
     """Launch: (results, what is kept for backward), with the gradients in `gradients`; see the templates' `forward`."""
-    found = kernels.of_folder(call.FOLDER).forward(call, _formulas(call), gradients, keep, alone, turn)
-    results, kept = found[: len(call.RESULTS)], found[len(call.RESULTS) :]
-    return results, (*kept, *[results[call.RESULTS.index(name)] for name in call.SAVED])
+    kind = KINDS[type(call)]
+    found = kernels.of_folder(kind.folder).forward(call, _formulas(call), gradients, keep, alone, turn)
+    results, kept = found[: len(kind.results)], found[len(kind.results) :]
+    return results, (*kept, *[results[kind.results.index(name)] for name in kind.saved])
 
 
 def backward(call: Any, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
     """Launch: write the gradients for what arrives at the results."""
-    kernels.of_folder(call.FOLDER).backward(call, _formulas(call), kept, arriving, gradients)
+    kernels.of_folder(KINDS[type(call)].folder).backward(call, _formulas(call), kept, arriving, gradients)
 
 
 def _formulas(call: Any) -> Formulas | None:
@@ -67,22 +68,23 @@ def remember(ctx: Any, call: Any, results: Several, kept: Several, gradients: Se
     """Keep a call for backward, tensors as autograd saves them."""
     end = last_tensor(call)
     ctx.once = [None if g is None else Once(g) for g in gradients]
-    ctx.kind, ctx.name, ctx.others, ctx.results = type(call), call.loss, call[end:], [t is not None for t in results]
+    ctx.type, ctx.name, ctx.others, ctx.results = type(call), call.loss, call[end:], [t is not None for t in results]
     ctx.save_for_backward(*kept, *call[1:end])
     ctx.set_materialize_grads(False)
 
 
 def recalled(ctx: Any) -> tuple[Any, Several]:
     """Return (call, kept)."""
-    count = len(ctx.kind.KEPT) + len(ctx.kind.SAVED)
+    kind = KINDS[ctx.type]
+    count = len(kind.kept) + len(kind.saved)
     saved = ctx.saved_tensors
     kept = tuple([None if t is None or t.numel() == 0 else t for t in saved[:count]])
-    return ctx.kind(ctx.name, *saved[count:], *ctx.others), kept
+    return ctx.type(ctx.name, *saved[count:], *ctx.others), kept
 
 
 def gradients(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Return the gradients of the differentiable tensors for what arrives at the results."""
-    arriving = [t if there else None for t, there in zip(arriving[: ctx.kind.ARRIVING], ctx.results, strict=False)]
+    arriving = [t if there else None for t, there in zip(arriving[: KINDS[ctx.type].arriving], ctx.results, strict=False)]
     found: list[Tensor | None] = [None] * len(wanted)
     if all(t is None for t in arriving):
         return found
@@ -106,7 +108,7 @@ def _anew(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -
         written = [torch.empty_like(t) if want else None for t, want in zip(leaves(call), wanted, strict=True)]
         backward(call, kept, arriving, written)
         return written
-    operator, numbers = f"{call.OPERATOR}_backward", getattr(ctx, "numbers", None)
+    operator, numbers = f"{KINDS[type(call)].operator}_backward", getattr(ctx, "numbers", None)
     if numbers is None:
         results = getattr(torch.ops.lossforge, operator)(*call, *kept, *arriving, list(wanted))
     else:
@@ -142,7 +144,7 @@ class Loss(torch.autograd.Function):
             remember(ctx, call, results, kept, written)
         else:
             remember(ctx, run.call, results, kept, written) if not run.in_forward else ctx.inplace.spent(ctx, call, results, written)
-        for t in results[call.ARRIVING :]:
+        for t in results[KINDS[type(call)].arriving :]:
             if t is not None:
                 ctx.mark_non_differentiable(t)
         return results if len(results) > 1 else results[0]
@@ -157,7 +159,7 @@ class Loss(torch.autograd.Function):
 def run(how: Run, differentiated: bool) -> Several:
     """Compute a call on plain tensors; its results."""
     if not differentiated:
-        return forward(how.call, [None] * len(how.call.DIFFERENTIABLE), False, True, how.turn)[0]
+        return forward(how.call, [None] * len(leaves(how.call)), False, True, how.turn)[0]
     results = Loss.apply(how, *leaves(how.call))
     return (results,) if isinstance(results, Tensor) else results
 
@@ -177,7 +179,9 @@ class Overwritten(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> None:
         if grad_output is not None:
-            raise _refused("what was computed from the logits after the loss cannot be differentiated, for they no longer held their values")
+            raise _refused(
+                "what was computed from the logits after the loss cannot be differentiated, for they no longer held their values"
+            )
 
 
 def _refused(why: str) -> RuntimeError:
@@ -204,11 +208,11 @@ class InPlace:
 
     def spent(self, ctx: Any, call: Any, results: Several, written: Sequence[Tensor | None]) -> None:
         """Keep what backward needs of a gradient that is written: nothing else."""
-        ctx.once, ctx.others, ctx.kind = [Once(g) for g in written if g is not None], (), type(call)
+        ctx.once, ctx.type = [Once(g) for g in written if g is not None], type(call)
         ctx.set_materialize_grads(False)
 
     def gradient(self, ctx: Any, arriving: Sequence[Tensor | None]) -> Tensor | None:
-        first, *others = arriving[: ctx.kind.ARRIVING]
+        first, *others = arriving[: KINDS[ctx.type].arriving]
         if first is None and all(t is None for t in others):
             return None
         if self.in_forward and any(t is not None for t in others):
@@ -227,5 +231,5 @@ class InPlace:
             _spend(x)
         except RuntimeError:  # one of several views that one function returned: autograd has no node to put in their place
             torch.autograd.graph.increment_version(x)
-        backward(call._replace(x=self.memory), kept, arriving[: call.ARRIVING], [self.memory])
+        backward(call._replace(x=self.memory), kept, arriving[: KINDS[type(call)].arriving], [self.memory])
         return self.memory

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import CALLS
+from lossforge.kernels.call import KINDS
 from lossforge.losses import checks
 from lossforge.losses.autograd import backward, forward, gradients, last_tensor, leaves, remember
 from lossforge.losses.state import plain
@@ -35,14 +35,15 @@ _TYPES = {
 }
 
 
-def schemas(kind: Any) -> tuple[str, str]:
+def schemas(record: Any) -> tuple[str, str]:
     """Return the schemas of a record's operator and of its backward, from the parenthesis on."""
-    types = [(name, "SymInt" if name == "offset" else _TYPES[t]) for name, t in kind.__annotations__.items()]
+    kind = KINDS[record]
+    types = [(name, "SymInt" if name == "offset" else _TYPES[t]) for name, t in record.__annotations__.items()]
     fields = ", ".join(f"{t} {name}" for name, t in types)
-    results = ", ".join(f"Tensor out_{name}" for name in (*kind.RESULTS, *kind.KEPT))
-    grads = ", ".join(f"Tensor grad_{name}" for name in kind.DIFFERENTIABLE)
-    given = [f"Tensor? kept_{name}" for name in (*kind.KEPT, *kind.SAVED)]
-    given += [f"Tensor? grad_{name}" for name in kind.RESULTS[: kind.ARRIVING]]
+    results = ", ".join(f"Tensor out_{name}" for name in (*kind.results, *kind.kept))
+    grads = ", ".join(f"Tensor grad_{name}" for name in kind.differentiable)
+    given = [f"Tensor? kept_{name}" for name in (*kind.kept, *kind.saved)]
+    given += [f"Tensor? grad_{name}" for name in kind.results[: kind.arriving]]
     return (
         f"({fields}, bool[] gradients, bool keep) -> ({results}, {grads})",
         f"({fields}, {', '.join(given)}, bool[] gradients) -> ({grads})",
@@ -58,46 +59,47 @@ def _new(call: Any, wanted: Sequence[bool]) -> list[Tensor | None]:
     return [torch.empty_like(t) if want else None for t, want in zip(leaves(call), wanted, strict=True)]
 
 
-def _register(kind: Any) -> None:
+def _register(record: Any) -> None:
     """Define the operator of a record, its backward, and the second form of both."""
-    name, count = kind.OPERATOR, len(kind._fields)
-    kept = len(kind.KEPT) + len(kind.SAVED)
+    kind = KINDS[record]
+    name, count = kind.operator, len(record._fields)
+    kept = len(kind.kept) + len(kind.saved)
 
     def forwards(*args: Any) -> tuple[Tensor, ...]:
-        call = kind(*args[:count])
+        call = record(*args[:count])
         written = _new(call, args[count])
         results, others = forward(call, written, args[-1])
-        return _placeholders(call[1], (*results, *others[: len(kind.KEPT)], *written))
+        return _placeholders(call[1], (*results, *others[: len(kind.kept)], *written))
 
     def backwards(*args: Any) -> Any:
-        call, given = kind(*args[:count]), [None if t is None or t.numel() == 0 else t for t in args[count : count + kept]]
+        call, given = record(*args[:count]), [None if t is None or t.numel() == 0 else t for t in args[count : count + kept]]
         written = _new(call, args[-1])
         backward(call, tuple(given), args[count + kept : -1], written)
         return _one_or_several(call, written)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        call = kind(*args[:count])
+        call = record(*args[:count])
         x = call[1]
         shapes = call.shapes(args[-1])
         results = [torch.empty_like(s) if isinstance(s, Tensor) else None if s is None else x.new_empty(s[0], dtype=s[1]) for s in shapes]
         return _placeholders(x, (*results, *_new(call, args[count])))
 
     def fake_backward(*args: Any) -> Any:
-        call = kind(*args[:count])
+        call = record(*args[:count])
         return _one_or_several(call, _new(call, args[-1]))
 
     def setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        call, end = kind(*inputs[:count]), len(kind.RESULTS)
+        call, end = record(*inputs[:count]), len(kind.results)
         shapes = call.shapes(inputs[-1])
         results = tuple([None if s is None else t for t, s in zip(output[:end], shapes, strict=False)])
-        saved = [results[kind.RESULTS.index(each)] for each in kind.SAVED]
-        others = tuple([None if t is None else t.detach() for t in (*output[end : end + len(kind.KEPT)], *saved)])
-        written = [g.detach() if want else None for g, want in zip(output[end + len(kind.KEPT) :], inputs[count], strict=True)]
+        saved = [results[kind.results.index(each)] for each in kind.saved]
+        others = tuple([None if t is None else t.detach() for t in (*output[end : end + len(kind.kept)], *saved)])
+        written = [g.detach() if want else None for g, want in zip(output[end + len(kind.kept) :], inputs[count], strict=True)]
         remember(ctx, call, results, others, written)
 
     def differentiate(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         first = len(ctx.needs_input_grad) - count - 1  # before it the dispatcher's keys, perhaps numbers, and the formula's name
-        found = gradients(ctx, arriving, ctx.needs_input_grad[first : first + len(kind.DIFFERENTIABLE)])
+        found = gradients(ctx, arriving, ctx.needs_input_grad[first : first + len(kind.differentiable)])
         return None, *found, *(None,) * (count + 1 - len(found))
 
     def setup_scheduled(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
@@ -106,7 +108,7 @@ def _register(kind: Any) -> None:
         ctx.numbers = None if known else numbers
         setup(ctx, filled(numbers, args) if known else args, output)
 
-    for suffix, schema, real, traced in zip(("", "_backward"), schemas(kind), (forwards, backwards), (fake, fake_backward), strict=True):
+    for suffix, schema, real, traced in zip(("", "_backward"), schemas(record), (forwards, backwards), (fake, fake_backward), strict=True):
         _define(f"{name}{suffix}", schema, real, traced)
         _define(f"{name}{suffix}_scheduled", f"(Tensor numbers, {schema[1:]}", _filling(real), _skipping(traced))
     register_autograd(LIBRARY, name, setup, differentiate)
@@ -174,11 +176,11 @@ def by_operator(call: Any, gradients: Sequence[bool], keep: bool) -> list[Tensor
     end = last_tensor(call)
     others = [place(v) for v in call[end:]]
     if numbers:
-        operator = getattr(torch.ops.lossforge, f"{call.OPERATOR}_scheduled")
+        operator = getattr(torch.ops.lossforge, f"{KINDS[type(call)].operator}_scheduled")
         found = operator(torch.stack(numbers), *call[:end], *others, list(gradients), keep)
     else:
-        found = getattr(torch.ops.lossforge, call.OPERATOR)(*call, list(gradients), keep)
-    shapes = call.shapes(keep)[: len(call.RESULTS)]
+        found = getattr(torch.ops.lossforge, KINDS[type(call)].operator)(*call, list(gradients), keep)
+    shapes = call.shapes(keep)[: len(KINDS[type(call)].results)]
     return [None if s is None else t for t, s in zip(found, shapes, strict=False)]
 
 
@@ -205,5 +207,5 @@ def _checked_number(value: Tensor, name: str, low: float, high: float, exclusive
 LIBRARY.define("number(Tensor value, str name, float low, float high, bool exclusive) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
 LIBRARY.impl("number", _checked_number, "CPU")
 torch.library.register_fake("lossforge::number", lambda value, *_: value.new_empty((), dtype=torch.float64), lib=LIBRARY)
-for _kind in CALLS:
-    _register(_kind)
+for _record in KINDS:
+    _register(_record)

@@ -1,6 +1,6 @@
 """Host side of the template of boxes: how its tensors lie in memory, and the launch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -61,7 +61,7 @@ def _plan(call: BoxCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
         return None
     g, steps = arranged
     strides, step = iter(g.strides), iter(steps)
-    boxes1, boxes2, gradient1, gradient2 = (Boxes() if t is None else Boxes(t, *_three(next(strides)), next(step)) for t in boxes)
+    boxes1, boxes2, gradient1, gradient2 = (_boxes(t, strides, step) for t in boxes)
     n = call.boxes1.numel() // 4
     tiles = box_tiles(n, call.boxes1.itemsize)
     return Plan(
@@ -93,8 +93,11 @@ def _plan(call: BoxCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
     )
 
 
-def _three(strides: Sequence[int]) -> Sequence[int | None]:
-    return strides or (None, None, None)
+def _boxes(t: Any, strides: Iterator[tuple[int, ...]], steps: Iterator[int | None]) -> Boxes:
+    if t is None:
+        return Boxes()
+    s0, s1, s2 = next(strides) or (None, None, None)
+    return Boxes(t, s0, s1, s2, next(steps))
 
 
 BOXES = Template(_plan, writes=("out", "gradient1", "gradient2"), expands={"weight": lambda call: call.boxes1.shape[:-1]})
@@ -110,7 +113,7 @@ def forward(
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward, with a gradient of each box."""
     out = empty(call.boxes1, call.shapes(keep)[0]) if call.reduction == "none" else None
-    wanted = Wanted(_scale(call), None, None, out, *gradients, out is None)
+    wanted = Wanted(_scale(call), None, None, out, gradients[0], gradients[1], out is None)
     totals = launch(BOXES, call, wanted, formulas, turn=turn)
     return (totals[0] if out is None else out,)
 
@@ -126,4 +129,4 @@ def backward(
     (arriving,) = grad_outputs
     assert arriving is not None
     each, factor = (arriving, None) if arriving.ndim else (None, arriving)
-    launch(BOXES, call, Wanted(_scale(call), each, factor, None, *gradients, False), formulas)
+    launch(BOXES, call, Wanted(_scale(call), each, factor, None, gradients[0], gradients[1], False), formulas)

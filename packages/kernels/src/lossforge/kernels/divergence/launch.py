@@ -11,7 +11,6 @@ from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall, empty
 from lossforge.kernels.divergence.backward import divergence_backward_kernel
 from lossforge.kernels.divergence.kernel import divergence_kernel
 from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
-from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.layout import RowLayout, row_layout
 from lossforge.kernels.row.rows import Logits
@@ -32,7 +31,7 @@ class Numbers(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a forward launch is to give. divisor: 0-d; counted: in its place the launch counts the labels. out: per row, else their total."""
+    """What a forward launch is to give. divisor: 0-d; counted: in its place the launch counts the labels. out: per row, else the total."""
 
     divisor: Tensor | None
     counted: bool
@@ -44,7 +43,7 @@ class Wanted(NamedTuple):
 class Prepared(NamedTuple):
     x: Logits
     teacher: Logits
-    strided: list[Strided]  # labels, weight, gradient
+    strided: list[Any]  # labels, weight, gradient
     at: RowLayout
 
 
@@ -246,5 +245,6 @@ def backward(
         divisor = find_divisor(call)
     if stats is None:
         stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
-    assert stats is not None and arriving is not None
+    assert stats is not None
+    assert arriving is not None
     launch(BACKWARD, call, Arriving(divisor, stats, arriving.contiguous(), gradients[0]), Numbers.of(call), formulas)

@@ -1,6 +1,5 @@
 """Host side of the element-wise template: how its tensors lie in memory, tile sizes, and the launch."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -242,5 +242,6 @@ def backward(
     (coefficients,), (arriving,) = kept, grad_outputs
     if coefficients is None:
         coefficients = forward(call, formulas, [None], True)[1]
-    assert coefficients is not None and arriving is not None
+    assert coefficients is not None
+    assert arriving is not None
     launch(SLOPES, call, Arriving(coefficients, arriving.contiguous(), gradients[0]))

@@ -163,5 +163,7 @@ def backward(
     (arriving,) = grad_outputs
     if row_lse is None or column_lse is None:
         _, row_lse, column_lse = forward(call, formulas, [None], True)
-    assert row_lse is not None and column_lse is not None and arriving is not None
+    assert row_lse is not None
+    assert column_lse is not None
+    assert arriving is not None
     launch(BACKWARD, call, Arriving(row_lse, column_lse, arriving.contiguous(), gradients[0]), Numbers.of(call))

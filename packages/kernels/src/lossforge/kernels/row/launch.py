@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowCall, empty
 from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
-from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.backward import Upstream, rowwise_backward_kernel
 from lossforge.kernels.row.kernel import Outputs, rowwise_kernel
@@ -46,17 +45,14 @@ class Numbers(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a forward launch is to give. divisor: 0-d; counted: in its place the launch counts the class indices."""
+    """What a forward launch is to give beside Outputs, of which without `loss` there is the total.
+
+    divisor: 0-d; counted: in its place the launch counts the class indices.
+    """
 
     divisor: Tensor | None
     counted: bool
     gradient: Tensor | None
-    loss: Tensor | None  # per row, else their total
-    z_loss: Tensor | None
-    lse: Tensor | None
-    entropy: Tensor | None
-    correct: Tensor | None
-    stats: Tensor | None
     z_total: bool
 
 
@@ -64,7 +60,7 @@ class Prepared(NamedTuple):
     """The kernels' arguments that say what is read, and the layout."""
 
     x: Logits
-    strided: list[Strided]  # class indices, those of a pair, λ, probabilities, gradient
+    strided: list[Any]  # class indices, those of a pair, λ, probabilities, gradient
     labels: Labels
     at: RowLayout
 
@@ -86,12 +82,11 @@ def _prepare(call: RowCall, numbers: Numbers, gradient: Any) -> Prepared | None:
     return Prepared(logits, strided, labels, at)
 
 
-def _plan(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Plan | None:
+def _plan(call: RowCall, wanted: Wanted, out: Outputs, numbers: Numbers, formulas: Formulas) -> Plan | None:
     p = _prepare(call, numbers, wanted.gradient)
     if p is None:
         return None
-    out = Outputs(wanted.loss, wanted.z_loss, wanted.lse, wanted.entropy, wanted.correct, wanted.stats)
-    total, z_total = wanted.loss is None, wanted.z_total
+    total, z_total = out.loss is None, wanted.z_total
     counted = call.target.numel() if wanted.counted else 0
     if wanted.gradient is not None and total and not z_total and not any(one is not None for one in out):
         plan = _resident(call, wanted, numbers, formulas, p)
@@ -99,9 +94,7 @@ def _plan(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -
             return plan
     focus = numbers.focus is not None
     # where a lane sums single classes, those of a focus take as many registers
-    tiles = forward_tiles(
-        p.at.classes, call.x.itemsize, p.at.adjacent, p.dense or (p.at.adjacent and focus), wanted.gradient is not None
-    )
+    tiles = forward_tiles(p.at.classes, call.x.itemsize, p.at.adjacent, p.dense or (p.at.adjacent and focus), wanted.gradient is not None)
     if focus and not p.at.adjacent:
         tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
     blocks = triton.cdiv(p.at.rows, tiles.rows)
@@ -217,13 +210,13 @@ def forward(
     shapes = call.shapes(keep)
     each = call.reduction == "none"
     made = [empty(call.x, shape) if each or i > 1 else None for i, shape in enumerate(shapes[:5])]
-    stats = empty(call.x, shapes[6])
+    loss, z_loss, lse, entropy, correct = made
+    out = Outputs(loss, z_loss, lse, entropy, correct, empty(call.x, shapes[6]))
     z_total = not each and call.outputs[0]
-    wanted = Wanted(divisor, itself, gradients[0], *made, stats, z_total)
-    totals = launch(FORWARD, call, wanted, Numbers.of(call), formulas, turn=turn)
+    totals = launch(FORWARD, call, Wanted(divisor, itself, gradients[0], z_total), out, Numbers.of(call), formulas, turn=turn)
     if not each:
         made[0], made[1] = totals[0], totals[1] if z_total else None
-    return *made, divisor if call.counted else None, stats
+    return *made, divisor if call.counted else None, out.stats
 
 
 class Arriving(NamedTuple):

@@ -101,5 +101,6 @@ def backward(
         divisor = find_divisor(call)
     if stats is None:
         stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
-    assert stats is not None and arriving is not None
+    assert stats is not None
+    assert arriving is not None
     launch(TOPK, call, Wanted(divisor, False, gradients[0], None, stats, arriving.contiguous()), Numbers.of(call))

@@ -23,7 +23,10 @@ TWINS = {"nll": nll_twin, "kl_div": kl_div_twin}
 def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import likelihood
 
-    return {"nll": Formulas(likelihood.nll), "kl_div": Formulas(likelihood.kl_div, special=likelihood.kl_div_log, applies=likelihood.is_log)}
+    return {
+        "nll": Formulas(likelihood.nll),
+        "kl_div": Formulas(likelihood.kl_div, special=likelihood.kl_div_log, applies=likelihood.is_log),
+    }
 
 
 FORMULAS = family(TWINS, _kernels)

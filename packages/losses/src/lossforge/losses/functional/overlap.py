@@ -34,7 +34,6 @@ from torch import Tensor
 
 from lossforge.kernels.call import OverlapCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import Settings, check_options, factor
 from lossforge.losses.repeat import repeated
 from lossforge.losses.types import Activation, Reduction, ScalarReduction
@@ -72,8 +71,8 @@ def _loss(
     normalizer = check_options(input, reduction, options, OverlapOptions if lambda_ce is None else Settings)
     checks.one_of("activation", activation, ACTIVATIONS)
     flags = {"include_background": include_background, "squared_pred": squared_pred, "batch": batch, "present_only": present_only}
-    for name, value in flags.items():
-        checks.flag(name, value)
+    for name, flag in flags.items():
+        checks.flag(name, flag)
     numbers = [checks.number(name, number, 0.0) for name, number in hyper.items()]
     ignore_index = checks.whole_number("ignore_index", ignore_index)
     classes = input.shape[1]
