@@ -204,11 +204,8 @@ class TopKCall(NamedTuple):
 
 def _of_teacher(call: DivergenceCall | TopKCall, keep: bool) -> tuple[Shape, ...]:
     rows = (call.x.shape[0], *call.x.shape[2:]) if call.reduction == "none" else ()
-    return (
-        (rows, FLOAT),
-        ((), FLOAT) if call.counted else None,
-        ((5 if isinstance(call, DivergenceCall) else 2, _rows(call.x)), FLOAT) if keep else None,
-    )
+    stats = 5 if isinstance(call, DivergenceCall) else 2
+    return (rows, FLOAT), ((), FLOAT) if call.counted else None, ((stats, _rows(call.x)), FLOAT) if keep else None
 
 
 class OverlapCall(NamedTuple):

@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
 class Prepared(NamedTuple):
     x: Logits
     teacher: Logits
-    strided: list[Any]  # labels, weight, gradient
+    strided: Any  # labels, weight, gradient
     at: RowLayout
 
 

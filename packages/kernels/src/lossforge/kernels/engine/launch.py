@@ -130,7 +130,7 @@ class Plan:
                 return tuple(sums[2::3])
         if device >= 0 and INTERPRETED:
             _warn_interpreted()
-        elsewhere = self.direct and device not in (-1, torch.cuda.current_device())
+        elsewhere = self.direct and device >= 0 and device != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
             compiled = self._by_triton((*tensors, *map(float, floats), *sums))
         if self.direct and device >= 0 and starts_directly(compiled):

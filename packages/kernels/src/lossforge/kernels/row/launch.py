@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
     """The kernels' arguments that say what is read, and the layout."""
 
     x: Logits
-    strided: list[Any]  # class indices, those of a pair, λ, probabilities, gradient
+    strided: Any  # class indices, those of a pair, λ, probabilities, gradient
     labels: Labels
     at: RowLayout
 

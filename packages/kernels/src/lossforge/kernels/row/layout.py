@@ -38,7 +38,7 @@ class RowLayout(NamedTuple):
     outer: int
     rows: int
     classes: int
-    strided: Any  # list[Strided]; mypy counts a record's fields where one is unpacked into another
+    strided: Any  # a list of Strided
     adjacent: bool
     wide: bool
     align: int

@@ -95,27 +95,20 @@ def _kernels() -> dict[str, Formulas]:
         "bce_with_logits": Formulas(bce.bce_with_logits, binary=Formulas(bce.bce_with_logits_hard)),
         "bce_softened": Formulas(bce.bce_with_logits_softened, binary=Formulas(bce.bce_with_logits_softened_hard)),
         "bce": Formulas(bce.bce, heavy=True),
-        "focal": Formulas(
-            focal.focal, special=focal.focal_2, applies=focal.is_2, binary=Formulas(focal.focal_hard, focal.focal_2_hard, focal.is_2)
-        ),
-        "asymmetric": Formulas(
-            asymmetric.asymmetric_unclipped, special=asymmetric.asymmetric_clipped, applies=asymmetric.clips, heavy=True
-        ),
+        "focal": Formulas(focal.focal, focal.focal_2, focal.is_2, Formulas(focal.focal_hard, focal.focal_2_hard, focal.is_2)),
+        "asymmetric": Formulas(asymmetric.asymmetric_unclipped, asymmetric.asymmetric_clipped, asymmetric.clips, heavy=True),
         "asymmetric_constant_powers": Formulas(
-            asymmetric.asymmetric_unclipped_constant, special=asymmetric.asymmetric_clipped_constant, applies=asymmetric.clips, heavy=True
+            asymmetric.asymmetric_unclipped_constant, asymmetric.asymmetric_clipped_constant, asymmetric.clips, heavy=True
         ),
-        "poly_bce": Formulas(poly.poly_bce, special=poly.poly_bce_0, applies=poly.is_0),
+        "poly_bce": Formulas(poly.poly_bce, poly.poly_bce_0, poly.is_0),
         "quality_focal": Formulas(
-            quality.quality,
-            special=quality.quality_2,
-            applies=quality.is_2,
-            binary=Formulas(quality.quality_hard, quality.quality_2_hard, quality.is_2),
+            quality.quality, quality.quality_2, quality.is_2, Formulas(quality.quality_hard, quality.quality_2_hard, quality.is_2)
         ),
         "varifocal": Formulas(
             varifocal.varifocal,
-            special=varifocal.varifocal_2,
-            applies=varifocal.is_2,
-            binary=Formulas(varifocal.varifocal_hard, varifocal.varifocal_2_hard, varifocal.is_2),
+            varifocal.varifocal_2,
+            varifocal.is_2,
+            Formulas(varifocal.varifocal_hard, varifocal.varifocal_2_hard, varifocal.is_2),
         ),
     }
 

@@ -25,7 +25,7 @@ def _kernels() -> dict[str, Formulas]:
 
     return {
         "nll": Formulas(likelihood.nll),
-        "kl_div": Formulas(likelihood.kl_div, special=likelihood.kl_div_log, applies=likelihood.is_log),
+        "kl_div": Formulas(likelihood.kl_div, likelihood.kl_div_log, likelihood.is_log),
     }
 
 

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import OverlapCall
 from lossforge.losses import checks
+from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import Settings, check_options, factor
 from lossforge.losses.repeat import repeated
 from lossforge.losses.types import Activation, Reduction, ScalarReduction
