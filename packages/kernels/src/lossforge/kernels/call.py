@@ -1,8 +1,8 @@
 """The checked call of a loss, one record a template: from the public function through autograd and the operators to the launch.
 
 Needs torch alone. The operators' schemas are generated from the fields: first the formula's name, then the tensors, of which `normalizer`
-is the last, then the rest. `shapes` gives shape and dtype of the results and of what forward keeps, or a tensor that they are like;
-None where there is none. KINDS names these, and says what else a template has to say of itself.
+is the last, then the rest, whose defaults change nothing. `shapes` gives shape and dtype of the results and of what forward keeps, or
+a tensor that they are like; None where there is none. KINDS names these, and says what else a template has to say of itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,10 @@ Shape = tuple[Sequence[int], torch.dtype] | Tensor | None
 FLOAT = torch.float32
 ROW_MEAN = "mean of rows"
 """The reduction of element-wise losses that sums over the classes and takes the mean of the rows not ignored."""
+
+
+NONE: list[float] = []
+NO_OUTPUTS = [False] * 4
 
 
 class Formulas(NamedTuple):
@@ -47,20 +51,20 @@ class ElementCall(NamedTuple):
     loss: str
     x: Tensor
     target: Tensor | None
-    target_b: Tensor | None
-    lam: Tensor | None
-    weight: Tensor | None
-    group: Tensor | None
-    group_weight: Tensor | None
-    parameter: Tensor | None
-    normalizer: Tensor | None
-    hyper: list[float]
-    loss_scale: float
-    dim: int
-    ignore_index: int
-    offset: int
-    reduction: str
-    empty_is_zero: bool
+    target_b: Tensor | None = None
+    lam: Tensor | None = None
+    weight: Tensor | None = None
+    group: Tensor | None = None
+    group_weight: Tensor | None = None
+    parameter: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    loss_scale: float = 1.0
+    dim: int = -1
+    ignore_index: int = -100
+    offset: int = 0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
 
     @property
     def by_class(self) -> bool:
@@ -97,25 +101,25 @@ class RowCall(NamedTuple):
     loss: str
     x: Tensor
     target: Tensor
-    target_b: Tensor | None
-    lam: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-    normalizer: Tensor | None
-    hyper: list[float]
-    ignore_index: int
-    label_smoothing: float
-    logit_scale: float
-    softcap: float | None
-    tau: float
-    spread: float
-    focus: float
-    z_loss: float
-    loss_scale: float
-    reduction: str
-    empty_is_zero: bool
-    mean_of_rows: bool
-    outputs: list[bool]  # z_loss, lse, entropy, correct
+    target_b: Tensor | None = None
+    lam: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    tau: float = 1.0
+    spread: float = 0.0
+    focus: float = 0.0
+    z_loss: float = 0.0
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+    mean_of_rows: bool = False
+    outputs: list[bool] = NO_OUTPUTS  # z_loss, lse, entropy, correct
 
     @property
     def counted(self) -> bool:
@@ -154,16 +158,16 @@ class DivergenceCall(NamedTuple):
     loss: str
     x: Tensor
     target: Tensor
-    labels: Tensor | None
-    weight: Tensor | None
-    normalizer: Tensor | None
-    hyper: list[float]
-    swap: bool
-    temperature: float
-    ignore_index: int
-    loss_scale: float
-    reduction: str
-    empty_is_zero: bool
+    labels: Tensor | None = None
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    swap: bool = False
+    temperature: float = 1.0
+    ignore_index: int = -100
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
 
     @property
     def counted(self) -> bool:
@@ -183,16 +187,16 @@ class TopKCall(NamedTuple):
     x: Tensor
     target: Tensor
     indices: Tensor
-    labels: Tensor | None
-    weight: Tensor | None
-    normalizer: Tensor | None
-    renormalize: bool
-    tail: bool
-    temperature: float
-    ignore_index: int
-    loss_scale: float
-    reduction: str
-    empty_is_zero: bool
+    labels: Tensor | None = None
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    renormalize: bool = False
+    tail: bool = False
+    temperature: float = 1.0
+    ignore_index: int = -100
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
 
     @property
     def counted(self) -> bool:
@@ -218,19 +222,19 @@ class OverlapCall(NamedTuple):
     loss: str
     x: Tensor
     target: Tensor
-    weight: Tensor | None
-    normalizer: Tensor | None
-    hyper: list[float]
-    activation: str | None
-    ignore_index: int
-    include_background: bool
-    squared_pred: bool
-    batch: bool
-    present_only: bool
-    loss_scale: float
-    lambda_ce: float | None
-    reduction: str
-    empty_is_zero: bool
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    activation: str | None = "softmax"
+    ignore_index: int = -100
+    include_background: bool = True
+    squared_pred: bool = False
+    batch: bool = False
+    present_only: bool = False
+    loss_scale: float = 1.0
+    lambda_ce: float | None = None
+    reduction: str = "sum"
+    empty_is_zero: bool = False
 
     @property
     def first(self) -> int:
@@ -267,13 +271,13 @@ class BoxCall(NamedTuple):
     loss: str
     boxes1: Tensor
     boxes2: Tensor
-    weight: Tensor | None
-    normalizer: Tensor | None
-    hyper: list[float]
-    loss_scale: float
-    centered: bool
-    reduction: str
-    empty_is_zero: bool
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    loss_scale: float = 1.0
+    centered: bool = False
+    reduction: str = "sum"
+    empty_is_zero: bool = False
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         return ((self.boxes1.shape[:-1] if self.reduction == "none" else (), FLOAT),)
@@ -288,12 +292,12 @@ class PairsCall(NamedTuple):
 
     loss: str
     x: Tensor
-    normalizer: Tensor | None
-    offset: int
-    logit_scale: float
-    loss_scale: float
-    reduction: str
-    empty_is_zero: bool
+    normalizer: Tensor | None = None
+    offset: int = 0
+    logit_scale: float = 1.0
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         rows, columns = self.x.shape
