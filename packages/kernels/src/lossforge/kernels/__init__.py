@@ -49,6 +49,7 @@ def load(name: str) -> ModuleType:
             "Without it lossforge.losses computes its own losses in plain PyTorch.",
             name="triton",
         )
+    importlib.import_module("lossforge.kernels.engine.torch_internals")  # refuses an old Triton
     return importlib.import_module(f"lossforge.kernels.{name}")
 
 
