@@ -3,11 +3,6 @@
 CUDA tensors go through the kernels; others, float64, and whatever the kernels do not differentiate through the plain-torch reference.
 """
 
-import torch
-
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9):
-    raise ImportError(f"lossforge needs torch>=2.9,<2.16, found torch {torch.__version__}. Install a newer torch.")
-
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
 from lossforge.losses.functional import (

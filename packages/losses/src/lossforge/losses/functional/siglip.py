@@ -4,11 +4,11 @@ from typing import Unpack
 
 from torch import Tensor
 
+from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.functional.common import ElementwiseOptions
 from lossforge.losses.functional.elementwise import elementwise_loss
 from lossforge.losses.repeat import repeated
-from lossforge.losses.torch_internals import transformed
 from lossforge.losses.types import Reduction
 
 NOWHERE = 2**62
