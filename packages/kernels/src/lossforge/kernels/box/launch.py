@@ -9,11 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.box.kernel import Boxes, boxes_kernel
+from lossforge.kernels.box.kernel import Boxes, Pairs, boxes_kernel
+from lossforge.kernels.element.kernel import Formula, Outputs, Space
 from lossforge.kernels.element.launch import Geometry, geometry
 from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, layout, slots
-from lossforge.kernels.engine.layout import Strided, broadcast
-from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
+from lossforge.kernels.engine.layout import Strided, broadcast, constants
+from lossforge.kernels.engine.reduce import NO_SUM, Scaling, Sum, new_sum
 from lossforge.kernels.tiles import PROGRAMS, box_tiles, tried
 
 
@@ -96,22 +97,16 @@ def _plan(
         (min(triton.cdiv(n, tiles.block), PROGRAMS),),
         device,
         (
-            *(seen[name] for name in ("boxes1", "boxes2", "weight", "upstream", "out", "gradient1", "gradient2")),
-            t.factor,
-            t.divisor,
-            Sum(t.parts, t.ticket, t.total) if total else None,
+            constants(Pairs(seen["boxes1"], seen["boxes2"], seen["gradient1"], seen["gradient2"], centered)),
+            seen["weight"],
+            Outputs(seen["upstream"], seen["out"], None),
             tuple(hypers),
-            scale,
+            constants(Scaling(scale, t.divisor, t.factor, empty_is_zero)),
+            Sum(t.parts, t.ticket, t.total) if total else None,
+            Formula(formula),
+            constants(Space(g.n1, g.n2, None, g.flat, g.big(n, tiles.block), tiles.block)),
             n,
-            g.n1,
-            g.n2,
         ),
-        formula=formula,
-        CENTERED=centered,
-        FLAT=g.flat,
-        BIG=g.big(n, tiles.block),
-        EMPTY_IS_ZERO=empty_is_zero,
-        BLOCK=tiles.block,
         num_warps=tiles.warps,
     )
 

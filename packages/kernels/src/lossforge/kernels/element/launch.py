@@ -10,10 +10,11 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.element import targets
-from lossforge.kernels.element.kernel import WARP, elementwise_kernel
+from lossforge.kernels.element.kernel import WARP, Formula, Outputs, Space, Weights, elementwise_kernel
+from lossforge.kernels.element.kernel import Formulas as Inlined
 from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, layout, slots
-from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
-from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
+from lossforge.kernels.engine.layout import Strided, broadcast, collapse, constants, per_row
+from lossforge.kernels.engine.reduce import NO_SUM, Scaling, Sum, new_sum
 from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers, tried
 
 
@@ -155,42 +156,49 @@ def _plan(
     if not told_apart or (given.x[2].itemsize == 4 and columns is not None and columns <= tiles.block):
         background = None  # float32 of 80 classes was 2 % slower with both branches on an H200
     scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
+    general = Formula(formulas.formula, background.formula if background is not None else None)
+    special = Formula(formulas.special, background.special if background is not None else None)
+    space = Space(
+        n1=g.n1,
+        n2=g.n2,
+        COLUMNS=columns,
+        FLAT=g.flat and not by_row,
+        BIG=g.big(n, tiles.block),
+        BLOCK=tiles.block,
+        G=GROUP if grouped else 1,
+        STAGES=tiles.stages,
+    )
     return Plan(
         elementwise_kernel,
         (min(triton.cdiv(n, tiles.block), PROGRAMS),),
         device,
         (
-            *strided.values(),
-            t.factor,
-            t.group_weight,
-            Sum(t.parts, t.ticket, t.total) if total else None,
-            t.divisor,
+            strided["x"],
+            targets.Targets(
+                target=strided["target"],
+                target_b=strided["target_b"],
+                lam=strided["lam"],
+                classes=shape[class_dim] if by_row else 0,
+                ignore=ignore_index,
+            ),
+            Weights(
+                weight=strided["weight"],
+                group=strided["group"],
+                group_weight_ptr=t.group_weight,
+                groups=given.group_weight[0][0] if given.group_weight is not None else 0,
+            ),
+            strided["parameter"],
+            Outputs(strided["upstream"], strided["out"], strided["gradient"]),
             tuple(hypers),
-            scale,
+            constants(Scaling(scale, t.divisor, t.factor, empty_is_zero)),
+            Sum(t.parts, t.ticket, t.total) if total else None,
+            constants(Inlined(general, special, formulas.applies, _loader(given, diagonal, indices), hard is not None)),
+            constants(space),
             n,
-            g.n1,
-            g.n2,
-            shape[class_dim] if by_row else 0,
-            given.group_weight[0][0] if given.group_weight is not None else 0,
-            ignore_index,
             offset,
             math.prod(given.target[0]) if counted else 0,
         ),
-        formula=formulas.formula,
-        special=formulas.special,
-        applies=formulas.applies,
-        load_target=_loader(given, diagonal, indices),
-        background=background.formula if background is not None else None,
-        special_background=background.special if background is not None else None,
-        HARD=hard is not None,
-        COLUMNS=columns,
-        FLAT=g.flat and not by_row,
-        BIG=g.big(n, tiles.block),
-        EMPTY_IS_ZERO=empty_is_zero,
         COUNT=COUNTED if counted else 0,
-        BLOCK=tiles.block,
-        G=GROUP if grouped else 1,
-        STAGES=1 if background is not None else tiles.stages,
         num_warps=tiles.warps,
         **most_registers(tiles.warps, tiles.programs),
     )

@@ -88,6 +88,28 @@ def divided(scale, divisor_ptr, EMPTY_IS_ZERO: tl.constexpr):
     return scale
 
 
+class Scaling(NamedTuple):
+    """What values are multiplied by: scale over the 0-d divisor; what gradients are: times a 0-d upstream gradient beside."""
+
+    scale: Any
+    divisor_ptr: Any = None
+    grad_output_ptr: Any = None
+    EMPTY_IS_ZERO: Any = False
+
+
+@triton.jit
+def scales(scaling, count):
+    """What values and what gradients are multiplied by. count: takes the divisor's place unless None."""
+    if count is None:
+        scale = divided(scaling.scale, scaling.divisor_ptr, scaling.EMPTY_IS_ZERO)
+    else:
+        scale = over(scaling.scale, count, scaling.EMPTY_IS_ZERO)
+    factor = scale
+    if scaling.grad_output_ptr is not None:
+        factor *= tl.load(scaling.grad_output_ptr).to(tl.float32)
+    return scale, factor
+
+
 @triton.jit(do_not_specialize=("n", "tiles"))
 def scale_kernel(x_ptr, factor_ptr, n, tiles, BLOCK: tl.constexpr):
     """x ← factor · x, in place; returns at once where the factor is 1."""

@@ -10,10 +10,11 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.engine.launch import PLANS, PROGRAMS_A_GROUP, Layout, Plan, Slot, layout, slots, workspace
-from lossforge.kernels.engine.layout import collapse, per_row
-from lossforge.kernels.overlap.backward import overlap_backward_kernel
-from lossforge.kernels.overlap.kernel import overlap_kernel
-from lossforge.kernels.overlap.planes import Planes
+from lossforge.kernels.engine.layout import collapse, constants, per_row
+from lossforge.kernels.engine.reduce import Scaling
+from lossforge.kernels.overlap.backward import Coefficients, overlap_backward_kernel
+from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
+from lossforge.kernels.overlap.planes import Config, Planes
 from lossforge.kernels.tiles import OverlapTiles, overlap_tiles, tried
 
 
@@ -102,7 +103,6 @@ class Geometry(NamedTuple):
             "BC": self.tiles.classes,
             "BP": self.tiles.pixels,
             "BY_CLASS": self.tiles.own > 0,
-            "num_warps": self.tiles.warps,
         }
 
 
@@ -149,8 +149,15 @@ WARPS = 1024  # that hold all classes of their pixels: the quickest of 1024 to 2
 SCRATCH = 2**22  # floats of parts, where so many classes are added up in memory
 
 
-def _activation(kind: Kind) -> dict[str, bool]:
-    return {"SOFTMAX": kind.activation == "softmax", "SIGMOID": kind.activation == "sigmoid", "SQUARED": kind.squared, "CE": kind.ce}
+def _known(kind: Kind, target: Layout) -> dict[str, bool]:
+    return {
+        "INDEX": not target[2].is_floating_point,
+        "SOFTMAX": kind.activation == "softmax",
+        "SIGMOID": kind.activation == "sigmoid",
+        "SQUARED": kind.squared,
+        "BATCH": kind.batch,
+        "CE": kind.ce,
+    }
 
 
 @functools.lru_cache(maxsize=PLANS)
@@ -172,6 +179,17 @@ def _sums_plan(kind: Kind, layouts: tuple[Layout | None, ...], each: bool, tried
     x, target = (p._replace(ptr=slot) for p, slot in zip(g.planes, (t.x, t.target), strict=True))
     finish = min(triton.next_power_of_2(g.classes), 128)
     adjacent = g.planes[0].pixel == 1
+    config = Config(
+        **_known(kind, given.target),
+        **g.constants,
+        PRESENT=kind.present_only,
+        COUNT=count,
+        COUNTED=kind.ce_counted,
+        V=g.tiles.own or (16 // given.x[2].itemsize if adjacent else 4),
+        ADJACENT=adjacent,
+        BF=finish,
+        BK=2048 // finish,
+    )
     plan = Plan(
         overlap_kernel,
         (g.images * programs, g.blocks),
@@ -179,36 +197,26 @@ def _sums_plan(kind: Kind, layouts: tuple[Layout | None, ...], each: bool, tried
         (
             x,
             target,
-            t.parts,
-            t.ticket,
-            t.out,
-            t.total,
-            t.coefficients,
-            t.weight,
-            t.divisor,
-            tuple(Slot(floats + 2 + i) for i in range(kind.hyper)),
-            Slot(floats),
-            Slot(floats + 1),
+            Memory(t.parts, t.ticket, t.out, t.total, t.coefficients),
+            constants(
+                Loss(
+                    formula=kind.formula,
+                    hyper=tuple(Slot(floats + 2 + i) for i in range(kind.hyper)),
+                    weight_ptr=t.weight,
+                    ce_scale=Slot(floats + 1),
+                    scaling=constants(Scaling(Slot(floats), t.divisor, None, kind.empty_is_zero)),
+                )
+            ),
+            g.classes,
+            constants(config),
             g.images,
             g.pixels,
             g.inner,
-            g.classes,
             kind.first,
             kind.skip,
             kind.ignore_index,
         ),
-        formula=kind.formula,
-        **_activation(kind),
-        BATCH=kind.batch,
-        PRESENT=kind.present_only,
-        COUNT=count,
-        COUNTED=kind.ce_counted,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        V=g.tiles.own or (16 // given.x[2].itemsize if adjacent else 4),
-        ADJACENT=adjacent,
-        BF=finish,
-        BK=2048 // finish,
-        **g.constants,
+        num_warps=g.tiles.warps,
     )
     regions = 1 if kind.batch else g.images
     rows = g.images * (programs + kind.batch)
@@ -259,15 +267,24 @@ def _gradient_plan(kind: Kind, layouts: tuple[Layout | None, ...], tried: object
         return None
     t = slots(Slopes, [one is not None for one in layouts])
     planes = (p._replace(ptr=slot) for p, slot in zip(g.planes, t[:3], strict=True))
+    each = given.upstream is not None and len(given.upstream[0]) > 0
     return Plan(
         overlap_backward_kernel,
         (g.images * triton.cdiv(g.pixels, g.tiles.pixels), g.blocks),
         given.x[3],
-        (*planes, t.coefficients, t.upstream, g.images, g.pixels, g.inner, g.classes, kind.first, kind.skip, kind.ignore_index),
-        **_activation(kind),
-        BATCH=kind.batch,
-        EACH=given.upstream is not None and len(given.upstream[0]) > 0,
-        **g.constants,
+        (
+            *planes,
+            Coefficients(t.coefficients, t.upstream),
+            g.classes,
+            constants(Config(**_known(kind, given.target), **g.constants, EACH=each)),
+            g.images,
+            g.pixels,
+            g.inner,
+            kind.first,
+            kind.skip,
+            kind.ignore_index,
+        ),
+        num_warps=g.tiles.warps,
     )
 
 

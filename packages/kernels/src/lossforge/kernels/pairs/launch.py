@@ -8,8 +8,9 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.engine.launch import PLANS, PROGRAMS_A_GROUP, Layout, Plan, Slot, layout, slots
+from lossforge.kernels.engine.layout import constants
 from lossforge.kernels.engine.reduce import Sum, new_sum
-from lossforge.kernels.pairs.kernel import Matrix, Side, contrastive_backward_kernel, contrastive_kernel
+from lossforge.kernels.pairs.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.tiles import contrastive_tiles, similarity_gradient_tiles, tried
 
 
@@ -83,21 +84,18 @@ def _forward_plan(x: Layout, divisor: Layout | None, each: bool, scaled: bool, o
         x[3],
         (
             Matrix(t.x, *_strides(x), _slot(f + 1, scaled)),
-            rows,
-            columns,
-            offset,
             Side(t.row_parts, t.row_lse, t.row_loss),
             Side(t.column_parts, t.column_lse, t.column_loss),
             Sum(t.parts, t.ticket, t.total),
             t.divisor,
             Slot(f),
+            rows,
+            columns,
+            offset,
             across,
             down,
+            constants(Config(tiles.rows, tiles.columns, _wide(x), empty_is_zero)),
         ),
-        EMPTY_IS_ZERO=empty_is_zero,
-        WIDE=_wide(x),
-        BR=tiles.rows,
-        BC=tiles.columns,
         num_warps=tiles.warps,
     )
 
@@ -118,28 +116,25 @@ def _backward_plan(
     down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     present = [True] * 4 + [upstream is not None, divisor is not None]
     t, f = slots(_Backward, present), sum(present)
+    each = upstream is not None and len(upstream[0]) == 1
     return Plan(
         contrastive_backward_kernel,
         (down * across,),
         x[3],
         (
             Matrix(t.x, *_strides(x), _slot(f + 1, scaled)),
-            rows,
-            columns,
-            offset,
             Matrix(t.gradient, *_strides(gradient)),
             t.row_lse,
             t.column_lse,
             t.upstream,
             t.divisor,
             Slot(f),
+            rows,
+            columns,
+            offset,
             across,
+            constants(Config(tiles.rows, tiles.columns, _wide(x, gradient), empty_is_zero, EACH=each)),
         ),
-        EACH=upstream is not None and len(upstream[0]) == 1,
-        EMPTY_IS_ZERO=empty_is_zero,
-        WIDE=_wide(x, gradient),
-        BR=tiles.rows,
-        BC=tiles.columns,
         num_warps=tiles.warps,
     )
 
