@@ -14,8 +14,7 @@ from torch.autograd import forward_ad
 
 import lossforge.kernels
 import lossforge.losses
-from lossforge.losses import cross_entropy, sigmoid_focal_loss, torch_internals
-from lossforge.losses.operators import library
+from lossforge.losses import cross_entropy, sigmoid_focal_loss, state, torch_internals
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PACKAGES = [Path(torch_internals.__file__).parent, Path(lossforge.kernels.__file__).parent]
@@ -71,7 +70,7 @@ def put_in_place(module, monkeypatch):
         for name in ("modes", "ordinary", "transformed", "in_forward_mode", "NO_MODES"):
             if hasattr(other, name):
                 monkeypatch.setattr(other, name, getattr(module, name))
-    monkeypatch.setattr(library, "_PLAIN_STATES", [(*module.NO_MODES, grad, False) for grad in (True, False)])
+    monkeypatch.setattr(state, "_PLAIN_STATES", [(*module.NO_MODES, grad, False) for grad in (True, False)])
 
 
 def loss(x, **options):
@@ -116,10 +115,10 @@ def check_losses():
 @pytest.mark.parametrize("name", used())
 def test_a_private_name_can_go(name, monkeypatch):
     module = loaded_without(name, monkeypatch)
-    assert library.plain(torch.zeros(1, device=DEVICE))
+    assert state.plain(torch.zeros(1, device=DEVICE))
     put_in_place(module, monkeypatch)
     of_dispatcher = name.startswith(("torch._C._dispatch", "torch._C._len", "torch._C.Dispatch", "forward_ad"))
-    assert library.plain(torch.zeros(1, device=DEVICE)) != of_dispatcher
+    assert state.plain(torch.zeros(1, device=DEVICE)) != of_dispatcher
     check_losses()
 
 
@@ -154,7 +153,7 @@ for name, value in kept:
 spec = importlib.util.spec_from_file_location("checks", {file!r})
 checks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(checks)
-assert not checks.library.plain(torch.zeros(1, device=checks.DEVICE))
+assert not checks.state.plain(torch.zeros(1, device=checks.DEVICE))
 checks.check_losses()
 """
 

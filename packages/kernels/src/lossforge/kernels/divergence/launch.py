@@ -1,315 +1,250 @@
-"""Host side of the divergence template: how its rows lie in memory, and the launches."""
+"""Host side of the divergence template: tiles, and the launches."""
 
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall, empty
 from lossforge.kernels.divergence.backward import divergence_backward_kernel
-from lossforge.kernels.divergence.kernel import STATS, divergence_kernel
-from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, chip, layout, slots
-from lossforge.kernels.engine.layout import Strided, broadcast, per_row
-from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.row.layout import Rows, alignment, as_rows
+from lossforge.kernels.divergence.kernel import divergence_kernel
+from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
+from lossforge.kernels.engine.reduce import Counting, count, counts_itself
+from lossforge.kernels.row.layout import RowLayout, row_layout
 from lossforge.kernels.row.rows import Logits
-from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, most_registers, resident_pair_tiles, tried
+from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
 
 
-class Divergence(NamedTuple):
-    """A formula: terms(log p, log q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
+class Numbers(NamedTuple):
+    """inverse: 1 / temperature. scale: of the loss, over its divisor."""
 
-    sums: for KL, whose value the first sweep finds, a function from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
-    """
+    inverse: float
+    scale: float
 
-    terms: Callable[..., Any]
-    sums: Callable[..., Any] | None = None
-
-
-class DivergenceSpec(NamedTuple):
-    """A divergence, but for the memory of the logits: the formula and what every launch of it must know.
-
-    teacher: (N, C, d…). labels (integers, of which ignore_index leaves a row out), weight (0 does, too): (N, d…). swap: the logits play q's
-    part. divisor: 0-d, on the device; total and values are multiplied by scale / divisor. counted: in its place, a forward launch counts
-    the labels itself (see reduce.counts_itself).
-    """
-
-    formula: Divergence
-    teacher: Tensor
-    labels: Tensor | None = None
-    weight: Tensor | None = None
-    hyper: tuple[float, ...] = ()
-    swap: bool = False
-    temperature: float = 1.0
-    ignore_index: int = -100
-    scale: float = 1.0
-    divisor: Tensor | None = None
-    empty_is_zero: bool = False
-    counted: bool = False
+    @staticmethod
+    def of(call: DivergenceCall | TopKCall) -> "Numbers":
+        rows = call.x.numel() // call.x.shape[1]
+        known = call.reduction == "mean" and call.normalizer is None and not call.counted
+        return Numbers(inverse=1.0 / call.temperature, scale=float(call.loss_scale / rows if known else call.loss_scale))
 
 
-class Operands(NamedTuple):
-    """Tensors that both launches take, in the order of their Slots: a layout or a Slot each, None where absent."""
+class Wanted(NamedTuple):
+    """What a forward launch is to give. divisor: 0-d; counted: in its place the launch counts the labels. out: per row, else the total."""
 
-    x: Any
-    teacher: Any
-    labels: Any
-    weight: Any
-    gradient: Any
-    divisor: Any
-
-
-class Kind(NamedTuple):
-    """What a spec tells a plan beside the layouts of its tensors."""
-
-    formula: Divergence
-    hyper: int  # how many
-    swap: bool
-    ignore_index: int
-    empty_is_zero: bool
+    divisor: Tensor | None
     counted: bool
-
-
-def _operands(spec: DivergenceSpec, x: Tensor, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-    return x, spec.teacher, spec.labels, spec.weight, gradient, spec.divisor
-
-
-def _kind(spec: DivergenceSpec) -> Kind:
-    return Kind(spec.formula, len(spec.hyper), spec.swap, spec.ignore_index, spec.empty_is_zero, spec.counted)
-
-
-def _floats(spec: DivergenceSpec) -> tuple[float, ...]:
-    return 1.0 / spec.temperature, spec.scale, *spec.hyper
+    gradient: Tensor | None
+    out: Tensor | None
+    stats: Tensor | None
 
 
 class Prepared(NamedTuple):
-    """A launch's arguments that say what is read, with Slots, and what its tiles follow from."""
-
-    arguments: tuple[Any, ...]  # Logits of both; Strided: labels, weight, gradient
-    closing: tuple[Any, ...]  # divisor, hyper-parameters, 1 / T, scale, ignore_index
-    rows: Rows
-    rows_adjacent: bool
-    wide: bool
-    align: int
-    shift: int
-
-    @property
-    def multiple(self) -> int:
-        """What the number of rows is a multiple of, where a program reads neighbouring rows at once."""
-        return 16 if self.rows_adjacent and self.rows.rows % 16 == 0 else 1
+    x: Logits
+    teacher: Logits
+    strided: Any  # labels, weight, gradient
+    at: RowLayout
 
 
-def _prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> Prepared | None:
+def _prepare(call: DivergenceCall, gradient: Any) -> Prepared | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
-    given = Operands(*layouts)
-    t = slots(Operands, [one is not None for one in layouts])
-    shape = given.x[0]
-    strides = [given.x[1], given.teacher[1]]
-    for one in (given.labels, given.weight):
-        if one is not None:
-            strides.append(per_row(one[0], one[1], shape, 1))
-    if given.gradient is not None:
-        strides.append(broadcast(given.gradient[0], given.gradient[1], shape))
-    rows = as_rows(shape, strides)
-    if rows is None:
+    at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, gradient), 2, gradient)
+    if at is None:
         return None
-    own, others, *rest = rows.strides
-    remaining = iter(rest)
-    strided = [
-        Strided() if one is None else Strided(slot, *next(remaining))
-        for one, slot in ((given.labels, t.labels), (given.weight, t.weight), (given.gradient, t.gradient))
-    ]
-    written = [] if given.gradient is None else [(given.gradient, rows.strides[-1])]
-    align, shift = alignment([(given.x, own), (given.teacher, others), *written], rows.classes)
-    hyper = tuple(Slot(floats_at + 2 + i) for i in range(kind.hyper))
-    return Prepared(
-        (Logits(t.x, *own, rows.classes, None, None), Logits(t.teacher, *others, rows.classes, None, None), *strided),
-        (t.divisor, hyper, Slot(floats_at), Slot(floats_at + 1), kind.ignore_index),
-        rows,
-        rows_adjacent=own[1] == 1 and own[2] != 1 and rows.rows > 1,
-        wide=max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31,  # a tile may reach beyond the row
-        align=align,
-        shift=shift,
-    )
+    x, teacher, *strided = at.strided
+    return Prepared(Logits(*x, at.classes, None, None), Logits(*teacher, at.classes, None, None), strided, at)
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _forward_plan(kind: Kind, layouts: tuple[Layout | None, ...], total: bool, stats: bool, tried: object) -> Plan | None:
-    """total: the sum of the rows, else one value a row. tried: tiles.tried()."""
-    outputs_at = sum(one is not None for one in layouts)
-    sums_at = outputs_at + (not total) + stats
-    p = _prepare(kind, layouts, sums_at + 3 * total)
+def _plan(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Plan | None:
+    p = _prepare(call, wanted.gradient)
     if p is None:
         return None
-    given = Operands(*layouts)
-    rows = p.rows.rows
-    tiles = divergence_tiles(p.rows.classes, min(given.x[2].itemsize, given.teacher[2].itemsize), p.rows_adjacent)
-    blocks = triton.cdiv(rows, tiles.rows)
-    counted = math.prod(given.labels[0]) if kind.counted else 0
-    whole = slots(Sum, [True] * 3, sums_at) if total else None
-    if total and not stats and given.gradient is not None:
-        plan = _resident_plan(kind, p, given, whole, counted)
+    tiles = divergence_tiles(p.at.classes, min(call.x.itemsize, call.target.itemsize), p.at.adjacent)
+    blocks = triton.cdiv(p.at.rows, tiles.rows)
+    counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
+    total = wanted.out is None
+    if total and wanted.stats is None and wanted.gradient is not None:
+        plan = _resident(call, wanted, numbers, formulas, p)
         if plan is not None:
             return plan
     return Plan(
         divergence_kernel,
-        (p.rows.outer * blocks,),
-        given.x[3],
+        (p.at.outer * blocks,),
         (
-            *p.arguments,
-            None if total else Slot(outputs_at),
-            Slot(sums_at - 1) if stats else None,
-            whole,
-            *p.closing,
-            rows,
+            p.x,
+            p.teacher,
+            *p.strided,
+            wanted.out,
+            wanted.stats,
+            sum_slots() if total else None,
+            wanted.divisor,
+            call.hyper,
+            numbers.inverse,
+            numbers.scale,
+            call.ignore_index,
+            p.at.rows,
             blocks,
             counted,
         ),
-        terms=kind.formula.terms,
-        sums=kind.formula.sums,
-        SWAP=kind.swap,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
+        totals=int(total),
+        terms=formulas.formula,
+        sums=formulas.sums,
+        SWAP=call.swap,
+        EMPTY_IS_ZERO=call.empty_is_zero,
         ONE_TILE=tiles.one,
-        WIDE=p.wide,
         COUNT=COUNTED if counted else 0,
-        ALIGN=p.align,
-        SHIFT=1 if tiles.one else p.shift,
-        ROWS=p.multiple,
+        SHIFT=1 if tiles.one else p.at.shift,
         BR=tiles.rows,
         BC=tiles.classes,
         VEC=tiles.vector,
         num_warps=tiles.warps,
+        **p.at.constants,
     )
 
 
-def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
-    """Total and gradient by resident_divergence.py, where it applies and pays."""
-    itemsize, on_chip = given.x[2].itemsize, chip(given.x[3])
-    alike = p.align > 1 and p.rows.outer == 1 and itemsize == given.teacher[2].itemsize
-    if on_chip is None or not alike:
+def _resident(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Formulas, p: Prepared) -> Plan | None:
+    """Total and gradient by resident.py, where it applies and pays."""
+    itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
+    if on_chip is None or p.at.align == 1 or p.at.outer != 1 or itemsize != call.target.itemsize:
         return None
     multiprocessors, shared = on_chip
-    tiles = resident_pair_tiles(p.rows.classes, itemsize, kind.formula.sums is None, shared)
+    tiles = resident_pair_tiles(p.at.classes, itemsize, formulas.sums is None, shared)
     if tiles is None:
         return None
     try:
         from lossforge.kernels.divergence.resident import resident_divergence_kernel
-    except ImportError:  # its Gluon is not known: gluon.py
+    except ImportError:  # its Gluon is not known: engine/gluon.py
         return None
-    chunks = triton.cdiv(p.rows.classes, tiles.chunk)
+    chunks = triton.cdiv(p.at.classes, tiles.chunk)
     ring = min(chunks, tiles.ring)
     return Plan(
         resident_divergence_kernel,
-        (min(p.rows.rows, multiprocessors * tiles.programs),),
-        given.x[3],
-        (*p.arguments, sum, *p.closing, p.rows.rows, counted),
-        terms=kind.formula.terms,
-        sums=kind.formula.sums,
-        SWAP=kind.swap,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        COUNT=COUNTED if counted else 0,
+        (min(p.at.rows, multiprocessors * tiles.programs),),
+        (
+            p.x,
+            p.teacher,
+            *p.strided,
+            sum_slots(),
+            wanted.divisor,
+            call.hyper,
+            numbers.inverse,
+            numbers.scale,
+            call.ignore_index,
+            p.at.rows,
+            call.labels.numel() if wanted.counted and call.labels is not None else 0,
+        ),
+        totals=1,
+        terms=formulas.formula,
+        sums=formulas.sums,
+        SWAP=call.swap,
+        EMPTY_IS_ZERO=call.empty_is_zero,
+        COUNT=COUNTED if wanted.counted else 0,
         CHUNK=tiles.chunk,
         N=ring,
         P=chunks - ring,
         K=tiles.ring,
         HELD=min(tiles.held, ring),
-        VEC=p.align,
+        VEC=p.at.align,
         W=tiles.warps,
         num_warps=tiles.warps,
         **most_registers(tiles.warps, tiles.programs),
     )
 
 
-def divergence(
-    spec: DivergenceSpec, x: Tensor, *, total: bool = True, stats: bool = False, gradient: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """One launch over logits x (N, C, d…): the loss as a total or per row, the statistics that backward needs, and the gradient."""
-    operands = _operands(spec, x, gradient)
-    plan = _forward_plan(_kind(spec), tuple([layout(t) for t in operands]), total, stats, tried())
-    if plan is None:
-        spec, copy, fresh = _copied(spec, x, gradient)
-        out = divergence(spec, copy, total=total, stats=stats, gradient=fresh)
-        if gradient is not None and fresh is not None:
-            gradient.copy_(fresh)
-        return out
-    loss = None if total else torch.empty((x.shape[0], *x.shape[2:]), dtype=torch.float32, device=x.device)
-    kept = torch.empty((STATS, x.numel() // x.shape[1]), dtype=torch.float32, device=x.device) if stats else None
-    sum = new_sum(plan.grid[0], x.device) if total else NO_SUM
-    plan.launch((*operands, loss, kept, *sum), _floats(spec))
-    result = sum.total if total else loss
-    assert result is not None
-    return result, kept
+FORWARD = Template(_plan, writes=("gradient",))
 
 
-def planned_divergence(spec: DivergenceSpec, x: Tensor, gradient: Tensor | None) -> Callable[..., Tensor] | None:
-    """`divergence` for nothing but total and gradient: ((x, teacher, _, labels, weight, …), divisor, gradient) → total.
-
-    For tensors of these layouts and a spec otherwise the same. None where copies would be needed.
-    """
-    layouts = tuple([layout(t) for t in _operands(spec, x, gradient)])
-    plan = _forward_plan(_kind(spec), layouts, True, False, tried())
-    if plan is None:
-        return None
-    programs, device, floats = plan.grid[0], x.device, _floats(spec)
-
-    def total(tensors: Sequence[Tensor | None], divisor: Tensor | None, gradient: Tensor | None) -> Tensor:
-        x, teacher, _, labels, weight, *_ = tensors
-        sum = new_sum(programs, device)
-        plan.launch((x, teacher, labels, weight, gradient, divisor, *sum), floats)
-        assert sum.total is not None
-        return sum.total
-
-    return total
+def find_divisor(call: DivergenceCall | TopKCall, turn: Turn | None = None) -> Tensor | None:
+    """Return what a mean divides by: the weights of the rows not left out."""
+    if not call.counted:
+        return call.normalizer
+    if call.weight is None:
+        assert call.labels is not None
+        return count(Counting(call.labels, None, None, None, call.x.shape[1], call.ignore_index, 1.0), turn)
+    kept = call.weight if call.labels is None else torch.where(call.labels != call.ignore_index, call.weight, 0)
+    return kept.sum(dtype=torch.float32)
 
 
-def _copied(spec: DivergenceSpec, x: Tensor, gradient: Tensor | None) -> tuple[DivergenceSpec, Tensor, Tensor | None]:
-    """Contiguous copies of what a launch reads, which can always be addressed, and a new gradient to copy back."""
-    copies = {name: t.contiguous() for name in ("teacher", "labels", "weight") if (t := getattr(spec, name)) is not None}
-    fresh = None if gradient is None else torch.empty(x.shape, dtype=gradient.dtype, device=x.device)
-    return spec._replace(**copies), x.contiguous(), fresh
+def counts_labels(call: DivergenceCall | TopKCall) -> bool:
+    """Whether a launch may find the divisor itself."""
+    return call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _backward_plan(kind: Kind, layouts: tuple[Layout | None, ...], upstream: Layout, tried: object) -> Plan | None:
-    start = sum(one is not None for one in layouts)
-    p = _prepare(kind, layouts, start + 2)
+def forward(
+    call: DivergenceCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+) -> tuple[Tensor | None, ...]:
+    """As element.launch.forward."""
+    itself = alone and counts_labels(call)
+    divisor = None if itself else find_divisor(call, turn)
+    each, _, kept = call.shapes(keep)
+    out, stats = empty(call.x, each if call.reduction == "none" else None), empty(call.x, kept)
+    wanted = Wanted(divisor, itself, gradients[0], out, stats)
+    totals = launch(FORWARD, call, wanted, Numbers.of(call), formulas, turn=turn)
+    return totals[0] if totals else out, divisor if call.counted else None, stats
+
+
+class Arriving(NamedTuple):
+    """What the backward launch takes beside the call: what forward kept, and the gradient that arrives."""
+
+    divisor: Tensor | None
+    stats: Tensor
+    grad_output: Tensor
+    gradient: Tensor
+
+
+def _plan_backward(call: DivergenceCall, a: Arriving, numbers: Numbers, formulas: Formulas) -> Plan | None:
+    p = _prepare(call, a.gradient)
     if p is None:
         return None
-    tiles = backward_tiles(p.rows.classes, p.shift, p.rows_adjacent)
-    shift = 1 if tiles.rows > 1 else p.shift
-    blocks = triton.cdiv(p.rows.rows, tiles.rows)
+    tiles = backward_tiles(p.at.classes, p.at.shift, p.at.adjacent)
+    shift = 1 if tiles.rows > 1 else p.at.shift
+    blocks = triton.cdiv(p.at.rows, tiles.rows)
     return Plan(
         divergence_backward_kernel,
-        (p.rows.outer * blocks, triton.cdiv(p.rows.classes + shift - 1, tiles.classes)),
-        Operands(*layouts).x[3],
-        (*p.arguments, Slot(start), Slot(start + 1), 1 if upstream[0] else 0, *p.closing, p.rows.rows, blocks),
-        terms=kind.formula.terms,
-        SWAP=kind.swap,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        WIDE=p.wide,
-        ALIGN=p.align,
+        (p.at.outer * blocks, triton.cdiv(p.at.classes + shift - 1, tiles.classes)),
+        (
+            p.x,
+            p.teacher,
+            *p.strided,
+            a.stats,
+            a.grad_output,
+            1 if a.grad_output.ndim else 0,
+            a.divisor,
+            call.hyper,
+            numbers.inverse,
+            numbers.scale,
+            call.ignore_index,
+            p.at.rows,
+            blocks,
+        ),
+        terms=formulas.formula,
+        SWAP=call.swap,
+        EMPTY_IS_ZERO=call.empty_is_zero,
         SHIFT=shift,
-        ROWS=p.multiple,
         BR=tiles.rows,
         BC=tiles.classes,
         num_warps=tiles.warps,
+        **p.at.constants,
     )
 
 
-def divergence_backward(spec: DivergenceSpec, x: Tensor, stats: Tensor, upstream: Tensor, gradient: Tensor) -> None:
-    """Write the gradient for the gradient that arrives at a launch's result: 0-d for a total, else per row."""
-    operands = _operands(spec, x, gradient)
-    upstream = upstream.contiguous()
-    arriving = layout(upstream)
+BACKWARD = Template(_plan_backward, writes=("gradient",))
+
+
+def backward(
+    call: DivergenceCall,
+    formulas: Formulas,
+    kept: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor],
+) -> None:
+    """As element.launch.backward."""
+    (divisor, stats), (arriving,) = kept, grad_outputs
+    if divisor is None:
+        divisor = find_divisor(call)
+    if stats is None:
+        stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
+    assert stats is not None
     assert arriving is not None
-    plan = _backward_plan(_kind(spec), tuple([layout(t) for t in operands]), arriving, tried())
-    if plan is not None:
-        plan.launch((*operands, stats, upstream), _floats(spec))
-        return
-    spec, copy, fresh = _copied(spec, x, gradient)
-    assert fresh is not None
-    divergence_backward(spec, copy, stats, upstream, fresh)
-    gradient.copy_(fresh)
+    launch(BACKWARD, call, Arriving(divisor, stats, arriving.contiguous(), gradients[0]), Numbers.of(call), formulas)

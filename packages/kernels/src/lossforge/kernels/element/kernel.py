@@ -76,7 +76,7 @@ class Formula(NamedTuple):
     background: Any = None
 
 
-class Formulas(NamedTuple):
+class Inlined(NamedTuple):
     """What the kernel inlines: a formula, and a quicker one for hyper-parameters of which `applies` is true; of None without one.
 
     BINARY: they are for targets of 0 and 1.
@@ -98,7 +98,7 @@ class Elements(NamedTuple):
     parameter: Strided
     outputs: Outputs
     hyper: Any
-    formulas: Formulas
+    inlined: Inlined
     space: Space
     scale: Any
     factor: Any
@@ -175,11 +175,11 @@ def with_targets(x, w, hyper, r, at, mask, elements, formula: tl.constexpr):
             last = (tl.minimum(at.start + elements.space.BLOCK, elements.n) - 1) // elements.space.COLUMNS - row.row
             row = At(at.start, None, row.row, row.i0, last, row.i2)
     where = Where(at, row, column, tl.arange(0, elements.space.G)[None, :], mask)
-    y, share = elements.formulas.load_target(elements.targets, elements.offset, where)
+    y, share = elements.inlined.load_target(elements.targets, elements.offset, where)
     if INDEX:
         x = tl.where(share == 0.0, 0.5, x)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
     w, factor = shared(w, share, INDEX), shared(w * elements.factor, share, INDEX)
-    if elements.formulas.BINARY:
+    if elements.inlined.BINARY:
         value, slope = formula(x, y > 0.5, w, factor, *hyper)
     else:
         value, slope = formula(x, y, *hyper)
@@ -280,10 +280,10 @@ def all_tiles(part, n, given, formula, take: tl.constexpr):
 def all_elements(elements):
     part = tl.zeros([elements.space.BLOCK // elements.space.G, elements.space.G], tl.float32)
     # inside the loop this branch would cost registers and time
-    if elements.formulas.special.value is not None and elements.formulas.applies(*elements.hyper):
-        part = all_tiles(part, elements.n, elements, elements.formulas.special, one_tile)
+    if elements.inlined.special.value is not None and elements.inlined.applies(*elements.hyper):
+        part = all_tiles(part, elements.n, elements, elements.inlined.special, one_tile)
     else:
-        part = all_tiles(part, elements.n, elements, elements.formulas.general, one_tile)
+        part = all_tiles(part, elements.n, elements, elements.inlined.general, one_tile)
     return part
 
 
@@ -297,7 +297,7 @@ def elementwise_kernel(
     hyper,
     scaling,
     sum,
-    formulas,
+    inlined,
     space,
     n,  # this and the next two are no fields, because Triton specialises on numbers in records
     offset,  # of the diagonal that takes the place of a target
@@ -309,6 +309,6 @@ def elementwise_kernel(
         counted = count_rows(targets.target.ptr, None, None, None, tl.arange(0, COUNT), rows, targets.classes, targets.ignore)
         count = counted * targets.classes
     scale, factor = scales(scaling, count)
-    part = all_elements(Elements(x, targets, weights, parameter, outputs, hyper, formulas, space, scale, factor, n, offset))
+    part = all_elements(Elements(x, targets, weights, parameter, outputs, hyper, inlined, space, scale, factor, n, offset))
     if sum is not None:
         finish(tl.sum(tl.sum(part, 1), 0), sum, scale)
