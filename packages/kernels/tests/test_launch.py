@@ -193,7 +193,7 @@ def test_plans_are_bounded(monkeypatch):
     for n in (1, 2, 3, 4, 5, 4, 3):
         assert l1_sum(torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE)) == n
         assert len(launch._plans) <= 3
-    assert [plan.arguments[16] for plan in launch._plans.values()] == [3, 4, 5]
+    assert [plan.arguments[10] for plan in launch._plans.values()] == [3, 4, 5]
 
 
 def test_a_call_that_repeats_looks_nothing_up(monkeypatch):

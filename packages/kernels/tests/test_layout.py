@@ -1,5 +1,8 @@
 """Joining dimensions, and the addresses that follow."""
 
+import importlib
+import typing
+
 import pytest
 import torch
 
@@ -109,3 +112,14 @@ def test_as_rows():
     assert rows(torch.zeros(7, 5)) == (1, 7, 5, [(0, 5, 1)])
     assert rows(torch.zeros(1, 5)) == (1, 1, 5, [(0, 0, 1)])
     assert rows(torch.zeros(2, 5, 4, 6)[:, :, ::2, ::2]) is None
+
+
+@pytest.mark.parametrize("module", ["element.kernel", "element.targets", "box.kernel", "overlap.kernel", "overlap.planes", "pairs.kernel"])
+def test_records_that_hold_records_end_with_a_constant(module):
+    """Without one Triton takes the inner records' constants for None in loops and branches: see layout.END."""
+    records = vars(importlib.import_module(f"lossforge.kernels.{module}")).values()
+    for record in records:
+        fields = typing.get_type_hints(record) if hasattr(record, "_fields") else {}
+        held = [kind for hint in fields.values() for kind in (hint, *typing.get_args(hint)) if hasattr(kind, "_fields")]
+        last = record._fields[-1] if fields else ""
+        assert not held or last == "end" or last.isupper(), f"{record.__name__} holds {held}"
