@@ -47,24 +47,17 @@ def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
     return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
 
 
-def keywords(function: Callable[..., Any], further: type | None = None) -> list[str]:
-    """The arguments of a function or of a class's __init__, with those of a TypedDict in the place of its **options."""
-    names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            names.append(parameter.name)
-        else:
-            options = parameter.annotation.__args__[0] if get_origin(parameter.annotation) is Unpack else further
-            names += () if options is None else options.__annotations__
-    return [name for name in names if name != "self"]
-
-
 def named(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which answers a keyword that it does not take with all those that it takes."""
-    names = keywords(function)
-    if any(p.kind is p.VAR_KEYWORD and get_origin(p.annotation) is not Unpack for p in inspect.signature(function).parameters.values()):
-        return function  # it checks them itself
-    owner = function.__qualname__.removesuffix(".__init__")
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+        elif get_origin(parameter.annotation) is Unpack:
+            names += parameter.annotation.__args__[0].__annotations__
+        else:
+            return function  # it checks them itself
+    owner = function.__qualname__
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -263,15 +263,20 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
     name = _new_name(formula)
     enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, count > 1, template is BOXES))
 
+    accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
+
     def loss(*tensors: Tensor, **options: Any) -> Tensor:
+        for each in options.keys() - accepted - {p.name for p in first}:
+            raise checks.unexpected(source.name, each, accepted)
         given = {each: options.pop(each, default) for each, default in hyper.items()}
         return template.compute(name, given, *tensors, **options)
 
-    own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
-    loss.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]
     loss.__name__ = loss.__qualname__ = source.name
     loss.__doc__ = ast.get_docstring(source.definition)
-    entry = Loss(name, template.name, name, repeated(loss), CustomModule, hyper, domain=domain, without=template.without)
+    own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
+    public = repeated(loss)
+    public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]
+    entry = Loss(name, template.name, name, public, CustomModule, hyper, domain=domain, without=template.without)
     return CustomLoss(entry, "given" if count > 1 else "derived", template.base)
 
 

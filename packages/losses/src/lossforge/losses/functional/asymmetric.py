@@ -11,6 +11,7 @@ from lossforge.losses.functional.classification import softmax_focal_reference
 from lossforge.losses.reference import focused
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import of_classes
 from lossforge.losses.templates.row import RowOptions, rowwise_loss
 from lossforge.losses.types import Reduction
 
@@ -65,9 +66,7 @@ def asymmetric_loss_single_label(
     gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
     gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
     eps = checks.number("eps", eps, 0.0, 1.0)
-    checks.floating("input", input)
-    classes = input.shape[min(input.ndim - 1, 1)] if input.ndim else 1
-    spread = eps / max(classes, 1)
+    spread = eps / max(input.shape[of_classes(input)], 1)
     call = RowCall("asymmetric_single_label", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     hyper = [gamma_pos, gamma_neg, 1.0 - eps + spread, spread]
     return rowwise_loss(call._replace(hyper=hyper, spread=spread, focus=gamma_neg), options)

@@ -10,6 +10,7 @@ from lossforge.losses import checks
 from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module, RowModule
+from lossforge.losses.templates.options import of_classes, weights_of_classes
 from lossforge.losses.templates.row import RowOptions, rowwise_loss
 from lossforge.losses.types import Reduction
 
@@ -69,31 +70,19 @@ def softmax_focal_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     gamma = checks.number("gamma", gamma, 0.0)
-    checks.floating("input", input)
+    classes = input.shape[of_classes(input)]
     if checks.is_parameter(alpha, input):
-        checks.floating_beside("alpha", alpha, input)
-        if weight is not None:
-            checks.floating_beside("weight", weight, input)
-        _of_classes("alpha", alpha, input)
+        alpha = weights_of_classes("alpha", alpha, input, classes)
     elif alpha is not None:
         alpha = checks.number("alpha", alpha, 0.0, 1.0)
-        per_class = alpha * torch.ones(_class_shape(input), dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
+        per_class = alpha * torch.ones(classes, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
         background = torch.arange(len(per_class), device=input.device) == 0
         alpha = torch.where(background, 1.0 - per_class, per_class)
     if alpha is not None and weight is not None:
-        _of_classes("weight", weight, input)
-    combined = weight if alpha is None else alpha if weight is None else alpha * weight
+        alpha = alpha * weights_of_classes("weight", weight, input, classes)
+    combined = weight if alpha is None else alpha
     call = RowCall("softmax_focal", input, target, weight=combined, hyper=[gamma], ignore_index=ignore_index, reduction=reduction)
     return rowwise_loss(call._replace(mean_of_rows=True), options)
-
-
-def _class_shape(input: Tensor) -> tuple[int, ...]:
-    return tuple(input.shape[min(input.ndim - 1, 1) :][:1])
-
-
-def _of_classes(name: str, t: Tensor, input: Tensor) -> None:
-    if t.shape != _class_shape(input):
-        raise ValueError(f"{name} must hold one {name} a class, shape {_class_shape(input)}, got {tuple(t.shape)}")
 
 
 @formula("poly_ce", lambda of: Formulas(of.softmax.poly))
@@ -140,14 +129,12 @@ def poly_cross_entropy(
             raise ValueError(f"smoothing is label_smoothing, got both, {smoothing!r} and {label_smoothing!r}")
         label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
-    checks.floating("input", input)
-    offset = 0.0
+    classes, offset = input.shape[of_classes(input)], 0.0
     if checks.nonzero(label_smoothing):
         if weight is not None:
             raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
         if not isinstance(label_smoothing, Tensor) and label_smoothing == 1:
             raise ValueError(f"label_smoothing must be below 1, got {label_smoothing!r}")
-        (classes,) = _class_shape(input) or (1,)
         offset = epsilon * label_smoothing / (1.0 - label_smoothing) * (1.0 - 1.0 / max(classes, 1))
     call = RowCall("poly_ce", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
     return rowwise_loss(call._replace(hyper=[epsilon, offset], reduction=reduction), options)

@@ -1,6 +1,6 @@
 """Log-probabilities of tokens: what preference objectives and policy gradients start from."""
 
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, TypedDict, Unpack, overload
 
 from torch import Tensor
 
@@ -19,41 +19,25 @@ class TokenLogps(NamedTuple):
     entropy: Tensor
 
 
+class TokenOptions(TypedDict, total=False):
+    temperature: float
+    softcap: float | None
+    ignore_index: int
+    inplace: bool
+    validate: bool | None
+
+
 @overload
 def selective_log_softmax(
-    logits: Tensor,
-    index: Tensor,
-    *,
-    temperature: float = 1.0,
-    return_entropy: Literal[False] = False,
-    softcap: float | None = None,
-    ignore_index: int = -100,
-    inplace: bool = False,
-    validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, return_entropy: Literal[False] = False, **options: Unpack[TokenOptions]
 ) -> Tensor: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor,
-    index: Tensor,
-    *,
-    temperature: float = 1.0,
-    return_entropy: Literal[True],
-    softcap: float | None = None,
-    ignore_index: int = -100,
-    inplace: bool = False,
-    validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, return_entropy: Literal[True], **options: Unpack[TokenOptions]
 ) -> TokenLogps: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor,
-    index: Tensor,
-    *,
-    temperature: float = 1.0,
-    return_entropy: bool,
-    softcap: float | None = None,
-    ignore_index: int = -100,
-    inplace: bool = False,
-    validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, return_entropy: bool, **options: Unpack[TokenOptions]
 ) -> Tensor | TokenLogps: ...
 @checks.named
 def selective_log_softmax(

@@ -29,14 +29,16 @@ def objective(name: str, summary: str, remark: str = "") -> Callable[[Callable[P
     return enter
 
 
-def alike(tensors: dict[str, Tensor]) -> None:
-    """All floating, of one shape and on one device, those of the first."""
+def alike(**given: Tensor | None) -> list[Tensor]:
+    """Return the tensors that are given, once they are checked to be floating, of the first's shape and on its device."""
+    tensors = {name: t for name, t in given.items() if t is not None}
     first, x = next(iter(tensors.items()))
     for name, t in tensors.items():
         checks.floating(name, t)
         if t.shape != x.shape:
             raise ValueError(f"{name} must have the shape of {first}, {tuple(x.shape)}, got {tuple(t.shape)}")
         same_device(name, t, first, x)
+    return list(tensors.values())
 
 
 def same_device(name: str, t: Tensor, first: str, x: Tensor) -> None:

@@ -72,15 +72,10 @@ def grpo_loss(
     with empty="zero" (TRL: 0).
     Raises: TypeError, ValueError naming the argument.
     """
-    given = {"per_token_logps": per_token_logps}
-    if old_per_token_logps is not None:
-        given["old_per_token_logps"] = old_per_token_logps
     beta = checks.number("beta", beta, 0.0)
     if checks.nonzero(beta) and ref_per_token_logps is None:
         raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
-    if ref_per_token_logps is not None:
-        given["ref_per_token_logps"] = ref_per_token_logps
-    alike(given)
+    given = alike(per_token_logps=per_token_logps, old_per_token_logps=old_per_token_logps, ref_per_token_logps=ref_per_token_logps)
     if per_token_logps.ndim != 2:
         raise ValueError(f"per_token_logps must have shape (N, T), got {tuple(per_token_logps.shape)}")
     checks.floating("advantages", advantages)
@@ -106,7 +101,7 @@ def grpo_loss(
         length = max_completion_length
     check_reduction(per_token_logps, reduction, normalizer, empty)
 
-    advantages, *logps = accurate(advantages, *given.values())
+    advantages, *logps = accurate(advantages, *given)
     keep = torch.ones_like(per_token_logps, dtype=torch.bool) if mask is None else mask != 0
     logps = [torch.where(keep, t, 0.0) for t in logps]
     advantages = advantages.unsqueeze(1) if advantages.ndim == 1 else torch.where(keep, advantages, 0.0)

@@ -68,7 +68,7 @@ def kto_loss(
             raise ValueError("kl takes the place of policy_KL_logps and reference_KL_logps, got all three")
         groups.append({"policy_KL_logps": policy_KL_logps, "reference_KL_logps": reference_KL_logps})
     for group in groups:
-        alike(group)
+        alike(**group)
         name, t = next(iter(group.items()))
         if t.ndim != 1:
             raise ValueError(f"{name} must have shape (N,), got {tuple(t.shape)}")
