@@ -81,7 +81,7 @@ def of_host(name: str, value: object) -> Any:
             )
         _without_gradient(name, value)
         return value.item()
-    if not isinstance(value, (bool, int, float)) and getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if type(value) not in (bool, int, float) and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     return value
 

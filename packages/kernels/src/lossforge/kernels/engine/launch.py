@@ -222,9 +222,9 @@ def launch(template: Template, *records: Any, turn: Turn | None = None) -> tuple
     tensors = [v for v in values if isinstance(v, Tensor)]
     floats: list[float] = []
     for v in values:
-        if type(v) is float:
+        if isinstance(v, float):
             floats.append(v)
-        elif type(v) is list and v and type(v[0]) is float:
+        elif type(v) is list and v and isinstance(v[0], float):
             floats += v
     plan = planned(template, records, values) if turn is None else turn.plan(template, records, values)
     if plan is None:
@@ -249,10 +249,10 @@ def _kind(v: Any) -> Any:
     """Return what a plan may depend on of a record's value."""
     if isinstance(v, Tensor):
         return layout(v)
-    if type(v) is float:
+    if isinstance(v, float):
         return float
     if type(v) is list:
-        return len(v) if v and type(v[0]) is float else tuple(v)
+        return len(v) if v and isinstance(v[0], float) else tuple(v)
     return v
 
 
@@ -271,10 +271,10 @@ def _abstract(records: Sequence[Any]) -> list[Any]:
             if isinstance(v, Tensor):
                 fields.append(Operand(tensors, layout(v)))
                 tensors += 1
-            elif type(v) is float:
+            elif isinstance(v, float):
                 fields.append(Slot(floats))
                 floats += 1
-            elif type(v) is list and v and type(v[0]) is float:
+            elif type(v) is list and v and isinstance(v[0], float):
                 fields.append(tuple([Slot(floats + i) for i in range(len(v))]))
                 floats += len(v)
             else:
