@@ -7,10 +7,10 @@ CUDA tensors go through the kernels; others, float64, and whatever the kernels d
 import types as _types
 import typing as _typing
 
-import torch
+from torch import __version__ as _torch
 
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9):
-    raise ImportError(f"lossforge needs torch>=2.9,<2.16, found torch {torch.__version__}. Install a newer torch.")
+if tuple(int(part) for part in _torch.split(".")[:2]) < (2, 9):
+    raise ImportError(f"lossforge needs torch>=2.9,<2.16, found torch {_torch}. Install a newer torch.")
 
 from lossforge.losses.check import check as check
 from lossforge.losses.custom import CustomLoss as CustomLoss
