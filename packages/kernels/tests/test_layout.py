@@ -1,11 +1,13 @@
 """Joining dimensions, and the addresses that follow."""
 
+import importlib
+import typing
+
 import pytest
 import torch
 
-from lossforge.kernels.box.launch import Tensors, arrange
+from lossforge.kernels.box.launch import arrange
 from lossforge.kernels.element.launch import geometry
-from lossforge.kernels.engine.launch import layout
 from lossforge.kernels.engine.layout import broadcast, collapse, per_row
 from lossforge.kernels.row.layout import as_rows
 
@@ -75,15 +77,15 @@ def test_boxes_are_paired_whatever_their_strides():
         (packed[0, :, :1].expand(3, 5, 4), packed[0], (1, None)),
     ]
     for boxes1, boxes2, steps in cases:
-        g, found = arrange(Tensors(layout(boxes1), layout(boxes2), *(None,) * 7))
-        assert tuple(found.values()) == steps
+        g, found = arrange((boxes1, boxes2), ())
+        assert tuple(found) == steps
         read = []
         for t, strides, step in zip((boxes1, boxes2), g.strides, steps, strict=True):
             in_order = [s * (4 if step is None else 1) for s in (g.n1 * g.n2, g.n2, 1)]
             read += [addressed(t[..., k], strides or in_order, g.n1, g.n2) for k in range(4)]
         expected = torch.cat([boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)], 1)
         assert sorted(map(tuple, torch.stack(read, 1).tolist())) == sorted(map(tuple, expected.tolist()))
-    assert arrange(Tensors(*[layout(torch.zeros(4, 4, 4, 8, 4)[::2, ::2, ::2, ::2])] * 2, *(None,) * 7)) is None
+    assert arrange([torch.zeros(4, 4, 4, 8, 4)[::2, ::2, ::2, ::2]] * 2, ()) is None
 
 
 def test_expanded_strides_are_those_of_expand():
@@ -110,3 +112,14 @@ def test_as_rows():
     assert rows(torch.zeros(7, 5)) == (1, 7, 5, [(0, 5, 1)])
     assert rows(torch.zeros(1, 5)) == (1, 1, 5, [(0, 0, 1)])
     assert rows(torch.zeros(2, 5, 4, 6)[:, :, ::2, ::2]) is None
+
+
+@pytest.mark.parametrize("module", ["element.kernel", "element.targets", "box.kernel", "overlap.kernel", "overlap.planes", "pairs.kernel"])
+def test_records_that_hold_records_end_with_a_constant(module):
+    """Without one Triton takes the inner records' constants for None in loops and branches: see layout.END."""
+    records = vars(importlib.import_module(f"lossforge.kernels.{module}")).values()
+    for record in records:
+        fields = typing.get_type_hints(record) if hasattr(record, "_fields") else {}
+        held = [kind for hint in fields.values() for kind in (hint, *typing.get_args(hint)) if hasattr(kind, "_fields")]
+        last = record._fields[-1] if fields else ""
+        assert not held or last == "end" or last.isupper(), f"{record.__name__} holds {held}"

@@ -7,11 +7,6 @@ CUDA tensors go through the kernels; others, float64, and whatever the kernels d
 import types as _types
 import typing as _typing
 
-from torch import __version__ as _torch
-
-if tuple(int(part) for part in _torch.split(".")[:2]) < (2, 9):
-    raise ImportError(f"lossforge needs torch>=2.9,<2.16, found torch {_torch}. Install a newer torch.")
-
 from lossforge.losses.check import check as check
 from lossforge.losses.custom import CustomLoss as CustomLoss
 from lossforge.losses.custom import FormulaError as FormulaError

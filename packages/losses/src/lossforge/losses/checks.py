@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar, Unpack, cast,
 import torch
 from torch import Tensor, nn
 
-from lossforge.losses.torch_internals import transformed
+from lossforge.kernels.torch_internals import transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")

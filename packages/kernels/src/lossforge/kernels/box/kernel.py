@@ -5,15 +5,14 @@ A loss adds a formula of the four coordinates of both boxes and of hyper-paramet
 the gradient of one box or of both, or all of these.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from lossforge.kernels.element.kernel import coordinates
-from lossforge.kernels.engine.layout import address, load, store
-from lossforge.kernels.engine.reduce import divided, finish
+from lossforge.kernels.element.kernel import Outputs, Space, all_tiles, coordinates
+from lossforge.kernels.engine.layout import END, Strided, address, load, store
+from lossforge.kernels.engine.reduce import finish, scales
 
 
 class Boxes(NamedTuple):
@@ -22,35 +21,34 @@ class Boxes(NamedTuple):
     Without the latter: boxes in the order of the pairs, one's four coordinates next to each other.
     """
 
-    ptr: Tensor | None = None
+    ptr: Any = None
     s0: int | None = None
     s1: int | None = None
     s2: int | None = None
     step: int | None = None
 
 
-@triton.jit
-def load_boxes(t, at, mask, rest, BLOCK: tl.constexpr):
-    """Four tiles of coordinates in float32; where boxes are in order, a lane reads whole boxes."""
-    if t.step is None:
-        i = tl.arange(0, 4 * BLOCK)
-        where = t.ptr + 4 * at[0] + i
-        if mask is None:
-            tile = tl.load(where)
-        else:
-            tile = tl.load(where, mask=i < 4 * rest, other=0.0)
-        even, odd = tl.split(tl.reshape(tile.to(tl.float32), [BLOCK, 2, 2]))
-        a, c = tl.split(even)
-        b, d = tl.split(odd)
-    else:
-        first = address(t, at)
-        second = first + t.step
-        third = second + t.step
-        a = load_tile(first, mask)
-        b = load_tile(second, mask)
-        c = load_tile(third, mask)
-        d = load_tile(third + t.step, mask)
-    return a, b, c, d
+class Pairs(NamedTuple):
+    """Pairs of boxes, and where their gradients go. CENTERED: they are given by centres and sides."""
+
+    boxes1: Boxes
+    boxes2: Boxes
+    gradient1: Boxes
+    gradient2: Boxes
+    CENTERED: bool
+
+
+class Given(NamedTuple):
+    """All that a tile needs beside its place."""
+
+    pairs: Pairs
+    weight: Strided
+    outputs: Outputs
+    hyper: Any
+    space: Space
+    scale: Any
+    factor: Any
+    end: Any = END
 
 
 @triton.jit
@@ -63,15 +61,43 @@ def load_tile(where, mask):
 
 
 @triton.jit
-def store_boxes(t, at, mask, rest, a, b, c, d, BLOCK: tl.constexpr):
+def load_boxes(t, at, rest, CENTERED: tl.constexpr):
+    """Four tiles of coordinates of corners in float32; where boxes are in order, a lane reads whole boxes."""
     if t.step is None:
-        i = tl.arange(0, 4 * BLOCK)
-        tile = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * BLOCK])
-        if mask is None:
-            tl.store(t.ptr + 4 * at[0] + i, tile)
-        else:
-            tl.store(t.ptr + 4 * at[0] + i, tile, mask=i < 4 * rest)
+        i = tl.arange(0, 4 * at.lane.shape[0])
+        tile = load_tile(t.ptr + 4 * at.start + i, None if rest is None else i < 4 * rest)
+        even, odd = tl.split(tl.reshape(tile, [at.lane.shape[0], 2, 2]))
+        a, c = tl.split(even)
+        b, d = tl.split(odd)
     else:
+        mask = None if rest is None else tl.arange(0, at.lane.shape[0]) < rest
+        first = address(t, at)
+        second = first + t.step
+        third = second + t.step
+        a = load_tile(first, mask)
+        b = load_tile(second, mask)
+        c = load_tile(third, mask)
+        d = load_tile(third + t.step, mask)
+    if CENTERED:
+        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
+    return a, b, c, d
+
+
+@triton.jit
+def store_gradient(t, at, rest, factor, slopes, CENTERED: tl.constexpr):
+    """Store derivatives in the corners, taken to the format of the boxes and times `factor`."""
+    x1, y1, x2, y2 = slopes
+    if CENTERED:
+        half = 0.5 * factor
+        a, b, c, d = (x1 + x2) * factor, (y1 + y2) * factor, (x2 - x1) * half, (y2 - y1) * half
+    else:
+        a, b, c, d = x1 * factor, y1 * factor, x2 * factor, y2 * factor
+    if t.step is None:
+        i = tl.arange(0, 4 * at.lane.shape[0])
+        tile = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * at.lane.shape[0]])
+        tl.store(t.ptr + 4 * at.start + i, tile, mask=None if rest is None else i < 4 * rest)
+    else:
+        mask = None if rest is None else tl.arange(0, at.lane.shape[0]) < rest
         first = address(t, at)
         second = first + t.step
         third = second + t.step
@@ -82,115 +108,35 @@ def store_boxes(t, at, mask, rest, a, b, c, d, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def corners(x, y, w, h):
-    """(x1, y1, x2, y2) of a box given by its centre and sides."""
-    return x - 0.5 * w, y - 0.5 * h, x + 0.5 * w, y + 0.5 * h
-
-
-@triton.jit
-def store_gradient(t, at, mask, rest, factor, x1, y1, x2, y2, CENTERED: tl.constexpr, BLOCK: tl.constexpr):
-    """Derivatives in the corners, taken to the format of the box and times `factor`."""
-    if CENTERED:
-        half = 0.5 * factor
-        store_boxes(t, at, mask, rest, (x1 + x2) * factor, (y1 + y2) * factor, (x2 - x1) * half, (y2 - y1) * half, BLOCK)
-    else:
-        store_boxes(t, at, mask, rest, x1 * factor, y1 * factor, x2 * factor, y2 * factor, BLOCK)
-
-
-@triton.jit
-def one_tile(
-    start,
-    mask,
-    rest,
-    boxes1,
-    boxes2,
-    weight,
-    upstream,
-    out,
-    gradient1,
-    gradient2,
-    hyper,
-    scale,
-    factor,
-    n1,
-    n2,
-    formula: tl.constexpr,
-    CENTERED: tl.constexpr,
-    FLAT: tl.constexpr,
-    BIG: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Values of one tile; gradients and values are stored where they are asked for. A mask of None: all inside."""
-    at = coordinates(start, tl.arange(0, BLOCK), 0, n1, n2, None, FLAT, BIG, 1)
-    x1, y1, x2, y2 = load_boxes(boxes1, at, mask, rest, BLOCK)
-    u1, v1, u2, v2 = load_boxes(boxes2, at, mask, rest, BLOCK)
-    if CENTERED:
-        x1, y1, x2, y2 = corners(x1, y1, x2, y2)
-        u1, v1, u2, v2 = corners(u1, v1, u2, v2)
-    value, dx1, dy1, dx2, dy2, du1, dv1, du2, dv2 = formula(x1, y1, x2, y2, u1, v1, u2, v2, *hyper)
+def one_tile(part, ahead, start, r, rest, given, formula):
+    """part with the values of one tile; gradients and values are stored where they are asked for. rest: pairs inside; None: all."""
+    at = coordinates(start, r, 0, given.space)
+    mask = None if rest is None else r < rest
+    x1, y1, x2, y2 = load_boxes(given.pairs.boxes1, at, rest, given.pairs.CENTERED)
+    u1, v1, u2, v2 = load_boxes(given.pairs.boxes2, at, rest, given.pairs.CENTERED)
+    value, dx1, dy1, dx2, dy2, du1, dv1, du2, dv2 = formula.value(x1, y1, x2, y2, u1, v1, u2, v2, *given.hyper)
     w = 1.0
-    if weight.ptr is not None:
-        w = load(weight, at, mask, 0.0).to(tl.float32)
-    factor = w * factor
-    if upstream.ptr is not None:
-        factor *= load(upstream, at, mask, 0.0).to(tl.float32)
-    if gradient1.ptr is not None:
-        store_gradient(gradient1, at, mask, rest, factor, dx1, dy1, dx2, dy2, CENTERED, BLOCK)
-    if gradient2.ptr is not None:
-        store_gradient(gradient2, at, mask, rest, factor, du1, dv1, du2, dv2, CENTERED, BLOCK)
+    if given.weight.ptr is not None:
+        w = load(given.weight, at, mask, 0.0).to(tl.float32)
+    factor = w * given.factor
+    if given.outputs.grad_output.ptr is not None:
+        factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
+    if given.pairs.gradient1.ptr is not None:
+        store_gradient(given.pairs.gradient1, at, rest, factor, (dx1, dy1, dx2, dy2), given.pairs.CENTERED)
+    if given.pairs.gradient2.ptr is not None:
+        store_gradient(given.pairs.gradient2, at, rest, factor, (du1, dv1, du2, dv2), given.pairs.CENTERED)
     value = value * w
     if mask is not None:
         value = tl.where(mask, value, 0.0)
-    if out.ptr is not None:
-        store(out, at, mask, value * scale)
-    return value
+    if given.outputs.out.ptr is not None:
+        store(given.outputs.out, at, mask, value * given.scale)
+    return part + value
 
 
 @triton.jit(do_not_specialize=("n",))
-def boxes_kernel(
-    boxes1,  # this and the next: Boxes
-    boxes2,
-    weight,  # this and the next two, one a pair: Strided
-    upstream,
-    out,
-    gradient1,  # this and the next: Boxes
-    gradient2,
-    factor_ptr,  # 0-d upstream
-    divisor_ptr,
-    sum,
-    hyper,
-    scale,
-    n,
-    n1,
-    n2,
-    formula: tl.constexpr,
-    CENTERED: tl.constexpr,
-    FLAT: tl.constexpr,
-    BIG: tl.constexpr,
-    EMPTY_IS_ZERO: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Each program takes tiles `num_programs` apart: full ones without masks, and one program the rest."""
-    scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
-    factor = scale
-    if factor_ptr is not None:
-        factor *= tl.load(factor_ptr).to(tl.float32)
-    part = tl.zeros([BLOCK], tl.float32)
-    first = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0)
-    full = n // BLOCK + first * 0
-    rest = (n - full * BLOCK).to(tl.int32)
-    # fmt: off
-    for k in range(tl.cdiv(full - first, programs)):
-        part += one_tile(
-            (first + k * programs) * BLOCK, None, rest, boxes1, boxes2, weight, upstream, out, gradient1, gradient2, hyper, scale, factor,
-            n1, n2, formula, CENTERED, FLAT, BIG, BLOCK,
-        )
-    if (rest > 0) & (full % programs == first):
-        part += one_tile(
-            full * BLOCK, tl.arange(0, BLOCK) < rest, rest, boxes1, boxes2, weight, upstream, out, gradient1, gradient2, hyper, scale,
-            factor, n1, n2, formula, CENTERED, FLAT, BIG, BLOCK,
-        )
-    # fmt: on
+def boxes_kernel(pairs, weight, outputs, hyper, scaling, sum, formula, space, n):
+    scale, factor = scales(scaling, None)
+    part = tl.zeros([space.BLOCK], tl.float32)
+    part = all_tiles(part, n, Given(pairs, weight, outputs, hyper, space, scale, factor), formula, one_tile)
     if sum is not None:
         finish(tl.sum(part, 0), sum, scale)

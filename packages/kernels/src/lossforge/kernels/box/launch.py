@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import triton
 from torch import Tensor
 
-from lossforge.kernels.box.kernel import Boxes, boxes_kernel
+from lossforge.kernels.box.kernel import Boxes, Pairs, boxes_kernel
 from lossforge.kernels.call import BoxCall, Formulas, empty
+from lossforge.kernels.element.kernel import Formula, Outputs, Space
 from lossforge.kernels.element.launch import Geometry, geometry
 from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
-from lossforge.kernels.engine.layout import Strided, broadcast
+from lossforge.kernels.engine.layout import Strided, broadcast, constants
+from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.tiles import PROGRAMS, box_tiles
 
 
@@ -62,33 +64,24 @@ def _plan(call: BoxCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
     g, steps = arranged
     strides, step = iter(g.strides), iter(steps)
     boxes1, boxes2, gradient1, gradient2 = (_boxes(t, strides, step) for t in boxes)
+    weight, grad_output, out = (Strided() if t is None else Strided(t, *next(strides)) for t in pairwise)
     n = call.boxes1.numel() // 4
     tiles = box_tiles(n, call.boxes1.itemsize)
     return Plan(
         boxes_kernel,
         (min(triton.cdiv(n, tiles.block), PROGRAMS),),
         (
-            boxes1,
-            boxes2,
-            *(Strided() if t is None else Strided(t, *next(strides)) for t in pairwise),
-            gradient1,
-            gradient2,
-            wanted.factor,
-            call.normalizer,
-            sum_slots() if wanted.total else None,
+            constants(Pairs(boxes1, boxes2, gradient1, gradient2, call.centered)),
+            weight,
+            Outputs(grad_output, out, None),
             call.hyper,
-            wanted.scale,
+            constants(Scaling(wanted.scale, call.normalizer, wanted.factor, call.empty_is_zero)),
+            sum_slots() if wanted.total else None,
+            Formula(formulas.formula),
+            constants(Space(g.n1, g.n2, COLUMNS=None, FLAT=g.flat, BIG=g.big(n, tiles.block), BLOCK=tiles.block)),
             n,
-            g.n1,
-            g.n2,
         ),
         totals=int(wanted.total),
-        formula=formulas.formula,
-        CENTERED=call.centered,
-        FLAT=g.flat,
-        BIG=g.big(n, tiles.block),
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        BLOCK=tiles.block,
         num_warps=tiles.warps,
     )
 

@@ -9,53 +9,149 @@ Tiles that hold no element of their rows' classes, which most are in detection a
 choose.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import load, longer, store
-from lossforge.kernels.engine.reduce import count_rows, divided, finish, over
+from lossforge.kernels.element.targets import Targets, Where
+from lossforge.kernels.engine.layout import END, Strided, load, longer, store
+from lossforge.kernels.engine.reduce import count_rows, finish, scales
 from lossforge.kernels.math import widened
 
 WARP = tl.constexpr(32)
 
 
+class Space(NamedTuple):
+    """The launch's elements, counted as an (n0, n1, n2) tensor, or (n0, COLUMNS) where that is given, in tiles of BLOCK.
+
+    FLAT: every tensor lies in their order. BIG: 32 bits do not hold the coordinates. G: neighbours of one row that make a group.
+    STAGES: tiles on their way at once, where none is read ahead.
+    """
+
+    n1: int
+    n2: int
+    COLUMNS: int | None
+    FLAT: bool
+    BIG: bool
+    BLOCK: int
+    G: int = 1
+    STAGES: int = 1
+
+
+class At(NamedTuple):
+    """Where elements lie: at start + lane in the order of the elements, or at the coordinates (row + i0, i1, i2)."""
+
+    start: Any
+    lane: Any
+    row: Any
+    i0: Any
+    i1: Any
+    i2: Any
+
+
+class Weights(NamedTuple):
+    """Weights of the elements, their groups, and the weight of each of `groups` groups."""
+
+    weight: Strided
+    group: Strided
+    group_weight_ptr: Any
+    groups: int
+    end: Any = END
+
+
+class Outputs(NamedTuple):
+    """What a launch writes: the value of each element, and its gradient times the upstream gradient of each element."""
+
+    grad_output: Strided
+    out: Strided
+    gradient: Strided | None
+    end: Any = END
+
+
+class Formula(NamedTuple):
+    """A loss's formula, and the same for tiles of nothing but background, for targets of 0 and 1; None where these are not told apart."""
+
+    value: Any
+    background: Any = None
+
+
+class Inlined(NamedTuple):
+    """What the kernel inlines: a formula, and a quicker one for hyper-parameters of which `applies` is true; of None without one.
+
+    BINARY: they are for targets of 0 and 1.
+    """
+
+    general: Formula
+    special: Formula
+    applies: Any
+    load_target: Any
+    BINARY: bool
+
+
+class Elements(NamedTuple):
+    """All that a tile needs beside its place. Device code gives no name to a record with constants, which would turn them into tensors."""
+
+    x: Strided
+    targets: Targets
+    weights: Weights
+    parameter: Strided
+    outputs: Outputs
+    hyper: Any
+    inlined: Inlined
+    space: Space
+    scale: Any
+    factor: Any
+    n: Any
+    offset: Any
+    end: Any = END
+
+
+class Ahead(NamedTuple):
+    """A full tile of x, and of each of its rows where it begins, counted from the tile's first element, and the class."""
+
+    x: Any
+    begins: Any
+    index: Any
+
+
 @triton.jit
-def coordinates(start, r, c, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, BIG: tl.constexpr, G: tl.constexpr):
-    """`at` of layout.address for elements start + r · G + c of an (n0, n1, n2) tensor, or (n0, COLUMNS) where that is given.
+def coordinates(start, r, c, space):
+    """Where the elements start + r · G + c lie.
 
     The G elements of a group lie in one row, so that what belongs to the row is found once a group. A tile of at most COLUMNS elements
     lies in two rows at most, which a comparison tells apart where others take a division.
     """
-    lane = r * G + c
+    lane = r * space.G + c
     row, i0, i1, i2 = start, lane, lane, lane * 0
-    if not FLAT:
-        if COLUMNS is not None:
-            row = (start.to(tl.uint64) // COLUMNS).to(tl.int64)
-            local = (start - row * COLUMNS).to(tl.int32) + r * G
-            if r.shape[0] * G <= COLUMNS:
-                i0 = (local >= COLUMNS).to(tl.int32)
+    if not space.FLAT:
+        if space.COLUMNS is not None:
+            row = (start.to(tl.uint64) // space.COLUMNS).to(tl.int64)
+            local = (start - row * space.COLUMNS).to(tl.int32) + r * space.G
+            if r.shape[0] * space.G <= space.COLUMNS:
+                i0 = (local >= space.COLUMNS).to(tl.int32)
             else:
-                i0 = local // COLUMNS
-            i1 = local - i0 * COLUMNS + c
-            if BIG:
+                i0 = local // space.COLUMNS
+            i1 = local - i0 * space.COLUMNS + c
+            if space.BIG:
                 i0, i1 = i0.to(tl.int64), i1.to(tl.int64)
         else:
-            i = start + lane if BIG else start.to(tl.int32) + lane
-            outer = i // n2
-            row, i0, i1, i2 = start * 0, outer // n1, outer % n1, i - outer * n2
-    return start, lane, row, i0, i1, i2
+            i = start + lane if space.BIG else start.to(tl.int32) + lane
+            outer = i // space.n2
+            row, i0, i1, i2 = start * 0, outer // space.n1, outer % space.n1, i - outer * space.n2
+    return At(start, lane, row, i0, i1, i2)
 
 
 @triton.jit
-def weight_tile(weight, group, group_weight_ptr, groups, at, mask):
+def weight_tile(weights, at, mask):
     """Weight of each element: its own, its group's, or their product; nan where the group does not exist."""
     w = 1.0
-    if weight.ptr is not None:
-        w = widened(load(weight, at, mask, 0.0))
-    if group.ptr is not None:
-        member = load(group, at, mask, 0)
-        exists = (member >= 0) & (member < groups)
-        share = tl.load(group_weight_ptr + member, mask=exists, other=0.0).to(tl.float32)
+    if weights.weight.ptr is not None:
+        w = widened(load(weights.weight, at, mask, 0.0))
+    if weights.group.ptr is not None:
+        group = load(weights.group, at, mask, 0)
+        exists = (group >= 0) & (group < weights.groups)
+        share = tl.load(weights.group_weight_ptr + group, mask=exists, other=0.0).to(tl.float32)
         w = w * tl.where(exists, share, float("nan"))
     return w
 
@@ -69,292 +165,150 @@ def shared(w, share, INDEX: tl.constexpr):
 
 
 @triton.jit
-def mixed(
-    start,
-    n,
-    mask,
-    r,
-    x_tile,
-    target,
-    target_b,
-    lam,
-    w,
-    at,
-    hyper,
-    factor,
-    n1,
-    n2,
-    classes,
-    ignore,
-    offset,
-    formula: tl.constexpr,
-    load_target: tl.constexpr,
-    HARD: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FLAT: tl.constexpr,
-    BIG: tl.constexpr,
-    G: tl.constexpr,
-):
+def with_targets(x, w, hyper, r, at, mask, elements, formula: tl.constexpr):
     """Weighted values and slopes of a tile with any targets."""
-    INDEX: tl.constexpr = target.ptr is not None and target.ptr.dtype.element_ty.is_int()
-    at_row = coordinates(start, r, tl.zeros([1, 1], tl.int32), n1, n2, COLUMNS, FLAT, BIG, G)
-    column = at_row[4], tl.arange(0, G)[None, :]
-    if COLUMNS is not None and not FLAT:
-        if r.shape[0] * G <= COLUMNS:  # see targets.of_rows
-            last = (tl.minimum(start + r.shape[0] * G, n) - 1) // COLUMNS - at_row[2]
-            at_row = (start, None, at_row[2], at_row[3], last, at_row[5])
-    y, share = load_target(target, target_b, lam, classes, ignore, offset, at, at_row, column, mask)
+    INDEX: tl.constexpr = elements.targets.target.ptr is not None and elements.targets.target.ptr.dtype.element_ty.is_int()
+    row = coordinates(at.start, r, tl.zeros([1, 1], tl.int32), elements.space)
+    column = row.i1
+    if elements.space.COLUMNS is not None and not elements.space.FLAT:
+        if elements.space.BLOCK <= elements.space.COLUMNS:  # see targets.Where
+            last = (tl.minimum(at.start + elements.space.BLOCK, elements.n) - 1) // elements.space.COLUMNS - row.row
+            row = At(at.start, None, row.row, row.i0, last, row.i2)
+    where = Where(at, row, column, tl.arange(0, elements.space.G)[None, :], mask)
+    y, share = elements.inlined.load_target(elements.targets, elements.offset, where)
     if INDEX:
-        x_tile = tl.where(share == 0.0, 0.5, x_tile)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
-    w, factor = shared(w, share, INDEX), shared(w * factor, share, INDEX)
-    if HARD:
-        value, slope = formula(x_tile, y > 0.5, w, factor, *hyper)
+        x = tl.where(share == 0.0, 0.5, x)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
+    w, factor = shared(w, share, INDEX), shared(w * elements.factor, share, INDEX)
+    if elements.inlined.BINARY:
+        value, slope = formula(x, y > 0.5, w, factor, *hyper)
     else:
-        value, slope = formula(x_tile, y, *hyper)
+        value, slope = formula(x, y, *hyper)
         value, slope = value * w, slope * factor
     return value, slope
 
 
 @triton.jit
-def read(start, x, target, r, n1, n2, COLUMNS: tl.constexpr, FLAT: tl.constexpr, BIG: tl.constexpr, G: tl.constexpr):
-    """A full tile of x, and of each of its rows where it begins, counted from the tile's first element, and the class."""
-    BLOCK: tl.constexpr = r.shape[0] * G
-    at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
-    row = (start.to(tl.uint64) // COLUMNS).to(tl.int64)
+def read(start, r, elements):
+    """Read a full tile."""
+    at = coordinates(start, r, tl.arange(0, elements.space.G)[None, :], elements.space)
+    row = (start.to(tl.uint64) // elements.space.COLUMNS).to(tl.int64)
     i = tl.arange(0, WARP)  # every warp reads the rows, so that none waits for another
-    begins = i * COLUMNS - (start - row * COLUMNS).to(tl.int32)
-    return load(x, at, None, 0.0), begins, tl.load(target.ptr + (row + i) * target.s0, mask=begins < BLOCK, other=-1)
+    begins = i * elements.space.COLUMNS - (start - row * elements.space.COLUMNS).to(tl.int32)
+    return Ahead(
+        load(elements.x, at, None, 0.0),
+        begins,
+        tl.load(elements.targets.target.ptr + (row + i) * elements.targets.target.s0, mask=begins < elements.space.BLOCK, other=-1),
+    )
 
 
 @triton.jit
-def is_background(begins, index, classes, ignore, BLOCK: tl.constexpr):
+def is_background(ahead, targets, BLOCK: tl.constexpr):
     """Whether no element of a tile is in its row's class, and no row ignored."""
-    elsewhere = (index >= 0) & (index < classes) & ((begins + index < 0) | (begins + index >= BLOCK))
-    return tl.min(((index != ignore) & ((index == -1) | elsewhere)).to(tl.int32), 0) > 0
+    index, place = ahead.index, ahead.begins + ahead.index
+    elsewhere = (index >= 0) & (index < targets.classes) & ((place < 0) | (place >= BLOCK))
+    return tl.min(((index != targets.ignore) & ((index == -1) | elsewhere)).to(tl.int32), 0) > 0
 
 
 @triton.jit
-def settled(part, value, slope, at, mask, upstream, out, gradient, scale):
+def settled(part, value, slope, at, mask, outputs, scale):
     """part with the values of a tile, 0 where masked; gradient and values are stored where they are asked for."""
-    if gradient.ptr is not None:
-        if upstream.ptr is not None:
-            slope *= widened(load(upstream, at, mask, 0.0))
-        store(gradient, at, mask, slope)
+    if outputs.gradient.ptr is not None:
+        if outputs.grad_output.ptr is not None:
+            slope *= widened(load(outputs.grad_output, at, mask, 0.0))
+        store(outputs.gradient, at, mask, slope)
     if mask is not None:
         value = tl.where(mask, value, 0.0)
-    if out.ptr is not None:
-        store(out, at, mask, value * scale)
+    if outputs.out.ptr is not None:
+        store(outputs.out, at, mask, value * scale)
     return part + value
 
 
 @triton.jit
-def one_tile(
-    part,
-    tile,
-    start,
-    n,
-    mask,
-    r,
-    x,
-    target,
-    target_b,
-    lam,
-    weight,
-    group,
-    parameter,
-    upstream,
-    out,
-    gradient,
-    group_weight_ptr,
-    hyper,
-    scale,
-    factor,
-    n1,
-    n2,
-    classes,
-    groups,
-    ignore,
-    offset,
-    formula: tl.constexpr,
-    background: tl.constexpr,
-    load_target: tl.constexpr,
-    HARD: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FLAT: tl.constexpr,
-    BIG: tl.constexpr,
-    G: tl.constexpr,
-):
-    """part with the values of one tile. tile: as from `read`, or None. A mask of None: all inside."""
-    at = coordinates(start, r, tl.arange(0, G)[None, :], n1, n2, COLUMNS, FLAT, BIG, G)
-    if tile is None:
-        x_tile = widened(load(x, at, mask, 0.0))
+def one_tile(part, ahead, start, r, rest, elements, formula):
+    """part with the values of one tile. ahead: as from `read`, or None. rest: elements inside; None: all."""
+    mask = None if rest is None else r * elements.space.G < rest
+    at = coordinates(start, r, tl.arange(0, elements.space.G)[None, :], elements.space)
+    if ahead is None:
+        x = widened(load(elements.x, at, mask, 0.0))
     else:
-        x_tile = widened(tile[0])
-    if parameter.ptr is not None:
-        hyper = longer(hyper, widened(load(parameter, at, mask, 1.0)))
-    w = weight_tile(weight, group, group_weight_ptr, groups, at, mask)
+        x = widened(ahead.x)
+    hyper = elements.hyper
+    if elements.parameter.ptr is not None:
+        hyper = longer(hyper, widened(load(elements.parameter, at, mask, 1.0)))
+    w = weight_tile(elements.weights, at, mask)
     # settled in each branch: where they join, the same number of instructions, but 64 bytes of focal's registers spilled
-    # fmt: off
-    if tile is not None:
-        if is_background(tile[1], tile[2], classes, ignore, r.shape[0] * G):
-            value, slope = background(x_tile, False, w, w * factor, *hyper)
-            part = settled(part, value, slope, at, mask, upstream, out, gradient, scale)
-        else:
-            value, slope = mixed(
-                start, n, mask, r, x_tile, target, target_b, lam, w, at, hyper, factor, n1, n2, classes, ignore, offset,
-                formula, load_target, HARD, COLUMNS, FLAT, BIG, G,
-            )
-            part = settled(part, value, slope, at, mask, upstream, out, gradient, scale)
+    if ahead is not None and is_background(ahead, elements.targets, elements.space.BLOCK):
+        value, slope = formula.background(x, False, w, w * elements.factor, *hyper)
+        part = settled(part, value, slope, at, mask, elements.outputs, elements.scale)
     else:
-        value, slope = mixed(
-            start, n, mask, r, x_tile, target, target_b, lam, w, at, hyper, factor, n1, n2, classes, ignore, offset,
-            formula, load_target, HARD, COLUMNS, FLAT, BIG, G,
-        )
-        part = settled(part, value, slope, at, mask, upstream, out, gradient, scale)
-    # fmt: on
+        value, slope = with_targets(x, w, hyper, r, at, mask, elements, formula.value)
+        part = settled(part, value, slope, at, mask, elements.outputs, elements.scale)
     return part
 
 
 @triton.jit
-def all_tiles(
-    n,
-    x,
-    target,
-    target_b,
-    lam,
-    weight,
-    group,
-    parameter,
-    upstream,
-    out,
-    gradient,
-    group_weight_ptr,
-    hyper,
-    scale,
-    factor,
-    n1,
-    n2,
-    classes,
-    groups,
-    ignore,
-    offset,
-    formula: tl.constexpr,
-    background: tl.constexpr,
-    load_target: tl.constexpr,
-    HARD: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FLAT: tl.constexpr,
-    BIG: tl.constexpr,
-    BLOCK: tl.constexpr,
-    G: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """This program's tiles, `num_programs` apart: full ones without masks, and one program the rest. The sum of their values, by lane."""
-    r = tl.arange(0, BLOCK // G)[:, None]
-    part = tl.zeros([BLOCK // G, G], tl.float32)
+def all_tiles(part, n, given, formula, take: tl.constexpr):
+    """part after `take` of this program's tiles, `num_programs` apart: full ones without masks, and one program the rest.
+
+    given: what `take` needs, of which `space`; where the formula tells background apart, Elements.
+    """
+    BLOCK: tl.constexpr = given.space.BLOCK
+    r = tl.arange(0, part.shape[0])  # groups of the tile
+    if len(part.shape) == 2:
+        r = r[:, None]
     first = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
     full = n // BLOCK + first * 0
     count = tl.cdiv(full - first, programs).to(tl.int32)
-    # fmt: off
-    if background is None:
-        for k in tl.range(count, num_stages=STAGES):
-            part = one_tile(
-                part, None, (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream, out,
-                gradient, group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background, load_target,
-                HARD, COLUMNS, FLAT, BIG, G,
-            )
+    if formula.background is None:
+        for k in tl.range(count, num_stages=given.space.STAGES):
+            part = take(part, None, (first + k * programs) * BLOCK, r, None, given, formula)
     else:
         if count > 0:
-            tile = read(first * BLOCK, x, target, r, n1, n2, COLUMNS, FLAT, BIG, G)
+            ahead = read(first * BLOCK, r, given)
             for k in range(count):  # each is read before the last is computed, in registers: num_stages was 2 to 14 % slower in bf16
-                following = tl.minimum(first + (k + 1) * programs, full - 1)
-                next_tile = read(following * BLOCK, x, target, r, n1, n2, COLUMNS, FLAT, BIG, G)
-                part = one_tile(
-                    part, tile, (first + k * programs) * BLOCK, n, None, r, x, target, target_b, lam, weight, group, parameter, upstream,
-                    out, gradient, group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background,
-                    load_target, HARD, COLUMNS, FLAT, BIG, G,
-                )
-                tile = next_tile
+                following = read(tl.minimum(first + (k + 1) * programs, full - 1) * BLOCK, r, given)
+                part = take(part, ahead, (first + k * programs) * BLOCK, r, None, given, formula)
+                ahead = following
     rest = (n - full * BLOCK).to(tl.int32)
     if (rest > 0) & (full % programs == first):
-        part = one_tile(
-            part, None, full * BLOCK, n, r * G < rest, r, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient,
-            group_weight_ptr, hyper, scale, factor, n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD,
-            COLUMNS, FLAT, BIG, G,
-        )
-    # fmt: on
+        part = take(part, None, full * BLOCK, r, rest, given, formula)
+    return part
+
+
+@triton.jit
+def all_elements(elements):
+    part = tl.zeros([elements.space.BLOCK // elements.space.G, elements.space.G], tl.float32)
+    # inside the loop this branch would cost registers and time
+    if elements.inlined.special.value is not None and elements.inlined.applies(*elements.hyper):
+        part = all_tiles(part, elements.n, elements, elements.inlined.special, one_tile)
+    else:
+        part = all_tiles(part, elements.n, elements, elements.inlined.general, one_tile)
     return part
 
 
 @triton.jit(do_not_specialize=("n", "offset", "rows"))
 def elementwise_kernel(
-    x,  # this and all without _ptr down to `gradient`: Strided
-    target,
-    target_b,
-    lam,
-    weight,
-    group,
-    parameter,  # a tensor that is the formula's last hyper-parameter
-    upstream,  # per element
-    out,
-    gradient,
-    factor_ptr,  # 0-d upstream
-    group_weight_ptr,
-    sum,
-    divisor_ptr,
+    x,  # Strided
+    targets,
+    weights,
+    parameter,  # Strided: takes the place of the formula's last hyper-parameter
+    outputs,
     hyper,
-    scale,
-    n,
-    n1,
-    n2,
-    classes,
-    groups,
-    ignore,
+    scaling,
+    sum,
+    inlined,
+    space,
+    n,  # this and the next two are no fields, because Triton specialises on numbers in records
     offset,  # of the diagonal that takes the place of a target
     rows,  # of a class-index target, counted here where COUNT
-    formula: tl.constexpr,
-    special: tl.constexpr,  # a quicker formula for hyper-parameters of which `applies` is true; None without one
-    applies: tl.constexpr,
-    background: tl.constexpr,  # of tiles of nothing but background, for targets of 0 and 1; None where these are not told apart
-    special_background: tl.constexpr,
-    load_target: tl.constexpr,
-    HARD: tl.constexpr,  # formula and special are for targets of 0 and 1
-    COLUMNS: tl.constexpr,
-    FLAT: tl.constexpr,
-    BIG: tl.constexpr,
-    EMPTY_IS_ZERO: tl.constexpr,
     COUNT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    G: tl.constexpr,
-    STAGES: tl.constexpr,  # tiles on their way at once, without a background
 ):
+    count = None
     if COUNT:
-        counted = count_rows(target.ptr, None, None, None, tl.arange(0, COUNT), rows, classes, ignore)
-        scale = over(scale, counted * classes, EMPTY_IS_ZERO)
-    else:
-        scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
-    factor = scale
-    if factor_ptr is not None:
-        factor *= tl.load(factor_ptr).to(tl.float32)
-    # fmt: off
-    if special is None:
-        part = all_tiles(
-            n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-            n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G, STAGES,
-        )
-    else:
-        if applies(*hyper):  # one branch a program: inside the loop it would cost registers and time
-            part = all_tiles(
-                n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-                n1, n2, classes, groups, ignore, offset, special, special_background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G,
-                STAGES,
-            )
-        else:
-            part = all_tiles(
-                n, x, target, target_b, lam, weight, group, parameter, upstream, out, gradient, group_weight_ptr, hyper, scale, factor,
-                n1, n2, classes, groups, ignore, offset, formula, background, load_target, HARD, COLUMNS, FLAT, BIG, BLOCK, G, STAGES,
-            )
-    # fmt: on
+        counted = count_rows(targets.target.ptr, None, None, None, tl.arange(0, COUNT), rows, targets.classes, targets.ignore)
+        count = counted * targets.classes
+    scale, factor = scales(scaling, count)
+    part = all_elements(Elements(x, targets, weights, parameter, outputs, hyper, inlined, space, scale, factor, n, offset))
     if sum is not None:
         finish(tl.sum(tl.sum(part, 1), 0), sum, scale)

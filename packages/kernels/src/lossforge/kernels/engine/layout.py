@@ -1,11 +1,18 @@
 """How a kernel addresses tensors: any strides, joined into as few dimensions as all tensors of a launch allow."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
+
+END = tl.constexpr(None)
+"""The last field of every record that holds records: a constant there makes Triton see the constants of the inner ones.
+
+Triton works out a record's type when it sets a field of it, constants last, in their order. From the types it rebuilds what loops and
+branches see. Without a constant behind them, the inner records' would be None there, so that a stride of 1 would silently be missing.
+"""
 
 
 class Strided(NamedTuple):
@@ -15,6 +22,12 @@ class Strided(NamedTuple):
     s0: int | None = None
     s1: int | None = None
     s2: int | None = None
+
+
+def constants(record: Any) -> Any:
+    """Make compile-time constants of the fields named in capitals, because Triton takes plain numbers in a record for run-time ones."""
+    fixed = {name: tl.constexpr(v) for name, v in zip(record._fields, record, strict=True) if name.isupper() and v is not None}
+    return record._replace(**fixed)
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Sums over a launch: each program stores its part, and the last to finish adds the parts in their order. No float atomics."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -67,6 +67,28 @@ def divided(scale, divisor_ptr, EMPTY_IS_ZERO: tl.constexpr):
     if divisor_ptr is not None:
         scale = over(scale, tl.load(divisor_ptr).to(tl.float32), EMPTY_IS_ZERO)
     return scale
+
+
+class Scaling(NamedTuple):
+    """What values are multiplied by: scale over the 0-d divisor; what gradients are: times a 0-d upstream gradient beside."""
+
+    scale: Any
+    divisor_ptr: Any = None
+    grad_output_ptr: Any = None
+    EMPTY_IS_ZERO: Any = False
+
+
+@triton.jit
+def scales(scaling, count):
+    """What values and what gradients are multiplied by. count: takes the divisor's place unless None."""
+    if count is None:
+        scale = divided(scaling.scale, scaling.divisor_ptr, scaling.EMPTY_IS_ZERO)
+    else:
+        scale = over(scaling.scale, count, scaling.EMPTY_IS_ZERO)
+    factor = scale
+    if scaling.grad_output_ptr is not None:
+        factor *= tl.load(scaling.grad_output_ptr).to(tl.float32)
+    return scale, factor
 
 
 @triton.jit(do_not_specialize=("n", "tiles"))
@@ -156,12 +178,12 @@ def count(counting: Counting, turn: Turn | None = None) -> Tensor:
     return launch(COUNT, in_order, turn=turn)[0]
 
 
-class Scaling(NamedTuple):
+class Scaled(NamedTuple):
     x: Tensor
     factor: Tensor
 
 
-def _plan_scale(s: Scaling) -> Plan:
+def _plan_scale(s: Scaled) -> Plan:
     n = s.x.numel()
     tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that finding a factor of 1 costs nothing
     return Plan(scale_kernel, (triton.cdiv(n, 4096 * tiles),), (s.x, s.factor, n, tiles), BLOCK=4096, num_warps=8)
@@ -177,4 +199,4 @@ def scale_(x: Tensor, factor: Tensor) -> None:
     if x.numel() <= SMALL and x.dtype == torch.float32:  # torch would round the factor to a half x's dtype first
         x.mul_(factor)
         return
-    launch(SCALE, Scaling(x, factor))
+    launch(SCALE, Scaled(x, factor))

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, OverlapCall, empty
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, Turn, launch, workspace
-from lossforge.kernels.engine.layout import collapse, per_row
-from lossforge.kernels.overlap.backward import overlap_backward_kernel
-from lossforge.kernels.overlap.kernel import overlap_kernel
-from lossforge.kernels.overlap.planes import Planes
+from lossforge.kernels.engine.layout import collapse, constants, per_row
+from lossforge.kernels.engine.reduce import Scaling
+from lossforge.kernels.overlap.backward import Coefficients, overlap_backward_kernel
+from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
+from lossforge.kernels.overlap.planes import Config, Planes
 from lossforge.kernels.tiles import OverlapTiles, overlap_tiles
 
 
@@ -44,18 +45,6 @@ class Geometry(NamedTuple):
         pixels = self.tiles.pixels if self.inner == 0 else self.pixels + self.tiles.pixels
         reach = [classes * p.channel + (pixels * p.pixel if p.row is None else pixels // self.inner * p.row) for p in self.planes]
         return max(*reach, pixels) >= 2**31
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        return {
-            "ONE_TILE": self.one_tile,
-            "ALL": self.classes % self.tiles.classes == 0,
-            "WIDE": self.wide,
-            "BC": self.tiles.classes,
-            "BP": self.tiles.pixels,
-            "BY_CLASS": self.tiles.own > 0,
-            "num_warps": self.tiles.warps,
-        }
 
 
 def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
@@ -95,9 +84,25 @@ WARPS = 1024  # that hold all classes of their pixels: the quickest of 1024 to 2
 SCRATCH = 2**22  # floats of parts, where so many classes are added up in memory
 
 
-def _activation(call: OverlapCall) -> dict[str, bool]:
-    ce = call.lambda_ce is not None
-    return {"SOFTMAX": call.activation == "softmax", "SIGMOID": call.activation == "sigmoid", "SQUARED": call.squared_pred, "CE": ce}
+def _config(call: OverlapCall, g: Geometry, **others: Any) -> Config:
+    """Return what both launches know, and `others` of one of them."""
+    return constants(
+        Config(
+            INDEX=not call.target.is_floating_point(),
+            SOFTMAX=call.activation == "softmax",
+            SIGMOID=call.activation == "sigmoid",
+            SQUARED=call.squared_pred,
+            BATCH=call.batch,
+            CE=call.lambda_ce is not None,
+            ONE_TILE=g.one_tile,
+            ALL=g.classes % g.tiles.classes == 0,
+            BY_CLASS=g.tiles.own > 0,
+            WIDE=g.wide,
+            BC=g.tiles.classes,
+            BP=g.tiles.pixels,
+            **others,
+        )
+    )
 
 
 def _sums(call: OverlapCall) -> int:
@@ -114,47 +119,46 @@ def _programs(call: OverlapCall, g: Geometry) -> int:
     return triton.cdiv(tiles, triton.cdiv(tiles, max(limit, 1)))
 
 
+def _numbers(call: OverlapCall, g: Geometry) -> tuple[int, ...]:
+    """Return what no launch is compiled for."""
+    return g.images, g.pixels, g.inner, call.first, call.skip, call.ignore_index
+
+
 def _plan(call: OverlapCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
     g = geometry(call)
     if g is None:
         return None
     finish = min(triton.next_power_of_2(g.classes), 128)
     adjacent = g.planes[0].pixel == 1
+    config = _config(
+        call,
+        g,
+        PRESENT=call.present_only,
+        COUNT=call.counted and call.activation == "sigmoid",
+        COUNTED=call.counted,
+        V=g.tiles.own or (16 // call.x.itemsize if adjacent else 4),
+        ADJACENT=adjacent,
+        BF=finish,
+        BK=2048 // finish,
+    )
     return Plan(
         overlap_kernel,
         (g.images * _programs(call, g), g.blocks),
         (
             *g.planes,
-            wanted.parts,
-            wanted.ticket,
-            wanted.out,
-            wanted.total,
-            wanted.coefficients,
-            call.weight,
-            call.normalizer,
-            call.hyper,
-            wanted.scale,
-            wanted.ce_scale,
-            g.images,
-            g.pixels,
-            g.inner,
+            Memory(wanted.parts, wanted.ticket, wanted.out, wanted.total, wanted.coefficients),
+            Loss(
+                formula=formulas.formula,
+                hyper=call.hyper,
+                weight_ptr=call.weight,
+                ce_scale=wanted.ce_scale,
+                scaling=constants(Scaling(wanted.scale, call.normalizer, None, call.empty_is_zero)),
+            ),
             g.classes,
-            call.first,
-            call.skip,
-            call.ignore_index,
+            config,
+            *_numbers(call, g),
         ),
-        formula=formulas.formula,
-        **_activation(call),
-        BATCH=call.batch,
-        PRESENT=call.present_only,
-        COUNT=call.counted and call.activation == "sigmoid",
-        COUNTED=call.counted,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        V=g.tiles.own or (16 // call.x.itemsize if adjacent else 4),
-        ADJACENT=adjacent,
-        BF=finish,
-        BK=2048 // finish,
-        **g.constants,
+        num_warps=g.tiles.warps,
     )
 
 
@@ -215,20 +219,12 @@ def _plan_backward(call: OverlapCall, a: Arriving) -> Plan | None:
         (g.images * triton.cdiv(g.pixels, g.tiles.pixels), g.blocks),
         (
             *g.planes,
-            a.coefficients,
-            a.grad_output,
-            g.images,
-            g.pixels,
-            g.inner,
+            Coefficients(a.coefficients, a.grad_output),
             g.classes,
-            call.first,
-            call.skip,
-            call.ignore_index,
+            _config(call, g, EACH=a.grad_output is not None and a.grad_output.ndim > 0),
+            *_numbers(call, g),
         ),
-        **_activation(call),
-        BATCH=call.batch,
-        EACH=a.grad_output is not None and a.grad_output.ndim > 0,
-        **g.constants,
+        num_warps=g.tiles.warps,
     )
 
 

@@ -1,11 +1,22 @@
 """Device functions of both launches of the overlap template: softmax of tiles, an element's terms, what a gradient is made of."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from lossforge.kernels.math import LOG2E, exp2, log, logistic, reciprocal
-from lossforge.kernels.overlap.planes import label_tile, logit_tile, pointers
+from lossforge.kernels.overlap.planes import label_tile, logit_tile
 from lossforge.kernels.row.rows import LOWEST
+
+
+class Region(NamedTuple):
+    """One of `regions` regions, of all classes but `skip` at the front."""
+
+    number: Any
+    regions: Any
+    classes: Any
+    skip: Any
 
 
 @triton.jit
@@ -16,17 +27,13 @@ def whole_softmax(tile):
 
 
 @triton.jit
-def swept_softmax(
-    x, target, n, start, lane, inside, inner, first, ignore, classes, ALL: tl.constexpr, WIDE: tl.constexpr, BC: tl.constexpr
-):
+def swept_softmax(images, place):
     """The same of classes that take several tiles."""
-    BP: tl.constexpr = lane.shape[0]
-    top = tl.full([1, BP], LOWEST, tl.float32)
-    total = tl.zeros([1, BP], tl.float32)
-    for at in range(0, classes, BC):
-        c = at + tl.arange(0, BC)
-        _, keep, _ = label_tile(target, n, start, lane, c, inside, inner, first, ignore, classes, ALL, WIDE)
-        tile = logit_tile(x, n, start, lane, c, inside, keep, inner, classes, True, True, ALL, WIDE, "evict_last")
+    top = tl.full([1, images.config.BP], LOWEST, tl.float32)
+    total = tl.zeros([1, images.config.BP], tl.float32)
+    for at in range(0, images.classes, images.config.BC):
+        c = at + tl.arange(0, images.config.BC)
+        tile = logit_tile(images, place, c, label_tile(images, place, c).keep, "evict_last")
         higher = tl.maximum(top, tl.max(tile, 0)[None, :])
         total = total * exp2((top - higher) * LOG2E) + tl.sum(exp2((tile - higher) * LOG2E), 0)[None, :]
         top = higher
@@ -34,40 +41,28 @@ def swept_softmax(
 
 
 @triton.jit
-def terms(
-    tile,
-    y,
-    keep,
-    valid,
-    top,
-    total,
-    SOFTMAX: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    SQUARED: tl.constexpr,
-    CE: tl.constexpr,
-    COUNT: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """What each element adds to I, P, Y, the cross entropy and the count of elements; the last two only where asked for."""
+def terms(tile, labels, top, total, MASKED: tl.constexpr, config):
+    """What each element adds to I, P, Y, and where asked for to the cross entropy and the count of elements."""
+    y = labels.y
     ce, count = y, y
     share = 1.0
     if MASKED:
-        share = tl.where(keep, tl.where(valid, 1.0, float("nan")), 0.0)  # (1, BP): a pixel of no class makes its image's sums nan
-    if SOFTMAX:
+        share = tl.where(labels.keep, tl.where(labels.valid, 1.0, float("nan")), 0.0)  # a pixel of no class makes its image's sums nan
+    if config.SOFTMAX:
         p = exp2((tile - top) * LOG2E) * (reciprocal(total) * share)
-        if CE:
+        if config.CE:
             ce = tl.where(y == 0.0, 0.0, y * (top - tile + log(total)))
-    elif SIGMOID:
+    elif config.SIGMOID:
         p, _, log1p = logistic(tile)
         p = p * share
-        if CE:
+        if config.CE:
             ce = (tl.maximum(tile, 0.0) - tile * y + log1p) * share
     else:
         p = tile * share
-    if COUNT:
+    if config.COUNT:
         count = tl.zeros_like(y) + share
     i = p * y
-    if SQUARED:
+    if config.SQUARED:
         p, y = p * p, y * y
     return i, p, y, ce, count
 
@@ -83,20 +78,21 @@ def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
 
 
 @triton.jit
-def coefficients_of(coefficients_ptr, up_ptr, region, regions, c, classes, skip, CE: tl.constexpr, EACH: tl.constexpr):
+def coefficients_of(coefficients, region, c, config):
     """(a, b, e) of classes c in a region, or of one, times the upstream gradient."""
-    at = coefficients_ptr + region * classes + c
-    here = c < classes
+    at = coefficients.ptr + region.number * region.classes + c
+    here = c < region.classes
     a = tl.load(at, mask=here, other=0.0)
-    b = tl.load(at + regions * classes, mask=here, other=0.0)
+    b = tl.load(at + region.regions * region.classes, mask=here, other=0.0)
     e = a
-    if CE:
-        e = tl.load(coefficients_ptr + 2 * regions * classes + c, mask=here, other=0.0)
-    if up_ptr is not None:
-        if EACH:
-            up = tl.load(up_ptr + region * (classes - skip) + c - skip, mask=here & (c >= skip), other=0.0)
+    if config.CE:
+        e = tl.load(coefficients.ptr + 2 * region.regions * region.classes + c, mask=here, other=0.0)
+    if coefficients.grad_output_ptr is not None:
+        if config.EACH:
+            up = coefficients.grad_output_ptr + region.number * (region.classes - region.skip) + c - region.skip
+            up = tl.load(up, mask=here & (c >= region.skip), other=0.0)
         else:
-            up = tl.load(up_ptr)
+            up = tl.load(coefficients.grad_output_ptr)
         up = up.to(tl.float32)
         a, b, e = a * up, b * up, e * up
     return a, b, e
@@ -109,16 +105,3 @@ def slope(p, y, a, b, SQUARED: tl.constexpr):
     if SQUARED:
         h = a * y + 2.0 * b * p
     return h
-
-
-@triton.jit
-def write(gradient, g, n, start, lane, c, inside, keep, inner, classes, MASKED: tl.constexpr, ALL: tl.constexpr, WIDE: tl.constexpr):
-    if MASKED:
-        g = tl.where(keep, g, 0.0)
-    to = pointers(gradient, n, start, lane, c, inner, WIDE)
-    if inside is not None:
-        tl.store(to, g, mask=(c < classes)[:, None] & inside[None, :], eviction_policy="evict_first")
-    elif ALL:
-        tl.store(to, g, eviction_policy="evict_first")
-    else:
-        tl.store(to, g, mask=(c < classes)[:, None], eviction_policy="evict_first")

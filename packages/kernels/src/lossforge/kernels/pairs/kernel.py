@@ -8,12 +8,12 @@ Two launches, each of which reads the matrix once, a tile a program. The first k
 last program of a row or column of tiles joins them in their order, and the last of these adds up the loss. The second writes the gradient.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from lossforge.kernels.engine.layout import END
 from lossforge.kernels.engine.reduce import add_up, divided
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.row.rows import LOWEST, class_offset
@@ -22,58 +22,114 @@ JOINED = tl.constexpr(2048)  # parts of rows or columns that a program joins at 
 NEAR = tl.constexpr(60.0)  # exponents that differ by no more share one exponential: what it loses is below 1e-12 of the largest
 
 
+class Config(NamedTuple):
+    """BR and BC: rows and columns of a tile. WIDE: 32 bits do not hold offsets within one. EACH: gradients arrive at each pair."""
+
+    BR: int
+    BC: int
+    WIDE: bool
+    EMPTY_IS_ZERO: bool
+    EACH: bool = False
+
+
 class Matrix(NamedTuple):
     """x with strides s0, s1, multiplied by `scale` as it is read."""
 
-    ptr: Tensor
+    ptr: Any
     s0: int
     s1: int
-    scale: float | None = None
+    scale: Any = None
 
 
 class Side(NamedTuple):
     """Rows or columns: maximum and sum of each in each tile across, (2, tiles across, length); lse and loss of each, (length,)."""
 
-    parts: Tensor
-    lse: Tensor
-    loss: Tensor | None
+    parts: Any
+    lse: Any
+    loss: Any
+
+
+class Tile(NamedTuple):
+    """Tile (i, j) of a matrix: its rows and columns, which of these and of its elements exist, and whether all do."""
+
+    i: Any
+    j: Any
+    row: Any
+    column: Any
+    here: Any
+    there: Any
+    inside: Any
+    full: Any
+
+
+class Line(NamedTuple):
+    """Rows or columns `at` of `length`, of which the first `before` belong to no pair, and which `across` tiles make up."""
+
+    at: Any
+    length: Any
+    across: Any
+    before: Any
+
+
+class Whole(NamedTuple):
+    """Where the loss of all rows and columns is added up, each tile's in its slot, and what it is multiplied by."""
+
+    sum: Any
+    slots: Any
+    scale: Any
+    end: Any = END
 
 
 @triton.jit
-def address(t, i, j, BR: tl.constexpr, BC: tl.constexpr, WIDE: tl.constexpr):
-    """Where the elements of tile (i, j) lie; WIDE where 32 bits do not hold their distance."""
-    base = t.ptr + i.to(tl.int64) * BR * t.s0 + j.to(tl.int64) * BC * t.s1
-    return base + class_offset(tl.arange(0, BR), t.s0, WIDE)[:, None] + class_offset(tl.arange(0, BC), t.s1, WIDE)[None, :]
+def tile_of(program, height, width, across, config):
+    i, j = program // across, program % across
+    row, column = i * config.BR + tl.arange(0, config.BR), j * config.BC + tl.arange(0, config.BC)
+    full = ((i + 1) * config.BR <= height) & ((j + 1) * config.BC <= width)
+    here, there = row < height, column < width
+    return Tile(i, j, row, column, here, there, here[:, None] & there[None, :], full)
 
 
 @triton.jit
-def read(x, at, full, inside):
+def address(t, tile, config):
+    """Where the elements of a tile lie."""
+    base = t.ptr + tile.i.to(tl.int64) * config.BR * t.s0 + tile.j.to(tl.int64) * config.BC * t.s1
+    row, column = class_offset(tl.arange(0, config.BR), t.s0, config.WIDE), class_offset(tl.arange(0, config.BC), t.s1, config.WIDE)
+    return base + row[:, None] + column[None, :]
+
+
+@triton.jit
+def scaled(x, values):
+    """Values of x in float32."""
+    values = values.to(tl.float32)
+    if x.scale is not None:
+        values = values * x.scale
+    return values
+
+
+@triton.jit
+def read(x, tile, config):
     """A tile in float32, -inf outside of the matrix."""
-    if full:
-        tile = tl.load(at).to(tl.float32)
-        if x.scale is not None:
-            tile = tile * x.scale
+    at = address(x, tile, config)
+    if tile.full:
+        found = scaled(x, tl.load(at))
     else:
-        tile = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        if x.scale is not None:
-            tile = tile * x.scale
-        tile = tl.where(inside, tile, float("-inf"))
-    return tile
+        found = tl.where(tile.inside, scaled(x, tl.load(at, mask=tile.inside, other=0.0)), float("-inf"))
+    return found
 
 
 @triton.jit
-def join(side, at, length, across):
-    """ln Σ exp of rows or columns `at` from their parts in all tiles across."""
-    B: tl.constexpr = at.shape[0]
+def join(side, line):
+    """ln Σ exp of rows or columns from their parts in all tiles across."""
+    B: tl.constexpr = line.at.shape[0]
     K: tl.constexpr = JOINED // B
     m = tl.full([B], LOWEST, tl.float32)
     s = tl.zeros([B], tl.float32)
-    for start in range(0, across, K):
+    for start in range(0, line.across, K):
         tile = start + tl.arange(0, K)
-        part = side.parts + tile.to(tl.int64)[:, None] * length + at[None, :]
-        mask = (tile < across)[:, None] & (at < length)[None, :]
+        part = side.parts + tile.to(tl.int64)[:, None] * line.length + line.at[None, :]
+        mask = (tile < line.across)[:, None] & (line.at < line.length)[None, :]
         tops = tl.load(part, mask=mask, other=LOWEST, cache_modifier=".cg")
-        sums = tl.load(part + across.to(tl.int64) * length, mask=mask, other=0.0, cache_modifier=".cg")
+        sums = tl.load(part + line.across.to(tl.int64) * line.length, mask=mask, other=0.0, cache_modifier=".cg")
         top = tl.maximum(m, tl.max(tops, 0))
         s = s * exp2((m - top) * LOG2E) + tl.sum(sums * exp2((tops - top[None, :]) * LOG2E), 0)
         m = top
@@ -81,118 +137,106 @@ def join(side, at, length, across):
 
 
 @triton.jit
-def close(x, height, offset, side, at, length, across, first, ticket, sum, slot, slots, scale):
-    """Count this program among those of its rows or columns `at`; the last one finishes these, and the last of all the loss.
+def keep(side, line, tile, top, sum):
+    """Store maximum and sum of each row or column of one tile, the tile-th across."""
+    part = side.parts + tile.to(tl.int64) * line.length + line.at
+    inside = line.at < line.length
+    tl.store(part, top, mask=inside)
+    tl.store(part + line.across.to(tl.int64) * line.length, sum, mask=inside)
 
-    Row or column `at` belongs to pair at - first.
-    """
+
+@triton.jit
+def close(x, height, offset, side, line, slot, whole):
+    """Count this program among those of its rows or columns; the last one finishes these, and the last of all the loss."""
+    ticket = whole.sum.ticket + 1 + slot
     tl.debug_barrier()
-    if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == across - 1:
+    if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == line.across - 1:
         tl.store(ticket, 0)
-        lse = join(side, at, length, across)
-        pair = (at - first).to(tl.int64)
+        lse = join(side, line)
+        pair = (line.at - line.before).to(tl.int64)
         paired = (pair >= 0) & (pair < height)
-        own = tl.load(x.ptr + pair * x.s0 + (pair + offset) * x.s1, mask=paired, other=0.0).to(tl.float32)
-        if x.scale is not None:
-            own = own * x.scale
+        own = scaled(x, tl.load(x.ptr + pair * x.s0 + (pair + offset) * x.s1, mask=paired, other=0.0))
         loss = tl.where(paired, 0.5 * (lse - own), 0.0)
         # columns of no pair take no part in the gradient: exp(x - inf) is 0
-        tl.store(side.lse + at, tl.where(paired, lse, float("inf")), mask=at < length)
+        tl.store(side.lse + line.at, tl.where(paired, lse, float("inf")), mask=line.at < line.length)
         if side.loss is not None:
-            tl.store(side.loss + pair, loss * scale, mask=paired)
-        tl.store(sum.parts + slot, tl.sum(loss, 0))
+            tl.store(side.loss + pair, loss * whole.scale, mask=paired)
+        tl.store(whole.sum.parts + slot, tl.sum(loss, 0))
         tl.debug_barrier()
-        if tl.atomic_add(sum.ticket, 1, sem="acq_rel", scope="gpu") == slots - 1:
-            tl.store(sum.total, add_up(sum.parts, slots) * scale)
-            tl.store(sum.ticket, 0)
+        if tl.atomic_add(whole.sum.ticket, 1, sem="acq_rel", scope="gpu") == whole.slots - 1:
+            tl.store(whole.sum.total, add_up(whole.sum.parts, whole.slots) * whole.scale)
+            tl.store(whole.sum.ticket, 0)
 
 
 @triton.jit(do_not_specialize=("height", "width", "offset", "across", "down"))
 def contrastive_kernel(
     x,  # Matrix
-    height,  # rows of the matrix
-    width,
-    offset,  # the column that belongs to row 0
     rows,  # Side
     columns,  # Side
     sum,  # with a ticket for each row and column of tiles beside the launch's
     divisor_ptr,
     scale,
+    height,  # rows of the matrix
+    width,
+    offset,  # the column that belongs to row 0
     across,  # tiles of a row
     down,  # tiles of a column
-    EMPTY_IS_ZERO: tl.constexpr,
-    WIDE: tl.constexpr,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
+    config,
 ):
-    scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
-    i, j = tl.program_id(0) // across, tl.program_id(0) % across
-    row, column = i * BR + tl.arange(0, BR), j * BC + tl.arange(0, BC)
-    here, there = row < height, column < width
-    full = ((i + 1) * BR <= height) & ((j + 1) * BC <= width)
-    tile = read(x, address(x, i, j, BR, BC, WIDE), full, here[:, None] & there[None, :])
+    scale = divided(scale, divisor_ptr, config.EMPTY_IS_ZERO)
+    place = tile_of(tl.program_id(0), height, width, across, config)
+    tile = read(x, place, config)
 
     row_top, column_top = tl.maximum(tl.max(tile, 1), LOWEST), tl.maximum(tl.max(tile, 0), LOWEST)
     top = tl.max(row_top, 0)
-    if full & (top - tl.minimum(tl.min(row_top, 0), tl.min(column_top, 0)) < NEAR):
+    if place.full & (top - tl.minimum(tl.min(row_top, 0), tl.min(column_top, 0)) < NEAR):
         e = exp2((tile - top) * LOG2E)
         row_sum, column_sum = tl.sum(e, 1), tl.sum(e, 0)
-        row_top, column_top = tl.zeros([BR], tl.float32) + top, tl.zeros([BC], tl.float32) + top
+        row_top, column_top = tl.zeros([config.BR], tl.float32) + top, tl.zeros([config.BC], tl.float32) + top
     else:
         row_sum = tl.sum(exp2((tile - row_top[:, None]) * LOG2E), 1)
         column_sum = tl.sum(exp2((tile - column_top[None, :]) * LOG2E), 0)
-    part = rows.parts + j.to(tl.int64) * height + row
-    tl.store(part, row_top, mask=here)
-    tl.store(part + across.to(tl.int64) * height, row_sum, mask=here)
-    part = columns.parts + i.to(tl.int64) * width + column
-    tl.store(part, column_top, mask=there)
-    tl.store(part + down.to(tl.int64) * width, column_sum, mask=there)
-
-    slots = down + across
-    close(x, height, offset, rows, row, height, across, 0, sum.ticket + 1 + i, sum, i, slots, scale)
-    close(x, height, offset, columns, column, width, down, offset, sum.ticket + 1 + down + j, sum, down + j, slots, scale)
+    row, column = Line(place.row, height, across, 0), Line(place.column, width, down, offset)
+    keep(rows, row, place.j, row_top, row_sum)
+    keep(columns, column, place.i, column_top, column_sum)
+    whole = Whole(sum, down + across, scale)
+    close(x, height, offset, rows, row, place.i, whole)
+    close(x, height, offset, columns, column, down + place.j, whole)
 
 
 @triton.jit(do_not_specialize=("height", "width", "offset", "across"))
 def contrastive_backward_kernel(
-    x,  # Matrix
+    x,  # this and grad_input: Matrix
+    grad_input,
+    row_lse_ptr,
+    column_lse_ptr,
+    grad_output_ptr,  # 0-d, or one a pair where EACH; None for 1
+    divisor_ptr,
+    scale,
     height,
     width,
     offset,
-    gradient,  # Matrix
-    row_lse_ptr,
-    column_lse_ptr,
-    upstream_ptr,
-    divisor_ptr,
-    scale,
     across,
-    EACH: tl.constexpr,  # one upstream gradient a pair
-    EMPTY_IS_ZERO: tl.constexpr,
-    WIDE: tl.constexpr,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
+    config,
 ):
-    share = 0.5 * divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    share = 0.5 * divided(scale, divisor_ptr, config.EMPTY_IS_ZERO)
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # what was read last is likelier still in the cache
-    i, j = program // across, program % across
-    row, column = i * BR + tl.arange(0, BR), j * BC + tl.arange(0, BC)
-    here, there = row < height, column < width
-    full = ((i + 1) * BR <= height) & ((j + 1) * BC <= width)
-    inside = here[:, None] & there[None, :]
+    place = tile_of(program, height, width, across, config)
+    row, column = place.row, place.column
     pair = column - offset
     paired = (pair >= 0) & (pair < height)
-    of_row, of_column = tl.zeros([BR], tl.float32) + share, tl.zeros([BC], tl.float32) + share
-    if upstream_ptr is not None:
-        if EACH:
-            of_row *= tl.load(upstream_ptr + row, mask=here, other=0.0).to(tl.float32)
-            of_column *= tl.load(upstream_ptr + pair, mask=paired, other=0.0).to(tl.float32)
+    of_row, of_column = tl.zeros([config.BR], tl.float32) + share, tl.zeros([config.BC], tl.float32) + share
+    if grad_output_ptr is not None:
+        if config.EACH:
+            of_row *= tl.load(grad_output_ptr + row, mask=place.here, other=0.0).to(tl.float32)
+            of_column *= tl.load(grad_output_ptr + pair, mask=paired, other=0.0).to(tl.float32)
         else:
-            upstream = tl.load(upstream_ptr).to(tl.float32)
-            of_row *= upstream
-            of_column *= upstream
-    r = tl.load(row_lse_ptr + row, mask=here, other=0.0)
-    c = tl.load(column_lse_ptr + column, mask=there, other=0.0)
-    tile = read(x, address(x, i, j, BR, BC, WIDE), full, inside)
+            grad_output = tl.load(grad_output_ptr).to(tl.float32)
+            of_row *= grad_output
+            of_column *= grad_output
+    r = tl.load(row_lse_ptr + row, mask=place.here, other=0.0)
+    c = tl.load(column_lse_ptr + column, mask=place.there, other=0.0)
+    tile = read(x, place, config)
 
     known = tl.where(paired, c, tl.max(r, 0))
     low = tl.minimum(tl.min(r, 0), tl.min(known, 0))
@@ -202,13 +246,13 @@ def contrastive_backward_kernel(
         g = exp2((tile - r[:, None]) * LOG2E) * of_both
     else:
         g = exp2((tile - r[:, None]) * LOG2E) * of_row[:, None] + exp2((tile - c[None, :]) * LOG2E) * of_column[None, :]
-    begin = i * BR + offset
-    if (begin < (j + 1) * BC) & (j * BC < begin + BR):
+    begin = place.i * config.BR + offset
+    if (begin < (place.j + 1) * config.BC) & (place.j * config.BC < begin + config.BR):
         g -= tl.where((row + offset)[:, None] == column[None, :], 2.0 * of_row[:, None], 0.0)
     if x.scale is not None:
         g *= x.scale
-    to = address(gradient, i, j, BR, BC, WIDE)
-    if full:
+    to = address(grad_input, place, config)
+    if place.full:
         tl.store(to, g)
     else:
-        tl.store(to, g, mask=inside)
+        tl.store(to, g, mask=place.inside)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, PairsCall
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, Turn, launch, sum_slots
-from lossforge.kernels.pairs.kernel import Matrix, Side, contrastive_backward_kernel, contrastive_kernel
+from lossforge.kernels.engine.layout import constants
+from lossforge.kernels.pairs.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.tiles import contrastive_tiles, similarity_gradient_tiles
 
 
@@ -65,23 +66,20 @@ def _plan(call: PairsCall, wanted: Wanted, numbers: Numbers) -> Plan:
         (down * across,),
         (
             Matrix(x, *_strides(x), numbers.logit_scale),
-            rows,
-            columns,
-            call.offset,
             Side(wanted.row_parts, wanted.row_lse, wanted.row_loss),
             Side(wanted.column_parts, wanted.column_lse, wanted.column_loss),
             sum_slots(),
             call.normalizer,
             numbers.scale,
+            rows,
+            columns,
+            call.offset,
             across,
             down,
+            constants(Config(tiles.rows, tiles.columns, _wide(x), call.empty_is_zero)),
         ),
         totals=1,
         counting=PROGRAMS_A_GROUP * (down + across),  # a ticket for each row and column of tiles
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        WIDE=_wide(x),
-        BR=tiles.rows,
-        BC=tiles.columns,
         num_warps=tiles.warps,
     )
 
@@ -102,26 +100,23 @@ def _plan_backward(call: PairsCall, a: Arriving, numbers: Numbers) -> Plan:
     x = call.x
     tiles = similarity_gradient_tiles()
     down, across = _grid(x, tiles)
+    each = a.grad_output is not None and a.grad_output.ndim == 1
     return Plan(
         contrastive_backward_kernel,
         (down * across,),
         (
             Matrix(x, *_strides(x), numbers.logit_scale),
-            *x.shape,
-            call.offset,
             Matrix(a.gradient, *_strides(a.gradient)),
             a.row_lse,
             a.column_lse,
             a.grad_output,
             call.normalizer,
             numbers.scale,
+            *x.shape,
+            call.offset,
             across,
+            constants(Config(tiles.rows, tiles.columns, _wide(x, a.gradient), call.empty_is_zero, EACH=each)),
         ),
-        EACH=a.grad_output is not None and a.grad_output.ndim == 1,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        WIDE=_wide(x, a.gradient),
-        BR=tiles.rows,
-        BC=tiles.columns,
         num_warps=tiles.warps,
     )
 

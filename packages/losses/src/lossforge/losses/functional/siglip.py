@@ -5,12 +5,12 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from lossforge.kernels.call import ElementCall
+from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import ElementModule, Module
 from lossforge.losses.templates.options import ElementwiseOptions
-from lossforge.losses.torch_internals import transformed
 from lossforge.losses.types import Reduction
 
 __all__ = ["siglip_loss"]
