@@ -158,9 +158,12 @@ def floating_beside(name: str, t: object, x: Tensor, of: str = "input") -> None:
     beside(name, t, x, of)
 
 
+def expands(t: Tensor, shape: Sequence[int]) -> bool:
+    return t.ndim <= len(shape) and all(a in (1, b) for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
+
+
 def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
-    """t expands to the shape of x."""
-    if t.ndim > x.ndim or any(a not in (1, b) for a, b in zip(reversed(t.shape), reversed(x.shape), strict=False)):
+    if not expands(t, x.shape):
         raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
 
 

@@ -78,9 +78,8 @@ def softmax_focal_loss(
         per_class = alpha * torch.ones(classes, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
         background = torch.arange(len(per_class), device=input.device) == 0
         alpha = torch.where(background, 1.0 - per_class, per_class)
-    if alpha is not None and weight is not None:
-        alpha = alpha * weights_of_classes("weight", weight, input, classes)
-    combined = weight if alpha is None else alpha
+    weight = weights_of_classes("weight", weight, input, classes)
+    combined = weight if alpha is None else alpha if weight is None else alpha * weight
     call = RowCall("softmax_focal", input, target, weight=combined, hyper=[gamma], ignore_index=ignore_index, reduction=reduction)
     return rowwise_loss(call._replace(mean_of_rows=True), options)
 

@@ -37,13 +37,8 @@ def alike(**given: Tensor | None) -> list[Tensor]:
         checks.floating(name, t)
         if t.shape != x.shape:
             raise ValueError(f"{name} must have the shape of {first}, {tuple(x.shape)}, got {tuple(t.shape)}")
-        same_device(name, t, first, x)
+        checks.beside(name, t, x, first)
     return list(tensors.values())
-
-
-def same_device(name: str, t: Tensor, first: str, x: Tensor) -> None:
-    if t.device != x.device:
-        raise ValueError(f"{name} must be on the device of {first}, {x.device}, got {t.device}")
 
 
 def check_reduction(x: Tensor, reduction: str, normalizer: float | Tensor | None, empty: Empty) -> None:
@@ -60,7 +55,7 @@ def check_mask(mask: Tensor | None, first: str, x: Tensor) -> None:
         raise TypeError(f"mask must be of dtype bool or an integer dtype, got {mask.dtype}")
     if mask.shape != x.shape:
         raise ValueError(f"mask must have the shape of {first}, {tuple(x.shape)}, got {tuple(mask.shape)}")
-    same_device("mask", mask, first, x)
+    checks.beside("mask", mask, x, first)
 
 
 def accurate(*tensors: Tensor) -> list[Tensor]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_mask, check_reduction, objective, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_mask, check_reduction, objective, reduced
 from lossforge.losses.types import Empty, Reduction
 
 LEVELS = ("token", "sequence")
@@ -82,7 +82,7 @@ def grpo_loss(
     if advantages.shape not in (per_token_logps.shape, per_token_logps.shape[:1]):
         shape = tuple(per_token_logps.shape)
         raise ValueError(f"advantages must have shape {shape[:1]} or {shape}, got {tuple(advantages.shape)}")
-    same_device("advantages", advantages, "per_token_logps", per_token_logps)
+    checks.beside("advantages", advantages, per_token_logps, "per_token_logps")
     check_mask(mask, "per_token_logps", per_token_logps)
     epsilon = checks.number("epsilon", epsilon, 0.0, 1.0)
     epsilon_high = epsilon if epsilon_high is None else epsilon_high

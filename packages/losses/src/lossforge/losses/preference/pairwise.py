@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_reduction, objective, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_reduction, objective, reduced
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -59,7 +59,7 @@ def _check_nll(policy_nll_loss: Tensor | None, alpha_name: str, alpha: float, ch
     if policy_nll_loss.ndim and policy_nll_loss.shape != chosen.shape:
         shape, got = tuple(chosen.shape), tuple(policy_nll_loss.shape)
         raise ValueError(f"policy_nll_loss must be 0-d or have the shape of policy_chosen_logps, {shape}, got {got}")
-    same_device("policy_nll_loss", policy_nll_loss, "policy_chosen_logps", chosen)
+    checks.beside("policy_nll_loss", policy_nll_loss, chosen, "policy_chosen_logps")
     return alpha
 
 

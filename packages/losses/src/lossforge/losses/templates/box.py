@@ -23,9 +23,8 @@ def box_loss(call: BoxCall, options: BoxOptions, format: str = "xyxy") -> Tensor
     divisor = check_options(boxes1, call.reduction, options, BoxOptions, "boxes1")
     if weight is not None:
         checks.floating_beside("weight", weight, boxes1, "boxes1")
-        pairs = shape[:-1]
-        if weight.ndim > len(pairs) or any(a not in (1, b) for a, b in zip(reversed(weight.shape), reversed(pairs), strict=False)):
-            raise ValueError(f"weight must hold one weight a pair and broadcast to {tuple(pairs)}, got {tuple(weight.shape)}")
+        if not checks.expands(weight, shape[:-1]):
+            raise ValueError(f"weight must hold one weight a pair and broadcast to {tuple(shape[:-1])}, got {tuple(weight.shape)}")
     given: BoxOptions = {"empty": "zero", **options}
     call = call._replace(hyper=[1.0 * h for h in call.hyper], centered=format == "cxcywh")
     return computed(with_options(call, given, divisor), given)

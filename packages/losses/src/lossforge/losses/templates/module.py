@@ -105,7 +105,7 @@ class BoxModule(LossModule):
 
 
 class RowModule(LossModule):
-    quiet = ("scale", "softcap", "z_loss")
+    quiet: ClassVar[tuple[str, ...]] = ("scale", "softcap", "z_loss")
 
 
 BASES: dict[str, type[LossModule]] = {

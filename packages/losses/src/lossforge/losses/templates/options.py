@@ -152,7 +152,7 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
     checks.floating_beside("lam", lam, x)
     if lam.ndim == 1 and target.ndim > 1:
         lam = lam.view(-1, *(1,) * (target.ndim - 1))
-    if lam.ndim > target.ndim or any(a not in (1, b) for a, b in zip(reversed(lam.shape), reversed(target.shape), strict=False)):
+    if not checks.expands(lam, target.shape):
         raise ValueError(f"lam must be a number, 0-d, or one a sample or row of target {tuple(target.shape)}, got shape {tuple(lam.shape)}")
     return lam.expand(target.shape)
 
