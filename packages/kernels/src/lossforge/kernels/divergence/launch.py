@@ -9,14 +9,16 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.divergence.backward import divergence_backward_kernel
-from lossforge.kernels.divergence.kernel import STATS, divergence_kernel
+from lossforge.kernels.divergence.backward import GradOutput, divergence_backward_kernel
+from lossforge.kernels.divergence.kernel import STATS, Outputs, divergence_kernel
+from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, chip, layout, slots
 from lossforge.kernels.engine.layout import Strided, broadcast, per_row
 from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
 from lossforge.kernels.row.layout import Rows, alignment, as_rows
 from lossforge.kernels.row.rows import Logits
-from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, most_registers, resident_pair_tiles, tried
+from lossforge.kernels.row.sweep import Config
+from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles, tried
 
 
 class Divergence(NamedTuple):
@@ -88,18 +90,14 @@ def _floats(spec: DivergenceSpec) -> tuple[float, ...]:
 class Prepared(NamedTuple):
     """A launch's arguments that say what is read, with Slots, and what its tiles follow from."""
 
-    arguments: tuple[Any, ...]  # Logits of both; Strided: labels, weight, gradient
-    closing: tuple[Any, ...]  # divisor, hyper-parameters, 1 / T, scale, ignore_index
+    x: Logits
+    teacher: Logits
+    marks: Marks
+    gradient: Strided
+    formula: Formula
     rows: Rows
     rows_adjacent: bool
-    wide: bool
-    align: int
-    shift: int
-
-    @property
-    def multiple(self) -> int:
-        """What the number of rows is a multiple of, where a program reads neighbouring rows at once."""
-        return 16 if self.rows_adjacent and self.rows.rows % 16 == 0 else 1
+    config: Config  # but for the tiles
 
 
 def _prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> Prepared | None:
@@ -118,21 +116,33 @@ def _prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> 
         return None
     own, others, *rest = rows.strides
     remaining = iter(rest)
-    strided = [
+    labels, weight, gradient = (
         Strided() if one is None else Strided(slot, *next(remaining))
         for one, slot in ((given.labels, t.labels), (given.weight, t.weight), (given.gradient, t.gradient))
-    ]
+    )
     written = [] if given.gradient is None else [(given.gradient, rows.strides[-1])]
     align, shift = alignment([(given.x, own), (given.teacher, others), *written], rows.classes)
     hyper = tuple(Slot(floats_at + 2 + i) for i in range(kind.hyper))
+    adjacent = own[1] == 1 and own[2] != 1 and rows.rows > 1
     return Prepared(
-        (Logits(t.x, *own, rows.classes, None, None), Logits(t.teacher, *others, rows.classes, None, None), *strided),
-        (t.divisor, hyper, Slot(floats_at), Slot(floats_at + 1), kind.ignore_index),
+        Logits(t.x, *own, rows.classes),
+        Logits(t.teacher, *others, rows.classes),
+        Marks(labels, weight, kind.ignore_index),
+        gradient,
+        Formula(*kind.formula, hyper, Slot(floats_at), Slot(floats_at + 1), t.divisor),
         rows,
-        rows_adjacent=own[1] == 1 and own[2] != 1 and rows.rows > 1,
-        wide=max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31,  # a tile may reach beyond the row
-        align=align,
-        shift=shift,
+        adjacent,
+        Config(
+            0,
+            0,
+            TENSORS=2,
+            WIDE=max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31,  # a tile may reach beyond the row
+            ALIGN=align,
+            SHIFT=shift,
+            MULTIPLE=16 if adjacent and rows.rows % 16 == 0 else 1,
+            EMPTY_IS_ZERO=kind.empty_is_zero,
+            SWAP=kind.swap,
+        ),
     )
 
 
@@ -159,28 +169,25 @@ def _forward_plan(kind: Kind, layouts: tuple[Layout | None, ...], total: bool, s
         (p.rows.outer * blocks,),
         given.x[3],
         (
-            *p.arguments,
-            None if total else Slot(outputs_at),
-            Slot(sums_at - 1) if stats else None,
+            p.x,
+            p.teacher,
+            p.marks,
+            p.gradient,
+            Outputs(None if total else Slot(outputs_at), Slot(sums_at - 1) if stats else None),
             whole,
-            *p.closing,
+            p.formula,
             rows,
             blocks,
             counted,
         ),
-        terms=kind.formula.terms,
-        sums=kind.formula.sums,
-        SWAP=kind.swap,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        ONE_TILE=tiles.one,
-        WIDE=p.wide,
-        COUNT=COUNTED if counted else 0,
-        ALIGN=p.align,
-        SHIFT=1 if tiles.one else p.shift,
-        ROWS=p.multiple,
-        BR=tiles.rows,
-        BC=tiles.classes,
-        VEC=tiles.vector,
+        config=p.config._replace(
+            BR=tiles.rows,
+            BC=tiles.classes,
+            VEC=tiles.vector,
+            ONE_TILE=tiles.one,
+            SHIFT=1 if tiles.one else p.config.SHIFT,
+            COUNT=counted > 0,
+        ),
         num_warps=tiles.warps,
     )
 
@@ -188,7 +195,7 @@ def _forward_plan(kind: Kind, layouts: tuple[Layout | None, ...], total: bool, s
 def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
     """Total and gradient by resident_divergence.py, where it applies and pays."""
     itemsize, on_chip = given.x[2].itemsize, chip(given.x[3])
-    alike = p.align > 1 and p.rows.outer == 1 and itemsize == given.teacher[2].itemsize
+    alike = p.config.ALIGN > 1 and p.rows.outer == 1 and itemsize == given.teacher[2].itemsize
     if on_chip is None or not alike:
         return None
     multiprocessors, shared = on_chip
@@ -196,6 +203,7 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     if tiles is None:
         return None
     try:
+        from lossforge.kernels.row.chunks import Chunks
         from lossforge.kernels.divergence.resident import resident_divergence_kernel
     except ImportError:  # its Gluon is not known: gluon.py
         return None
@@ -205,19 +213,19 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
         resident_divergence_kernel,
         (min(p.rows.rows, multiprocessors * tiles.programs),),
         given.x[3],
-        (*p.arguments, sum, *p.closing, p.rows.rows, counted),
-        terms=kind.formula.terms,
-        sums=kind.formula.sums,
-        SWAP=kind.swap,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        COUNT=COUNTED if counted else 0,
-        CHUNK=tiles.chunk,
-        N=ring,
-        P=chunks - ring,
-        K=tiles.ring,
-        HELD=min(tiles.held, ring),
-        VEC=p.align,
-        W=tiles.warps,
+        (p.x, p.teacher, p.marks, p.gradient, sum, p.formula, p.rows.rows, counted),
+        config=Chunks(
+            CHUNK=tiles.chunk,
+            K=tiles.ring,
+            P=chunks - ring,
+            VEC=p.config.ALIGN,
+            W=tiles.warps,
+            COUNT=counted > 0,
+            EMPTY_IS_ZERO=kind.empty_is_zero,
+            N=ring,
+            HELD=min(tiles.held, ring),
+            SWAP=kind.swap,
+        ),
         num_warps=tiles.warps,
         **most_registers(tiles.warps, tiles.programs),
     )
@@ -278,23 +286,25 @@ def _backward_plan(kind: Kind, layouts: tuple[Layout | None, ...], upstream: Lay
     p = _prepare(kind, layouts, start + 2)
     if p is None:
         return None
-    tiles = backward_tiles(p.rows.classes, p.shift, p.rows_adjacent)
-    shift = 1 if tiles.rows > 1 else p.shift
+    tiles = backward_tiles(p.rows.classes, p.config.SHIFT, p.rows_adjacent)
+    shift = 1 if tiles.rows > 1 else p.config.SHIFT
     blocks = triton.cdiv(p.rows.rows, tiles.rows)
     return Plan(
         divergence_backward_kernel,
         (p.rows.outer * blocks, triton.cdiv(p.rows.classes + shift - 1, tiles.classes)),
         Operands(*layouts).x[3],
-        (*p.arguments, Slot(start), Slot(start + 1), 1 if upstream[0] else 0, *p.closing, p.rows.rows, blocks),
-        terms=kind.formula.terms,
-        SWAP=kind.swap,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        WIDE=p.wide,
-        ALIGN=p.align,
-        SHIFT=shift,
-        ROWS=p.multiple,
-        BR=tiles.rows,
-        BC=tiles.classes,
+        (
+            p.x,
+            p.teacher,
+            p.marks,
+            p.gradient,
+            Slot(start),
+            GradOutput(Slot(start + 1), 1 if upstream[0] else 0),
+            p.formula,
+            p.rows.rows,
+            blocks,
+        ),
+        config=p.config._replace(BR=tiles.rows, BC=tiles.classes, SHIFT=shift, BACKWARD=True),
         num_warps=tiles.warps,
     )
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from lossforge.kernels.engine.launch import PLANS, Layout, Plan, chip, layout, slots
 from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.row.backward import Upstream, rowwise_backward_kernel
+from lossforge.kernels.row.backward import GradOutputs, rowwise_backward_kernel
+from lossforge.kernels.row.backward import Kept as KeptPointers
 from lossforge.kernels.row.kernel import Outputs, rowwise_kernel
 from lossforge.kernels.row.layout import Kind, Numbers, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
-from lossforge.kernels.tiles import COUNTED, backward_tiles, forward_tiles, most_registers, resident_tiles, tried
+from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles, tried
 
 
 @functools.lru_cache(maxsize=PLANS)
@@ -44,7 +45,7 @@ def _forward_plan(
             return plan
     focus = Numbers(*kind.given).focus
     # where a lane sums single classes, those of a focus take as many registers
-    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, p.dense or (p.rows_adjacent and focus), gradient)
+    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, p.config.DENSE or (p.rows_adjacent and focus), gradient)
     if focus and not p.rows_adjacent:
         tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
     blocks = triton.cdiv(rows, tiles.rows)
@@ -52,21 +53,19 @@ def _forward_plan(
         rowwise_kernel,
         (p.rows.outer * blocks,),
         given.x[3],
-        (*p.arguments, out, *sums, *p.closing, rows, blocks, counted),
-        phi=kind.phi,
-        ENTROPY=out.entropy is not None,
-        ALL_ROWS=out.lse is not None or out.entropy is not None,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        ONE_TILE=tiles.one,
-        WIDE=p.wide,
-        COUNT=COUNTED if counted else 0,
-        ALIGN=p.align,
-        SHIFT=1 if tiles.one else p.shift,
-        ROWS=p.multiple,
-        BR=tiles.rows,
-        BC=tiles.classes,
-        VEC=tiles.vector,
-        STAGES=tiles.stages,
+        (p.x, p.target, p.gradient, out, sums, p.loss, rows, blocks, counted),
+        config=p.config._replace(
+            BR=tiles.rows,
+            BC=tiles.classes,
+            VEC=tiles.vector,
+            STAGES=tiles.stages,
+            ONE_TILE=tiles.one,
+            SHIFT=1 if tiles.one else p.config.SHIFT,
+            COUNT=counted > 0,
+            ENTROPY=out.entropy is not None,
+            CORRECT=out.correct is not None,
+            ALL_ROWS=out.lse is not None or out.entropy is not None,
+        ),
         num_warps=tiles.warps,
     )
 
@@ -75,42 +74,43 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     """Total and gradient by resident.py, where it applies and pays."""
     given_of = Numbers(*kind.given)
     changed = given_of.logit_scale or given_of.softcap or given_of.focus
-    plain = not (p.dense or changed or given.target[2].is_floating_point)
+    plain = not (p.config.DENSE or changed or given.target[2].is_floating_point)
     on_chip = chip(given.x[3])
-    if on_chip is None or not plain or max(p.align, p.shift) == 1 or p.rows.outer != 1:
+    if on_chip is None or not plain or max(p.config.ALIGN, p.config.SHIFT) == 1 or p.rows.outer != 1:
         return None
     bias, smoothing = given.bias is not None, bool(given_of.smoothing)
-    if given.target_b is not None and (p.shift > 1 or bias):
+    if given.target_b is not None and (p.config.SHIFT > 1 or bias):
         return None  # more than registers hold
     multiprocessors, shared = on_chip
     itemsize = given.x[2].itemsize
-    tiles = resident_tiles(p.rows.classes, itemsize, p.shift, given.target_b is not None, smoothing, bias, shared)
+    tiles = resident_tiles(p.rows.classes, itemsize, p.config.SHIFT, given.target_b is not None, smoothing, bias, shared)
     if tiles is None:
         return None
     try:
+        from lossforge.kernels.row.chunks import Chunks
         from lossforge.kernels.row.resident import resident_kernel
     except ImportError:  # its Gluon is not known: gluon.py
         return None
     programs = multiprocessors * tiles.programs
     if bias:
-        programs -= programs % p.shift  # each takes rows so far apart that they begin at the same lane
-    too_many = (itemsize == 2 and tiles.held > 0) or (smoothing and p.shift > 1)  # registers, left to the compiler
-    x, index_a, index_b, lam, _, gradient, labels = p.arguments
+        programs -= programs % p.config.SHIFT  # each takes rows so far apart that they begin at the same lane
+    too_many = (itemsize == 2 and tiles.held > 0) or (smoothing and p.config.SHIFT > 1)  # registers, left to the compiler
     return Plan(
         resident_kernel,
         (min(p.rows.rows, programs),),
         given.x[3],
-        (x, index_a, index_b, lam, gradient, labels, sum, *p.closing, p.rows.rows, counted),
-        phi=kind.phi,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        COUNT=COUNTED if counted else 0,
-        CHUNK=tiles.chunk,
-        K=tiles.ring,
-        P=tiles.held,
-        B=tiles.ring if bias else 0,
-        VEC=max(p.align, p.shift),
-        SHIFT=p.shift,
-        W=tiles.warps,
+        (p.x, p.target, p.gradient, sum, p.loss, p.rows.rows, counted),
+        config=Chunks(
+            CHUNK=tiles.chunk,
+            K=tiles.ring,
+            P=tiles.held,
+            VEC=max(p.config.ALIGN, p.config.SHIFT),
+            W=tiles.warps,
+            COUNT=counted > 0,
+            EMPTY_IS_ZERO=kind.empty_is_zero,
+            SHIFT=p.config.SHIFT,
+            B=tiles.ring if bias else 0,
+        ),
         num_warps=tiles.warps,
         **(most_registers(tiles.warps, tiles.programs) if too_many else {}),
     )
@@ -197,22 +197,31 @@ def _backward_plan(kind: Kind, layouts: tuple[Layout | None, ...], kept: tuple[L
     stats, row_entropy, *arriving = slots(Kept, [one is not None for one in kept], start)
     loss, z_loss, lse, entropy = arriving
     loss_stride, z_stride = (0 if one is None or len(one[0]) == 0 else 1 for one in kept[2:4])
-    tiles = backward_tiles(p.rows.classes, p.shift, p.rows_adjacent)
-    shift = 1 if tiles.rows > 1 else p.shift
+    tiles = backward_tiles(p.rows.classes, p.config.SHIFT, p.rows_adjacent)
+    shift = 1 if tiles.rows > 1 else p.config.SHIFT
     blocks = triton.cdiv(p.rows.rows, tiles.rows)
     return Plan(
         rowwise_backward_kernel,
         (p.rows.outer * blocks, triton.cdiv(p.rows.classes + shift - 1, tiles.classes)),
         Operands(*layouts).x[3],
-        (*p.arguments, stats, row_entropy, Upstream(loss, loss_stride, z_loss, z_stride, lse, entropy), *p.closing, p.rows.rows, blocks),
-        phi=kind.phi,
-        EMPTY_IS_ZERO=kind.empty_is_zero,
-        WIDE=p.wide,
-        ALIGN=p.align,
-        SHIFT=shift,
-        ROWS=p.multiple,
-        BR=tiles.rows,
-        BC=tiles.classes,
+        (
+            p.x,
+            p.target,
+            p.gradient,
+            KeptPointers(stats, row_entropy),
+            GradOutputs(loss, loss_stride, z_loss, z_stride, lse, entropy),
+            p.loss,
+            p.rows.rows,
+            blocks,
+        ),
+        config=p.config._replace(
+            BR=tiles.rows,
+            BC=tiles.classes,
+            SHIFT=shift,
+            BACKWARD=True,
+            ENTROPY=entropy is not None,
+            ALL_ROWS=lse is not None or entropy is not None,
+        ),
         num_warps=tiles.warps,
     )
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lossforge.kernels.engine.launch import Layout, Slot, slots
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
-from lossforge.kernels.row.rows import Labels, Logits
+from lossforge.kernels.row.rows import Logits, RowLoss, Target
+from lossforge.kernels.row.sweep import Config
 
 
 class Rows(NamedTuple):
@@ -117,19 +118,13 @@ def floats_of(spec: Spec) -> tuple[float, ...]:
 class Prepared(NamedTuple):
     """A launch's arguments that say what is read, with Slots, and what its tiles follow from."""
 
-    arguments: tuple[Any, ...]  # Logits; Strided: class indices, those of a pair, λ, probabilities, gradient; Labels
-    closing: tuple[Any, ...]  # divisor, hyper-parameters, z_loss, scale
+    x: Logits
+    target: Target
+    gradient: Strided
+    loss: RowLoss
     rows: Rows
     rows_adjacent: bool
-    wide: bool
-    dense: bool
-    align: int
-    shift: int
-
-    @property
-    def multiple(self) -> int:
-        """What the number of rows is a multiple of, where a program reads neighbouring rows at once."""
-        return 16 if self.rows_adjacent and self.rows.rows % 16 == 0 else 1
+    config: Config  # but for the tiles
 
 
 def alignment(tensors: Sequence[tuple[Layout, tuple[int, int, int]]], classes: int) -> tuple[int, int]:
@@ -173,19 +168,29 @@ def prepare(kind: Kind, layouts: tuple[Layout | None, ...], floats_at: int) -> P
     own, *others = rows.strides
     rest = iter(others)
     strided = [Strided() if one is None else Strided(slot, *next(rest)) for slot, one in read.values()]
-    x = Logits(t.x, *own, rows.classes, f.logit_scale, f.softcap, t.bias, f.tau)
-    written = [] if given.gradient is None else [(given.gradient, rows.strides[-1])]
-    align, shift = alignment([(given.x, own), *written], rows.classes)
+    *target, gradient = strided
+    align, shift = alignment([(given.x, own), *([] if given.gradient is None else [(given.gradient, rows.strides[-1])])], rows.classes)
+    adjacent = own[1] == 1 and own[2] != 1 and rows.rows > 1
+    dense = probabilities or (f.smoothing is not None and given.weight is not None)
     return Prepared(
-        (x, *strided, Labels(t.weight, kind.ignore_index, f.smoothing, f.spread, f.focus)),
-        (t.divisor, hyper, f.z_loss, f.scale),
+        Logits(t.x, *own, rows.classes, f.logit_scale, f.softcap, t.bias, f.tau),
+        Target(*target, t.weight, kind.ignore_index, f.smoothing, f.spread, f.focus),
+        gradient,
+        RowLoss(kind.phi, hyper, f.z_loss, f.scale, t.divisor),
         rows,
-        rows_adjacent=own[1] == 1 and own[2] != 1 and rows.rows > 1,
-        # a tile may reach beyond the row, and a block of rows beyond the rows
-        wide=max(max(s[2] for s in rows.strides) * (rows.classes + 65536), rows.rows + 65536) >= 2**31,
-        dense=probabilities or (f.smoothing is not None and given.weight is not None),
-        align=align,
-        shift=shift,
+        adjacent,
+        Config(
+            0,
+            0,
+            # a tile may reach beyond the row, and a block of rows beyond the rows
+            WIDE=max(max(s[2] for s in rows.strides) * (rows.classes + 65536), rows.rows + 65536) >= 2**31,
+            ALIGN=align,
+            SHIFT=shift,
+            MULTIPLE=16 if adjacent and rows.rows % 16 == 0 else 1,
+            EMPTY_IS_ZERO=kind.empty_is_zero,
+            DENSE=dense,
+            EVEN=f.smoothing is not None and not dense,
+        ),
     )
 
 

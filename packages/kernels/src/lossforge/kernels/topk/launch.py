@@ -8,13 +8,17 @@ import torch
 import triton
 from torch import Tensor
 
+from lossforge.kernels.divergence.backward import GradOutput
+from lossforge.kernels.divergence.kernel import Outputs
+from lossforge.kernels.divergence.rows import Marks
 from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, layout, slots
 from lossforge.kernels.engine.layout import Strided, broadcast, per_row
 from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
 from lossforge.kernels.row.layout import alignment, as_rows
 from lossforge.kernels.row.rows import Logits
-from lossforge.kernels.tiles import COUNTED, forward_tiles, tried
-from lossforge.kernels.topk.kernel import topk_kernel
+from lossforge.kernels.row.sweep import Config
+from lossforge.kernels.tiles import forward_tiles, tried
+from lossforge.kernels.topk.kernel import Entries, Softening, topk_kernel
 
 
 class TopKSpec(NamedTuple):
@@ -69,10 +73,10 @@ def _plan(kind: tuple[bool, bool, int, bool, bool], layouts: tuple[Layout | None
         return None
     own, *rest = rows.strides
     remaining = iter(rest)
-    strided = [
+    indices, values, labels, weight, gradient = (
         Strided() if one is None else Strided(slot, *next(remaining))
         for one, slot in zip(layouts[1:6], (t.indices, t.values, t.labels, t.weight, t.gradient), strict=True)
-    ]
+    )
     written = [] if given.gradient is None else [(given.gradient, rows.strides[-1])]
     align, _ = alignment([(given.x, own), *written], rows.classes)
     adjacent = own[1] == 1 and own[2] != 1 and rows.rows > 1
@@ -84,34 +88,32 @@ def _plan(kind: tuple[bool, bool, int, bool, bool], layouts: tuple[Layout | None
         (rows.outer * blocks,),
         given.x[3],
         (
-            Logits(t.x, *own, rows.classes, None, None),
-            *strided,
-            t.loss,
-            t.stats,
-            t.upstream,
-            1 if given.upstream is not None and given.upstream[0] else 0,
+            Logits(t.x, *own, rows.classes),
+            Entries(indices, values, k),
+            Marks(labels, weight, ignore_index),
+            gradient,
+            Outputs(t.loss, t.stats),
+            GradOutput(t.upstream, 1 if given.upstream is not None and given.upstream[0] else 0),
             slots(Sum, [True] * 3, present) if total else None,
-            t.divisor,
-            Slot(present + 3 * total),
-            Slot(present + 3 * total + 1),
-            ignore_index,
-            k,
+            Softening(Slot(present + 3 * total), Slot(present + 3 * total + 1), t.divisor),
             rows.rows,
             blocks,
             counted,
         ),
-        RENORMALIZE=renormalize,
-        TAIL=tail,
-        EMPTY_IS_ZERO=empty_is_zero,
-        ONE_TILE=tiles.one,
-        WIDE=max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31,  # a tile may reach beyond the row
-        COUNT=COUNTED if counted else 0,
-        ALIGN=align,
-        ROWS=16 if adjacent and rows.rows % 16 == 0 else 1,
-        BR=tiles.rows,
-        BC=tiles.classes,
-        VEC=tiles.vector,
-        KP=triton.next_power_of_2(k),
+        config=Config(
+            BR=tiles.rows,
+            BC=tiles.classes,
+            VEC=tiles.vector,
+            ONE_TILE=tiles.one,
+            WIDE=max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31,  # a tile may reach beyond the row
+            ALIGN=align,
+            MULTIPLE=16 if adjacent and rows.rows % 16 == 0 else 1,
+            COUNT=counted > 0,
+            EMPTY_IS_ZERO=empty_is_zero,
+            RENORMALIZE=renormalize,
+            TAIL=tail,
+            KP=triton.next_power_of_2(k),
+        ),
         num_warps=tiles.warps,
     )
 
