@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge.kernels.divergence.rows import Gradient, Softmaxes, row_weight, write_slope
 from lossforge.kernels.engine.reduce import divided
-from lossforge.kernels.row.sweep import load_stats, span_of, write_one
+from lossforge.kernels.row.sweep import load_stats, read_one, span_of, write_one
 
 
 class GradOutput(NamedTuple):
@@ -19,17 +19,15 @@ class GradOutput(NamedTuple):
 
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks"))
-def divergence_backward_kernel(
-    x, teacher, marks, gradient, stats_ptr, grad_output, formula, rows_outer, blocks, config: tl.constexpr
-):
+def divergence_backward_kernel(x, teacher, marks, gradient, stats_ptr, grad_output, formula, rows_outer, blocks, config: tl.constexpr):
     """One tile of the gradient from kept statistics; the second grid axis walks the classes."""
     scale = divided(formula.scale, formula.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of(x, rows_outer, blocks, config)
     w, keep = row_weight(marks, span.outer, span.row, span.inside)
+    stored = read_one((x, teacher), span, keep, config)
     top_x, ls_x, top_t, ls_t, h_sum = load_stats(stats_ptr, 5, span)
     of_loss = tl.load(grad_output.ptr + span.place * grad_output.stride, mask=span.inside, other=0.0).to(tl.float32)
     share = tl.where(keep, of_loss * w * scale * formula.inverse, 0.0)
     soft = Softmaxes(top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
-    write_one(
-        (x, teacher), Gradient(gradient, formula, soft, h_sum[:, None], share[:, None], keep, span), write_slope, config
-    )
+    h_sum, share = h_sum[:, None], share[:, None]
+    write_one(stored, (x, teacher), Gradient(gradient, formula, soft, h_sum, share, keep, span), write_slope, config)

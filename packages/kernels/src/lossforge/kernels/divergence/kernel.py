@@ -103,9 +103,7 @@ def divergence_kernel(
         stop = tl.where(some > 0, span.high, span.low)
         full = None if config.BR == 1 else mask
         edge = inside[:, None]
-        found = sweep(
-            no_lanes(config), (x, teacher), span, Reading(edge, full, float("-inf"), EVICT, stop), add_both, formula, config
-        )
+        found = sweep(no_lanes(config), (x, teacher), span, Reading(edge, full, float("-inf"), EVICT, stop), add_both, formula, config)
         top_x, top_t = tl.max(found.m_x, 1), tl.max(found.m_t, 1)
         total_x, total_t, dot = merge_both(found, top_x[:, None], top_t[:, None], formula, config.SWAP)
         soft = Softmaxes(top_x, log(total_x), top_t, log(total_t))
@@ -145,9 +143,7 @@ def divergence_kernel(
             of = columns_of(soft)
             # where there was a sweep for D, it ended at the beginning
             BACK: tl.constexpr = formula.sums is not None
-            write_rows(
-                (x, teacher), Gradient(gradient, formula, of, h_sum[:, None], share, keep, span), mask, write_slope, BACK, config
-            )
+            write_rows((x, teacher), Gradient(gradient, formula, of, h_sum[:, None], share, keep, span), mask, write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:
             finish(tl.sum(value, 0), sum, scale)

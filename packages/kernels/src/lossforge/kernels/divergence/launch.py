@@ -203,8 +203,8 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     if tiles is None:
         return None
     try:
-        from lossforge.kernels.row.chunks import Chunks
         from lossforge.kernels.divergence.resident import resident_divergence_kernel
+        from lossforge.kernels.row.chunks import Chunks
     except ImportError:  # its Gluon is not known: gluon.py
         return None
     chunks = triton.cdiv(p.rows.classes, tiles.chunk)

@@ -10,7 +10,7 @@ from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.math import exp
 from lossforge.kernels.row.focus import spread_shares
 from lossforge.kernels.row.rows import Shares, Slope, hard_loss, row_terms, write_slope
-from lossforge.kernels.row.sweep import load_stats, span_of, write_one
+from lossforge.kernels.row.sweep import load_stats, read_one, span_of, write_one
 
 
 class Kept(NamedTuple):
@@ -32,9 +32,7 @@ class GradOutputs(NamedTuple):
 
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks"))
-def rowwise_backward_kernel(
-    x, target, gradient, kept, grad_outputs, loss, rows_outer, blocks, config: tl.constexpr
-):
+def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_outer, blocks, config: tl.constexpr):
     """One tile of the gradient from kept statistics; the second grid axis walks the classes."""
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of(x, rows_outer, blocks, config)
@@ -42,6 +40,7 @@ def rowwise_backward_kernel(
     terms = row_terms(target, span.outer, span.row, inside, x)
     keep = terms.keep
     read = inside if config.ALL_ROWS else keep
+    stored = read_one((x,), span, read, config)
     top, ls, q = load_stats(kept.stats, 3, span)
     c_a, c_b = terms.c_a, terms.c_b
     if target.a.ptr is not None:
@@ -76,4 +75,4 @@ def rowwise_backward_kernel(
     if config.EVEN:
         even = q_share[:, None] * (target.smoothing / span.classes)
     shares = Shares(top, p_share, q_share, q_share * c_a, q_share * c_b, h_share, h_shift, even)
-    write_one((x,), Slope(x, target, gradient, terms, shares, span, read), write_slope, config)
+    write_one(stored, (x,), Slope(x, target, gradient, terms, shares, span, read), write_slope, config)

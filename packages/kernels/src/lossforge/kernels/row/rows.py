@@ -16,7 +16,7 @@ from torch import Tensor
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.math import LOG2E, exp2, tanh
 from lossforge.kernels.row.focus import focused, focused_sums, moved
-from lossforge.kernels.row.sweep import class_offset, row_address, sweep, write_rows, write_tile
+from lossforge.kernels.row.sweep import class_offset, element_address, row_address, sweep, write_rows, write_tile
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
 
@@ -167,8 +167,7 @@ def hard_term(index, target, outer, row, inside, x):
     w = tl.where(counts, 1.0, 0.0)
     if target.weight_ptr is not None:
         w = tl.load(target.weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
-    at = row_address(x, outer, row) + t.to(tl.int64) * x.s2
-    logit = transform(tl.load(at, mask=safe, other=0.0).to(tl.float32), x, t, safe)
+    logit = transform(tl.load(element_address(x, outer, row, t), mask=safe, other=0.0).to(tl.float32), x, t, safe)
     return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == target.ignore), logit
 
 
@@ -213,7 +212,8 @@ def dense_tile(target, span, exists, column, x, config):
     d = tl.zeros([span.row.shape[0], column.shape[1]], tl.float32)
     if config.DENSE:
         if target.dense.ptr is not None:
-            at = row_address(target.dense, span.outer, span.row)[:, None] + class_offset(column, target.dense.s2, config.WIDE)
+            start = span.outer * target.dense.s0 + span.row.to(tl.int64) * target.dense.s1
+            at = target.dense.ptr + start[:, None] + class_offset(column, target.dense.s2, config.WIDE)
             d = tl.load(at, mask=mask, other=0.0).to(tl.float32)
             if target.smoothing is not None:
                 d = d * (1.0 - target.smoothing)
@@ -393,7 +393,7 @@ def write_own(of, t, logit, config):
     column = t[:, None]
     d = dense_tile(of.target, of.span, of.keep, column, of.x, config)
     g = slope_tile(logit[:, None], column, d, of, True, config)
-    at = row_address(of.gradient, of.span.outer, of.span.row) + t.to(tl.int64) * of.gradient.s2
+    at = element_address(of.gradient, of.span.outer, of.span.row, t)
     tl.store(at[:, None], g, mask=(of.keep & (t >= 0))[:, None])
 
 

@@ -100,6 +100,12 @@ def row_address(t, outer, row):
 
 
 @triton.jit
+def element_address(t, outer, row, at):
+    """Where elements `at` of the rows lie."""
+    return t.ptr + (outer * t.s0 + row.to(tl.int64) * t.s1 + at.to(tl.int64) * t.s2)
+
+
+@triton.jit
 def row_start(t, outer, row, config):
     """Offset of the rows in a tensor with s0, s1, s2, at or before class 0, and how far before it."""
     offset = outer * t.s0 + row.to(tl.int64) * t.s1
@@ -221,13 +227,20 @@ def write_tile(g, tile, t, span, config):
 
 
 @triton.jit
-def edge_tile(state, at, tensors, span, reading, take, operation, config):
-    """Take the tile from lane `at`, which may reach beyond the row."""
+def read_edge(at, tensors, span, reading, config):
+    """The tile from lane `at`, which may reach beyond the row."""
+    lanes = at + tl.arange(0, config.BC)
+    mask = reading.edge & near(lanes, in_row(columns(lanes, span, config), span, config), span, config)
+    return stored_tiles(tensors, span, lanes, mask, reading.other, reading.EVICT, config)
+
+
+@triton.jit
+def take_edge(state, stored, at, span, reading, take, operation, config):
+    """Take the tile that read_edge read."""
     lanes = at + tl.arange(0, config.BC)
     column = columns(lanes, span, config)
     here = in_row(column, span, config)
     mask = reading.edge & near(lanes, here, span, config)
-    stored = stored_tiles(tensors, span, lanes, mask, reading.other, reading.EVICT, config)
     written = whole(lanes, here, span, config)
     return take(state, Tile(stored, lanes, column, mask, here, written, reading.EVICT), operation, config)
 
@@ -257,7 +270,8 @@ def sweep(state, tensors, span, reading, take, operation, config):
     for edge in tl.static_range(2 if config.SHIFT > 1 else 1):
         at = span.high if edge == 0 else 0
         if at < span.end:
-            state = edge_tile(state, at, tensors, span, reading, take, operation, config)
+            stored = read_edge(at, tensors, span, reading, config)
+            state = take_edge(state, stored, at, span, reading, take, operation, config)
     for step in tl.range(span.low, reading.stop, config.BC, num_stages=None if reading.BACK else config.STAGES):
         at = reading.stop + span.low - config.BC - step if reading.BACK else step
         lanes = at + tl.arange(0, config.BC)
@@ -268,23 +282,40 @@ def sweep(state, tensors, span, reading, take, operation, config):
 
 
 @triton.jit
-def write_rows(tensors, of, mask, write, BACK: tl.constexpr, config):
-    """Write the gradient of whole rows in a sweep of its own; what `of` keeps: the rows that have one."""
-    sweep((), tensors, of.span, Reading(mask, mask, 0.0, "evict_first", of.span.high, BACK), write, of, config)
-    if config.SHIFT > 1:
-        leftovers((), tensors, of.span, Reading(of.keep[:, None], None, 0.0, ""), write, of, config)
+def nothing():
+    """The state of a sweep that keeps none. With an empty tuple Triton 3.6 loses the constants of the sweep's other records."""
+    return tl.full([1], 0, tl.int32)
 
 
 @triton.jit
-def write_one(tensors, of, write, config):
-    """Write the program's tile of the gradient, by its place on the grid's second axis; 0 in rows not kept: their statistics are."""
-    mask = of.keep[:, None]
-    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
-        mask = of.span.inside[:, None]
-    edge_tile((), tl.program_id(1) * config.BC, tensors, of.span, Reading(mask, None, 0.0, ""), write, of, config)
+def write_rows(tensors, of, mask, write, BACK: tl.constexpr, config):
+    """Write the gradient of whole rows in a sweep of its own; `of` has their span, and which rows have a gradient."""
+    sweep(nothing(), tensors, of.span, Reading(mask, mask, 0.0, "evict_first", of.span.high, BACK), write, of, config)
+    if config.SHIFT > 1:
+        leftovers(nothing(), tensors, of.span, Reading(of.keep[:, None], None, 0.0, ""), write, of, config)
+
+
+@triton.jit
+def edge_mask(keep, span, config):
+    """Rows to read in a tile of the gradient: where neighbours are read at once, those not kept with the others."""
+    return span.inside[:, None] if config.MULTIPLE > 1 else keep[:, None]
+
+
+@triton.jit
+def read_one(tensors, span, keep, config):
+    """The program's tile of rows, by its place on the grid's second axis."""
+    return read_edge(tl.program_id(1) * config.BC, tensors, span, Reading(edge_mask(keep, span, config), None, 0.0, ""), config)
+
+
+@triton.jit
+def write_one(stored, tensors, of, write, config):
+    """Write the gradient of the tile that read_one read; 0 in rows not kept: their statistics are."""
+    reading = edge_mask(of.keep, of.span, config)
+    at = tl.program_id(1) * config.BC
+    take_edge(nothing(), stored, at, of.span, Reading(reading, None, 0.0, ""), write, of, config)
     if config.SHIFT > 1:
         if tl.program_id(1) == 0:
-            leftovers((), tensors, of.span, Reading(of.keep[:, None], None, 0.0, ""), write, of, config)
+            leftovers(nothing(), tensors, of.span, Reading(of.keep[:, None], None, 0.0, ""), write, of, config)
 
 
 @triton.jit

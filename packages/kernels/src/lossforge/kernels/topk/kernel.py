@@ -23,8 +23,10 @@ from lossforge.kernels.row.sweep import (
     COUNTED,
     Reading,
     columns,
+    element_address,
     in_row,
     load_stats,
+    row_address,
     scaled,
     span_of,
     store_stats,
@@ -64,17 +66,12 @@ class Members(NamedTuple):
 
 
 @triton.jit
-def entry_addresses(t, span, at):
-    """Where the elements `at` (BR or 1, KP) of each row lie."""
-    return t.ptr + span.outer * t.s0 + span.row.to(tl.int64)[:, None] * t.s1 + at * t.s2
-
-
-@triton.jit
 def members(entries, span, keep, x, inverse, config):
     at = tl.arange(0, config.KP)[None, :]
     exists = keep[:, None] & (at < entries.k)
-    index = tl.load(entry_addresses(entries.indices, span, at), mask=exists, other=-1)
-    lq = tl.load(entry_addresses(entries.log_q, span, at), mask=exists, other=float("-inf")).to(tl.float32)
+    lane = span.row[:, None]
+    index = tl.load(row_address(entries.indices, span.outer, lane) + at * entries.indices.s2, mask=exists, other=-1)
+    lq = tl.load(row_address(entries.log_q, span.outer, lane) + at * entries.log_q.s2, mask=exists, other=float("-inf")).to(tl.float32)
     valid = (index >= 0) & (index < x.classes)
     lq = tl.where(index == -1, float("-inf"), lq)
     if config.RENORMALIZE:
@@ -82,7 +79,7 @@ def members(entries, span, keep, x, inverse, config):
         step = (lq - top[:, None]) * inverse
         total = tl.sum(exp(step), 1)
         lq = step - log(tl.where(total == 0.0, 1.0, total))[:, None]  # a row without entries: -inf, not nan
-    logit = tl.load(entry_addresses(x, span, index.to(tl.int64)), mask=valid, other=0.0).to(tl.float32)
+    logit = tl.load(element_address(x, span.outer, span.row[:, None], index), mask=valid, other=0.0).to(tl.float32)
     wrong = tl.max(tl.where(valid | (index == -1), 0, 1), 1)
     return Members(index, lq, exp(lq), logit, valid, wrong == 0)
 
@@ -194,4 +191,4 @@ def topk_kernel(
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, span, lanes, inside[:, None] & within, "evict_first", config)
         tl.debug_barrier()
         g = (p * by_row(share) - own.q) * by_row(factor)
-        tl.store(entry_addresses(gradient, span, own.index.to(tl.int64)), g, mask=own.valid & keep[:, None])
+        tl.store(element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])
