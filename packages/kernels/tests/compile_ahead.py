@@ -29,8 +29,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from lossforge.kernels.divergence import launch as divergence_launch
 from lossforge.kernels.row import launch as row_launch
-from lossforge.losses import clip_loss, rowwise
-from lossforge.losses.operators import library
+from lossforge.losses import clip_loss, rowwise, state
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, offered, samples
 
@@ -232,7 +231,7 @@ def record() -> Recorder:
     """Walk the public functions with every kind of argument; the launches are only noted."""
     recorder = Recorder()
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
-    library.INTERPRETED = True  # CPU tensors go through the kernels
+    state.INTERPRETED = True  # CPU tensors go through the kernels
     row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
     for (i, loss), dtype in itertools.product(enumerate(LOSSES.values()), DTYPES):
         calls = [*samples(loss, "cpu", dtype), *offered(loss, large(loss, dtype))]

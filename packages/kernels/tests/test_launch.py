@@ -8,13 +8,18 @@ import torchvision.ops
 import triton
 from triton.runtime.jit import compute_cache_key
 
-from lossforge.kernels import Formulas, Spec, boxes, count, elementwise, launch_counts, rowwise, rowwise_backward, scale_
+from lossforge.kernels import launch_counts, scale_
+from lossforge.kernels.box import launch as box
+from lossforge.kernels.call import BoxCall, ElementCall, Formulas, RowCall
+from lossforge.kernels.element import launch as element
 from lossforge.kernels.engine import launch
-from lossforge.kernels.engine.launch import Plan, Slot, filler, workspace
+from lossforge.kernels.engine.launch import Plan, Slot, Turn, filler, workspace
+from lossforge.kernels.engine.reduce import Counting, count
 from lossforge.kernels.formulas.box import giou
 from lossforge.kernels.formulas.focal import focal
 from lossforge.kernels.formulas.l1 import l1
 from lossforge.kernels.formulas.softmax import cross_entropy
+from lossforge.kernels.row import launch as row
 from lossforge.kernels.tiles import backward_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,23 +42,27 @@ def test_backward_grid_fits_its_second_axis(classes):
 def launches(monkeypatch):
     """Each launch as (plan, whether it was started directly); its kernel is the one that Triton's launcher would choose."""
     seen = []
-    original = Plan.launch
+    original, new_sum = Plan.launch, launch.new_sum
 
     def checked(plan, tensors, floats=()):
         before = dict(plan.compiled)
-        tensors = [t for t in tensors if t is not None]
-        original(plan, tensors, floats)
+        sums = []
+        with monkeypatch.context() as patch:
+            patch.setattr(launch, "new_sum", lambda *args: sums.append(made := new_sum(*args)) or made)
+            totals = original(plan, tensors, floats)
         if not plan.direct:
-            return
-        values = (*tensors, *map(float, floats))
+            return totals
+        sums = [t for each in sums for t in each]
+        values = (*tensors, *map(float, floats), *sums)
         arguments = [launch._filled(a, values) for a in plan.arguments]
-        kernels, keys, _, _, binder = plan.kernel.device_caches[plan.device]
+        kernels, keys, _, _, binder = plan.kernel.device_caches[tensors[0].get_device()]
         _, specialization, options = binder(*arguments, **plan.meta, debug=False, instrumentation_mode="")
         own = kernels[compute_cache_key(keys, specialization, options)]
-        pointers = [t.data_ptr() for t in tensors]
+        pointers = [t.data_ptr() for t in (*tensors, *sums)]
         aligned = all(p % 16 == 0 for p in pointers) or tuple(p % 16 == 0 for p in pointers)
         assert plan.compiled[aligned] is own
-        seen.append((plan, aligned in before))
+        seen.append((tensors[0].get_device(), aligned in before))
+        return totals
 
     monkeypatch.setattr(Plan, "launch", checked)
     return seen
@@ -63,6 +72,14 @@ def offset(t, elements):
     """A copy of `t` that begins `elements` after an aligned address."""
     memory = torch.empty(t.numel() + elements, dtype=t.dtype, device=t.device)
     return memory[elements:].view(t.shape).copy_(t)
+
+
+CROSS_ENTROPY = Formulas(cross_entropy)
+
+
+def l1_sum(x, y):
+    """A sum by the element-wise template."""
+    return element.forward(ElementCall("l1", x, y), Formulas(l1), [None], False)[0]
 
 
 SIZES = (1, 2, 15, 16, 17, 32, 1000)
@@ -86,19 +103,20 @@ def test_rowwise_over_sizes_and_alignment(launches, dtype, shift):
             a = offset(logits, shift) if logits.is_contiguous() else logits
             target = offset(index if turn % 2 else index.int(), shift)
             w = offset(weight, shift) if turn % 3 else None
-            smoothing = 0.1 + turn / 100 if turn % 2 else None
-            spec = Spec(cross_entropy, target, weight=w, smoothing=smoothing, ignore_index=-100 - turn % 2)
+            smoothing = 0.1 + turn / 100 if turn % 2 else 0.0
+            call = RowCall("ce", a, target, weight=w, label_smoothing=smoothing, ignore_index=-100 - turn % 2)
             gradient = torch.full_like(a, float("nan"))
-            value = rowwise(spec, a, gradient=gradient, stats=True)
+            value, *_, stats = row.forward(call, CROSS_ENTROPY, [gradient], True)
             wide = logits.double().requires_grad_()
             expected = torch.nn.functional.cross_entropy(
-                wide, index, None if w is None else weight.double(), reduction="sum", label_smoothing=smoothing or 0.0
+                wide, index, None if w is None else weight.double(), reduction="sum", label_smoothing=smoothing
             )
             expected.backward()
-            torch.testing.assert_close(value.loss.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(value.double(), expected.detach(), rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
             back = torch.full_like(a, float("nan"))
-            rowwise_backward(spec, a, value.stats, loss=torch.full((), 1.0, device=DEVICE), gradient=back)
+            one = torch.full((), 1.0, device=DEVICE)
+            row.backward(call, CROSS_ENTROPY, (None, stats, None), (one, None, None, None), [back])
             torch.testing.assert_close(back, gradient, rtol=1e-2 if dtype != torch.float32 else 1e-4, atol=1e-5)
     if torch.cuda.is_available():
         assert any(direct for _, direct in launches)
@@ -109,9 +127,9 @@ def test_elementwise_over_sizes_and_alignment(launches, shift):
     torch.manual_seed(0)
     for n in SIZES:
         x, y = torch.randn(n, device=DEVICE), torch.rand(n, device=DEVICE)
-        for gamma in (2.0, 1, 0.5, 2.0):  # a whole number is a float too
+        for gamma in (2.0, 1.0, 0.5, 2.0):
             a, b, g = offset(x, shift), offset(y, shift if n % 2 else 0), offset(x, shift)
-            value = elementwise(Formulas(focal), a, b, (gamma, 0.25), gradient=g)
+            value, _ = element.forward(ElementCall("focal", a, b, hyper=[gamma, 0.25]), Formulas(focal), [g], False)
             p = x.double().sigmoid()
             p_t = p * y + (1 - p) * (1 - y)
             entropy = torch.nn.functional.binary_cross_entropy_with_logits(x.double(), y.double(), reduction="none")
@@ -136,7 +154,7 @@ def test_boxes_over_sizes_and_alignment(launches, shift):
         expected.backward()
         a, b = (offset(t.reshape(-1), shift).view(n, 4) for t in (a, b))
         for _ in range(2):
-            value = boxes(giou, a, b, [1e-7], gradient1=g1, gradient2=g2)
+            (value,) = box.forward(BoxCall("giou", a, b, hyper=[1e-7]), Formulas(giou), [g1, g2], False)
             torch.testing.assert_close(value.double(), expected.detach(), rtol=1e-5, atol=1e-5)
             for g, leaf in zip((g1, g2), wide, strict=True):
                 torch.testing.assert_close(g.double(), leaf.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-6)
@@ -150,9 +168,9 @@ def test_elementwise_over_strides_and_dtypes(launches):
     x = torch.zeros(6, 8, device=DEVICE)
     for _ in range(2):
         for y in (base, base.t().contiguous().t(), base[:, :1].expand(6, 8), base.bfloat16(), base.half(), base.flip(0)):
-            assert elementwise(Formulas(l1), x, y, ()) == y.float().sum()
+            assert l1_sum(x, y) == y.float().sum()
         for index in (torch.arange(6, device=DEVICE), torch.arange(6, device=DEVICE).int(), torch.arange(12, device=DEVICE)[::2] // 2):
-            assert elementwise(Formulas(l1), base, index, ()) == (base - torch.nn.functional.one_hot(index.long(), 8)).abs().sum()
+            assert l1_sum(base, index) == (base - torch.nn.functional.one_hot(index.long(), 8)).abs().sum()
 
 
 def test_count_and_scale(launches):
@@ -160,23 +178,31 @@ def test_count_and_scale(launches):
         for dtype in (torch.int64, torch.int32):
             for shift in (0, 1):
                 target = offset(torch.zeros(n, dtype=dtype, device=DEVICE), shift)
-                assert count(target, 3, -100) == n
-                assert count(target, 3, 0) == 0
+                assert count(Counting(target, None, None, None, 3, -100, 1.0)) == n
+                assert count(Counting(target, None, None, None, 3, 0, 1.0)) == 0
         for factor in (torch.full((), 3.0, device=DEVICE), torch.full((), 3.0, device=DEVICE).bfloat16()):
             x = torch.ones(n, device=DEVICE)
             scale_(x, factor)
             assert (x == 3).all()
 
 
-def test_plans_are_bounded():
-    """Shapes may vary without end."""
-    from lossforge.kernels.box.launch import _plan as _box_plan
-    from lossforge.kernels.element.launch import _plan
-    from lossforge.kernels.engine.reduce import _count_plan, _scale_plan
-    from lossforge.kernels.row.launch import _backward_plan, _forward_plan
+def test_plans_are_bounded(monkeypatch):
+    """Shapes may vary without end; the first made go first."""
+    monkeypatch.setattr(launch, "PLANS", 3)
+    monkeypatch.setattr(launch, "_plans", {})
+    for n in (1, 2, 3, 4, 5, 4, 3):
+        assert l1_sum(torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE)) == n
+        assert len(launch._plans) <= 3
+    assert [plan.arguments[16] for plan in launch._plans.values()] == [3, 4, 5]
 
-    for plan in (_plan, _box_plan, _count_plan, _scale_plan, _forward_plan, _backward_plan):
-        assert plan.cache_info().maxsize == launch.PLANS
+
+def test_a_call_that_repeats_looks_nothing_up(monkeypatch):
+    x, y = torch.ones(7, device=DEVICE), torch.zeros(7, device=DEVICE)
+    first = Turn(None)
+    element.forward(ElementCall("l1", x, y), Formulas(l1), [None], False, turn=first)
+    monkeypatch.setattr(launch, "planned", None)
+    (value, _) = element.forward(ElementCall("l1", 2 * x, y), Formulas(l1), [None], False, turn=Turn(first.found))
+    assert value == 14
 
 
 @GPU
@@ -209,7 +235,7 @@ def test_nothing_is_compiled_twice():
 
     def step(n: int, gamma: float) -> None:
         x = torch.randn(n, 48, device="cuda")
-        elementwise(Formulas(focal), x, x, (gamma, 0.25))
+        element.forward(ElementCall("focal", x, x, hyper=[gamma, 0.25]), Formulas(focal), [None], False)
 
     step(64, 2.0)
     before = compiled()
@@ -237,8 +263,8 @@ def test_two_devices(launches, current):
             with torch.cuda.device(current):
                 x = torch.full((64,), 2.0, device=device)
                 scale_(x, torch.full((), 3.0, device=device))
-                assert elementwise(Formulas(l1), x, torch.zeros_like(x), ()) == 6 * 64
-    assert {plan.device for plan, _ in launches} == {0, 1}
+                assert l1_sum(x, torch.zeros_like(x)) == 6 * 64
+    assert {device for device, _ in launches} == {0, 1}
 
 
 def test_launches_are_counted_whichever_way_they_start():

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from lossforge.kernels.box.launch import Tensors, arrange
+from lossforge.kernels.box.launch import arrange
 from lossforge.kernels.element.launch import geometry
-from lossforge.kernels.engine.launch import layout
 from lossforge.kernels.engine.layout import broadcast, collapse, per_row
 from lossforge.kernels.row.layout import as_rows
 
@@ -75,15 +74,15 @@ def test_boxes_are_paired_whatever_their_strides():
         (packed[0, :, :1].expand(3, 5, 4), packed[0], (1, None)),
     ]
     for boxes1, boxes2, steps in cases:
-        g, found = arrange(Tensors(layout(boxes1), layout(boxes2), *(None,) * 7))
-        assert tuple(found.values()) == steps
+        g, found = arrange((boxes1, boxes2), ())
+        assert tuple(found) == steps
         read = []
         for t, strides, step in zip((boxes1, boxes2), g.strides, steps, strict=True):
             in_order = [s * (4 if step is None else 1) for s in (g.n1 * g.n2, g.n2, 1)]
             read += [addressed(t[..., k], strides or in_order, g.n1, g.n2) for k in range(4)]
         expected = torch.cat([boxes1.reshape(-1, 4), boxes2.reshape(-1, 4)], 1)
         assert sorted(map(tuple, torch.stack(read, 1).tolist())) == sorted(map(tuple, expected.tolist()))
-    assert arrange(Tensors(*[layout(torch.zeros(4, 4, 4, 8, 4)[::2, ::2, ::2, ::2])] * 2, *(None,) * 7)) is None
+    assert arrange([torch.zeros(4, 4, 4, 8, 4)[::2, ::2, ::2, ::2]] * 2, ()) is None
 
 
 def test_expanded_strides_are_those_of_expand():

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from lossforge.kernels import Formulas, count, elementwise, launch_counts, scale_
+from lossforge.kernels import launch_counts, scale_
+from lossforge.kernels.call import ElementCall, Formulas
+from lossforge.kernels.element.launch import forward
+from lossforge.kernels.engine.reduce import Counting
+from lossforge.kernels.engine.reduce import count as counted
 from lossforge.kernels.formulas.l1 import l1
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -13,7 +17,11 @@ def test_sum_over_many_programs_is_exact_and_repeatable():
     """Whole numbers up to 2²⁴ add without rounding, so every part must be there once; the ticket is back at zero each time."""
     x = torch.randint(0, 8, (50_001,), generator=torch.Generator().manual_seed(0)).float().to(DEVICE)
     for _ in range(3):
-        assert elementwise(Formulas(l1), x, torch.zeros_like(x), ()) == x.sum()
+        assert forward(ElementCall("l1", x, torch.zeros_like(x)), Formulas(l1), [None], False)[0] == x.sum()
+
+
+def count(target, classes, ignore_index, *, target_b=None, lam=None, weight=None, scale=1.0):
+    return counted(Counting(target, target_b, lam, weight, classes, ignore_index, scale))
 
 
 def test_count():

@@ -2,18 +2,21 @@
 
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.kernels import Divergence, DivergenceSpec, Spec, divergence, rowwise
+from lossforge.kernels.call import DivergenceCall, Formulas, RowCall
 from lossforge.kernels.divergence import launch as divergence_launch
+from lossforge.kernels.engine import launch
 from lossforge.kernels.formulas.divergence import kl, kl_sums
 from lossforge.kernels.formulas.softmax import cross_entropy
 from lossforge.kernels.row import launch as row_launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CE, KL = Formulas(cross_entropy), Formulas(kl, sums=kl_sums)
 CLASSES = 9000  # of float32: a row that would stay on chip
 GLUON = "triton.experimental.gluon.language"
 INTERFACES = {
@@ -39,17 +42,15 @@ def plans(monkeypatch):
     for module in (row_launch, divergence_launch):
         monkeypatch.setattr(module, "chip", lambda device: (132, 232448))
         monkeypatch.setattr(module, "Plan", planned)
-        module._forward_plan.cache_clear()
-    yield names
-    for module in (row_launch, divergence_launch):
-        module._forward_plan.cache_clear()
+    monkeypatch.setattr(launch, "_plans", {})
+    return names
 
 
 def plan(x, target, teacher):
     """Let both templates plan a launch for these rows, which need not be able to start here."""
-    divergences = DivergenceSpec(Divergence(kl, kl_sums), teacher)
-    row_launch.planned_rowwise(Spec(cross_entropy, target), x, torch.empty_like(x))
-    divergence_launch.planned_divergence(divergences, x, torch.empty_like(x))
+    with mock.patch.object(launch.Plan, "launch", return_value=(torch.empty(()),)):
+        row_launch.forward(RowCall("ce", x, target), CE, [torch.empty_like(x)], False)
+        divergence_launch.forward(DivergenceCall("kl", x, teacher), KL, [torch.empty_like(x)], False)
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
@@ -68,12 +69,11 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
         monkeypatch.setattr("lossforge.kernels.engine.torch_internals.KNOWN", False)
     for name in ("engine.gluon", "row.resident", "divergence.resident"):
         monkeypatch.delitem(sys.modules, f"lossforge.kernels.{name}")
-    for module in (row_launch, divergence_launch):
-        module._forward_plan.cache_clear()
+    launch._plans.clear()
     plans.clear()
 
     gradient = torch.full_like(x, float("nan"))
-    value = rowwise(Spec(cross_entropy, target), x, gradient=gradient).loss
+    value = row_launch.forward(RowCall("ce", x, target), CE, [gradient], False)[0]
     wide = x.double().requires_grad_()
     expected = F.cross_entropy(wide, target, reduction="sum")
     expected.backward()
@@ -81,7 +81,7 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
     torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-5, atol=1e-7)
 
     gradient = torch.full_like(x, float("nan"))
-    value, _ = divergence(DivergenceSpec(Divergence(kl, kl_sums), teacher), x, gradient=gradient)
+    value = divergence_launch.forward(DivergenceCall("kl", x, teacher), KL, [gradient], False)[0]
     wide = x.double().requires_grad_()
     expected = F.kl_div(wide.log_softmax(1), teacher.double().log_softmax(1), reduction="sum", log_target=True)
     expected.backward()
@@ -91,7 +91,7 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
 
 
 def test_an_old_triton_is_refused():
-    script = "import triton; triton.__version__ = '3.4.0'; import lossforge.kernels"
+    script = "import triton; triton.__version__ = '3.4.0'; from lossforge import kernels; kernels.load('math')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ImportError: lossforge needs triton>=3.5,<3.10, found triton 3.4.0" in done.stderr

@@ -20,16 +20,15 @@ from lossforge.bench.measure import host_microseconds
 from lossforge.kernels.element import launch as element_launch
 from lossforge.kernels.engine import launch, reduce
 from lossforge.kernels.row import launch as row_launch
-from lossforge.losses import repeat
-from lossforge.losses.operators import elementwise, library, rowwise
+from lossforge.losses import autograd, repeat
 
 STAGES: dict[str, list[tuple[Any, str]]] = {
-    "autograd.Function, gradient's memory": [(repeat.Total, "__call__")],
-    "arguments of the launch": [(repeat.Total, "compute")],
-    "divisor": [(rowwise, "find_divisor"), (elementwise, "find_divisor"), (kernels, "count"), (reduce, "_count_plan")],
-    "memory for sums": [(m, "new_sum") for m in (row_launch, element_launch, reduce)],
+    "autograd.Function, gradient's memory": [(repeat.Kept, "__call__")],
+    "arguments of the launch": [(m, name) for m in (row_launch, element_launch) for name in ("forward", "launch")],
+    "divisor": [(row_launch, "_divisor"), (element_launch, "_divisor")],
+    "memory for sums": [(launch, "new_sum")],
     "launches": [(launch.Plan, "launch")],
-    "scaling of the gradient": [(library.Once, "take"), (library, "scale_"), (reduce, "_scale_plan")],
+    "scaling of the gradient": [(autograd.Once, "take"), (kernels, "scale_"), (reduce, "launch")],
 }
 CALL, ENGINE = "recognising the call", "autograd engine"
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from lossforge import kernels
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
-from lossforge.kernels import tiles
+from lossforge.kernels import trial
+from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall
 from lossforge.kernels.tiles import (
     BackwardTiles,
     BoxTiles,
@@ -32,7 +32,7 @@ from lossforge.kernels.tiles import (
     SimilarityGradientTiles,
     SimilarityTiles,
 )
-from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.autograd import Several, backward, forward
 
 ROWS = ((16384, 1000), (16384, 1001), (8192, 32000), (8192, 50304), (8192, 128256), (4096, 262144))
 DTYPES = (torch.float32, torch.bfloat16)
@@ -47,6 +47,12 @@ def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], to
         return written
 
     return call
+
+
+def both(call: Any, *gradients: torch.Tensor | None) -> Callable[[], torch.Tensor]:
+    """The launch of value and gradient, which returns the first gradient."""
+    assert gradients[0] is not None
+    return into(gradients[0], lambda: forward(call, gradients, False))
 
 
 def resident_rows(classes: int, dtype: torch.dtype, bias: bool = False) -> list[Any]:
@@ -69,9 +75,8 @@ def with_prior(n: int, classes: int, dtype: torch.dtype, device: torch.device) -
     x = torch.randn(n, classes, device=device).to(dtype)
     target = torch.randint(0, classes, (n,), device=device)
     gradient, prior = torch.empty_like(x), torch.rand(classes, device=device).log()
-    spec = kernels.Spec(FORMULAS["cross_entropy"].kernel, target, bias=prior, scale=1.0 / n)
-    name = f"prior {n}x{classes} {dtype}"
-    return name, resident_rows(classes, dtype, bias=True), into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
+    call = RowCall("cross_entropy", x, target, bias=prior, loss_scale=1.0 / n)
+    return f"prior {n}x{classes} {dtype}", resident_rows(classes, dtype, bias=True), both(call, gradient)
 
 
 def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iterable[Trials]:
@@ -79,28 +84,27 @@ def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iter
     x = torch.randn(n, classes, device=device).to(dtype)
     target = torch.randint(0, classes, (n,), device=device)
     gradient, one = torch.empty_like(x), torch.ones((), device=device)
-    spec = kernels.Spec(FORMULAS["cross_entropy"].kernel, target, scale=1.0 / n)
+    call = RowCall("cross_entropy", x, target, loss_scale=1.0 / n)
 
     def sweep() -> torch.Tensor:
-        stats = kernels.rowwise(spec, x, stats=True).stats
+        _, (_, stats, _) = forward(call, [None], True)
         assert stats is not None
         return stats
 
-    stats = sweep()
+    kept = None, sweep(), None
     vector, whole = 16 // dtype.itemsize, 1 << (classes - 1).bit_length()
     warps, name = (1, 2, 4, 8, 16, 32), f"{n}x{classes} {dtype}"
     if whole <= 8192:
-        forward = [RowTiles(r, whole, True, 1, w) for r, w in itertools.product((1, 2, 4), warps) if 4 <= r * whole // (w * 32) <= 64]
+        sweeping = [RowTiles(r, whole, True, 1, w) for r, w in itertools.product((1, 2, 4), warps) if 4 <= r * whole // (w * 32) <= 64]
     else:
         sizes, stages = (2048, 4096, 8192, 16384), (1, 3, 4)
-        forward = [RowTiles(1, b, False, vector, w, s) for b, w, s in itertools.product(sizes, warps, stages) if 8 <= b // (w * 32) <= 32]
+        sweeping = [RowTiles(1, b, False, vector, w, s) for b, w, s in itertools.product(sizes, warps, stages) if 8 <= b // (w * 32) <= 32]
     resident = resident_rows(classes, dtype)
-    backward = [BackwardTiles(1, b, w) for b, w in itertools.product((1024, 2048, 4096, 8192, 16384), warps) if 8 <= b // (w * 32) <= 32]
-    both = resident or [t for t in forward if t.stages == 1]
-    yield f"value and gradient {name}", both, into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
-    yield f"forward {name}", forward, sweep
-    again = into(gradient, lambda: kernels.rowwise_backward(spec, x, stats, loss=one, gradient=gradient))
-    yield f"backward {name}", backward, again
+    backwards = [BackwardTiles(1, b, w) for b, w in itertools.product((1024, 2048, 4096, 8192, 16384), warps) if 8 <= b // (w * 32) <= 32]
+    tried = resident or [t for t in sweeping if t.stages == 1]
+    yield f"value and gradient {name}", tried, both(call, gradient)
+    yield f"forward {name}", sweeping, sweep
+    yield f"backward {name}", backwards, into(gradient, lambda: backward(call, kept, (one, None, None, None), [gradient]))
 
 
 def pixels(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:
@@ -108,12 +112,11 @@ def pixels(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.d
     x = torch.randn(shape, device=device).to(dtype)
     target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
     gradient, n = torch.empty_like(x), target.numel()
-    spec = kernels.Spec(FORMULAS["cross_entropy"].kernel, target, scale=1.0 / n)
+    call = RowCall("cross_entropy", x, target, loss_scale=1.0 / n)
     whole = 1 << (shape[1] - 1).bit_length()
     sides = itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8))
     tried = [RowTiles(r, whole, True, 1, w) for r, w in sides if 8 <= r * whole // (w * 32) <= 128]
-    name = f"pixels {'x'.join(map(str, shape))} {dtype}"
-    return name, tried, into(gradient, lambda: kernels.rowwise(spec, x, gradient=gradient))
+    return f"pixels {'x'.join(map(str, shape))} {dtype}", tried, both(call, gradient)
 
 
 HYPER: dict[str, tuple[float, ...]] = {
@@ -137,8 +140,8 @@ def elements(
     sides = itertools.product(sizes, (1, 6, 8, 12), (1, 2, 3, 4))
     tried = list(dict.fromkeys(ElementTiles(b, w, max(1, 4 * n // w), s) for (b, w), n, s in sides))
     what = " ".join(filter(None, (name, target, "weighted" if weighted else "", f"{shape[0]}x{shape[1]}", str(dtype))))
-    formulas = FORMULAS[name].kernels
-    return what, tried, into(gradient, lambda: kernels.elementwise(formulas, x, y, hyper, weight=weight, gradient=gradient))
+    call = ElementCall(name, x, y, weight=weight, hyper=list(hyper), ignore_index=-2)
+    return what, tried, both(call, gradient)
 
 
 def box_pairs(name: str, n: int, device: torch.device) -> Trials:
@@ -146,15 +149,13 @@ def box_pairs(name: str, n: int, device: torch.device) -> Trials:
     boxes1, boxes2 = near, near + 0.3 * torch.randn_like(near)
     gradient = torch.empty_like(boxes1)
     tried = [BoxTiles(b, w) for b, w in itertools.product((64, 128, 256, 512, 1024), (1, 2, 4, 8)) if 1 <= b // (w * 32) <= 8]
-    formula = FORMULAS[name].kernel
-    return f"{name} {n}x4", tried, into(gradient, lambda: kernels.boxes(formula, boxes1, boxes2, [1e-7], gradient1=gradient))
+    return f"{name} {n}x4", tried, both(BoxCall(name, boxes1, boxes2, hyper=[1e-7]), gradient, None)
 
 
 def divergences(name: str, n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Trials:
     x, teacher = (torch.randn(n, classes, device=device).to(dtype) for _ in range(2))
     gradient = torch.empty_like(x)
-    hyper = (0.5,) if name == "js" else ()
-    spec = kernels.DivergenceSpec(FORMULAS[name].kernel, teacher, hyper=hyper, scale=1.0 / n)
+    call = DivergenceCall(name, x, teacher, hyper=[0.5] if name == "js" else [], loss_scale=1.0 / n)
     vector, whole = 16 // dtype.itemsize, 1 << (classes - 1).bit_length()
     warps = (2, 4, 8, 16, 32)
     tried: list[Any]
@@ -171,19 +172,27 @@ def divergences(name: str, n: int, classes: int, dtype: torch.dtype, device: tor
             registers = held * chunk // (32 * w)
             if held <= chunks <= ring <= 4 * chunks and fits and lanes >= 32 * w and registers <= 1024 // (w * programs):
                 tried.append(ResidentPairTiles(chunk, ring, held, w, programs))
-    return f"{name} {n}x{classes} {dtype}", tried, into(gradient, lambda: kernels.divergence(spec, x, gradient=gradient))
+    return f"{name} {n}x{classes} {dtype}", tried, both(call, gradient)
 
 
 def similarities(n: int, dtype: torch.dtype, device: torch.device) -> Iterable[Trials]:
     """The contrastive loss of n pairs: sums of both sides, and the gradient."""
     x = torch.randn(n, n, device=device).to(dtype)
-    gradient, pairs = torch.empty_like(x), kernels.Pairs(0, scale=1.0 / n)
-    _, row_lse, column_lse = kernels.contrastive(pairs, x)
+    gradient, call, one = torch.empty_like(x), PairsCall("clip", x, loss_scale=1.0 / n), torch.ones((), device=device)
+
+    def sums() -> Several:
+        return forward(call, [None], True)[1]
+
+    def column_lse() -> torch.Tensor:
+        found = sums()[1]
+        assert found is not None
+        return found
+
+    kept = sums()
     sides = [(r, c, w) for r, c, w in itertools.product((32, 64, 128), (64, 128, 256), (4, 8)) if 16 <= r * c // (w * 32) <= 64]
     name, back = f"{n}x{n} {dtype}", [SimilarityGradientTiles(*t) for t in sides]
-    yield f"similarities {name}", [SimilarityTiles(*t) for t in sides], lambda: kernels.contrastive(pairs, x).column_lse
-    launch = into(gradient, lambda: kernels.contrastive_backward(pairs, x, row_lse, column_lse, None, gradient))
-    yield f"gradient of similarities {name}", back, launch
+    yield f"similarities {name}", [SimilarityTiles(*t) for t in sides], column_lse
+    yield f"gradient of similarities {name}", back, into(gradient, lambda: backward(call, kept, [one], [gradient]))
 
 
 def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:
@@ -191,18 +200,12 @@ def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.dev
     x = torch.randn(shape, device=device).to(dtype)
     target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
     gradient = torch.empty_like(x)
-    spec = kernels.OverlapSpec(FORMULAS["dice"].kernel, target, hyper=(1e-5, 1e-5))
+    call = OverlapCall("dice", x, target, hyper=[1e-5, 1e-5])
     whole = 1 << (shape[1] - 1).bit_length()
-
-    def both() -> torch.Tensor:
-        _, coefficients = kernels.overlap(spec, x)
-        kernels.overlap_gradient(spec, x, coefficients, None, gradient)
-        return gradient
-
     sides = itertools.product((32, 64, 128, 256), (1, 2, 4, 8, 16))
     tried = [OverlapTiles(whole, p, w) for p, w in sides if 4 <= p * whole // (w * 32) <= 64]
     tried += [OverlapTiles(shape[1], 32 * w * own, w, own) for w, own in itertools.product((1, 2, 4), (1, 2, 4, 8))]
-    return f"dice {'x'.join(map(str, shape))} {dtype}", tried, both
+    return f"dice {'x'.join(map(str, shape))} {dtype}", tried, both(call, gradient)
 
 
 def launches(device: torch.device) -> Iterable[Trials]:
@@ -238,7 +241,7 @@ def best(tried: list[Any], call: Callable[[], torch.Tensor]) -> dict[str, Any]:
     times(call, device, MILLISECONDS)  # whoever comes first would find a cold GPU
     found: list[dict[str, Any]] = [{"tiles": "built in", "ms": times(call, device, MILLISECONDS).median}]
     for choice in tried:
-        with tiles.trial(choice):
+        with trial(choice):
             try:
                 written.fill_(float("nan"))
                 written = call()

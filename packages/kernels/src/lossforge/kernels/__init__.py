@@ -1,56 +1,65 @@
-"""Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors."""
+"""Fused loss kernels in Triton: templates, the formulas they carry, and their launches on tensors.
 
+Triton is imported when a kernel is first needed: it takes as long to import as all else, and need not be installed to compute in plain
+PyTorch.
+"""
+
+import importlib
 import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-if importlib.util.find_spec("triton") is None:
-    raise ModuleNotFoundError(
-        "kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton. "
-        "Without it lossforge.losses computes its own losses in plain PyTorch.",
-        name="triton",
-    )
+TRITON = importlib.util.find_spec("triton") is not None
+"""Whether Triton is installed."""
 
-from lossforge.kernels.box.launch import boxes, planned_boxes
-from lossforge.kernels.divergence.launch import STATS, Divergence, DivergenceSpec, divergence, divergence_backward, planned_divergence
-from lossforge.kernels.element.launch import Formulas, elementwise, planned_elementwise
-from lossforge.kernels.engine.launch import INTERPRETED, launch_counts
-from lossforge.kernels.engine.reduce import count, counts_itself, scale_
-from lossforge.kernels.overlap.launch import OverlapSpec, overlap, overlap_gradient, planned_overlap
-from lossforge.kernels.pairs.launch import Pairs, contrastive, contrastive_backward
-from lossforge.kernels.row.kernel import Outputs
-from lossforge.kernels.row.launch import planned_rowwise, rowwise, rowwise_backward
-from lossforge.kernels.row.layout import Spec
-from lossforge.kernels.topk.launch import TopKSpec, topk_divergence, topk_divergence_backward
+if TYPE_CHECKING:
+    from lossforge.kernels.engine.launch import Turn as Turn
+    from lossforge.kernels.engine.launch import launch_counts as launch_counts
+    from lossforge.kernels.engine.launch import trial as trial
+    from lossforge.kernels.engine.reduce import scale_ as scale_
 
-__all__ = [
-    "INTERPRETED",
-    "STATS",
-    "Divergence",
-    "DivergenceSpec",
-    "Formulas",
-    "Outputs",
-    "OverlapSpec",
-    "Pairs",
-    "Spec",
-    "TopKSpec",
-    "boxes",
-    "contrastive",
-    "contrastive_backward",
-    "count",
-    "counts_itself",
-    "divergence",
-    "divergence_backward",
-    "elementwise",
-    "launch_counts",
-    "overlap",
-    "overlap_gradient",
-    "planned_boxes",
-    "planned_divergence",
-    "planned_elementwise",
-    "planned_overlap",
-    "planned_rowwise",
-    "rowwise",
-    "rowwise_backward",
-    "scale_",
-    "topk_divergence",
-    "topk_divergence_backward",
-]
+
+def _interpreted() -> bool:
+    """Whether Triton will interpret the kernels. Its own word, for which it is imported only where the answer may be yes."""
+    if not TRITON or not ("triton" in sys.modules or os.environ.get("TRITON_INTERPRET")):
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+INTERPRETED = _interpreted()
+"""Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
+
+_LAZY = {"Turn": "engine.launch", "launch_counts": "engine.launch", "trial": "engine.launch", "scale_": "engine.reduce"}
+__all__ = ["INTERPRETED", "TRITON", "Turn", "launch_counts", "of_folder", "scale_", "trial"]
+
+
+def load(name: str) -> ModuleType:
+    """Import a module of the kernels.
+
+    Raises:
+        ModuleNotFoundError: Triton is not installed; says how to install it.
+    """
+    if not TRITON:
+        raise ModuleNotFoundError(
+            "kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton. "
+            "Without it lossforge.losses computes its own losses in plain PyTorch.",
+            name="triton",
+        )
+    importlib.import_module("lossforge.kernels.engine.torch_internals")  # refuses an old Triton
+    return importlib.import_module(f"lossforge.kernels.{name}")
+
+
+def of_folder(name: str) -> ModuleType:
+    """Return what launches a template: the launch.py of its folder, with `forward` and `backward`."""
+    return sys.modules.get(f"lossforge.kernels.{name}.launch") or load(f"{name}.launch")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(load(_LAZY[name]), name)
+    return value

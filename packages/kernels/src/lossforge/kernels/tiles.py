@@ -4,12 +4,11 @@ The constants were found on H200s by trials (results/tiles-h200.json has the las
 the GPU at hand.
 """
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from triton import next_power_of_2
 
+from lossforge.kernels.engine.launch import on_trial
 from lossforge.kernels.math import INTERPRETED
 
 PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
@@ -29,24 +28,6 @@ class ElementTiles(NamedTuple):
     stages: int = 1
 
 
-_tried: dict[type, Any] = {}
-
-
-@contextlib.contextmanager
-def trial(tiles: Any) -> Iterator[None]:
-    """Launch with these tiles wherever tiles of their type are chosen: for finding better ones."""
-    _tried[type(tiles)] = tiles
-    try:
-        yield
-    finally:
-        del _tried[type(tiles)]
-
-
-def tried() -> tuple[Any, ...]:
-    """What is on trial: part of the key of a plan."""
-    return tuple(_tried.values())
-
-
 def element_tiles(
     n: int, itemsize: int, tensors: int, indices: bool, diagonal: bool, grouped: bool, special: bool, heavy: bool
 ) -> ElementTiles:
@@ -54,8 +35,8 @@ def element_tiles(
 
     special: two formulas in one kernel. heavy: a formula of so much arithmetic that registers limit the programs under way.
     """
-    if ElementTiles in _tried:
-        return _tried[ElementTiles]
+    if (tried := on_trial(ElementTiles)) is not None:
+        return tried
     if n < 2**20:
         return ElementTiles(1024, 4)
     if diagonal:
@@ -84,8 +65,8 @@ class BoxTiles(NamedTuple):
 
 def box_tiles(n: int, itemsize: int) -> BoxTiles:
     """A lane reads 16 bytes at once, so that it has one pair, or two in half precision."""
-    if BoxTiles in _tried:
-        return _tried[BoxTiles]
+    if (tried := on_trial(BoxTiles)) is not None:
+        return tried
     return BoxTiles(128 if itemsize == 4 else 256, 4)
 
 
@@ -111,8 +92,8 @@ def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool,
 
     dense: targets of all classes are summed too, which takes twice the registers. gradient: a second sweep follows the first.
     """
-    if RowTiles in _tried:
-        return _tried[RowTiles]
+    if (tried := on_trial(RowTiles)) is not None:
+        return tried
     whole = next_power_of_2(classes)
     if rows_adjacent:
         tile = min(whole, 32 if dense else 64)
@@ -136,8 +117,8 @@ def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool,
 
 def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTiles:
     """shift: as of resident_tiles."""
-    if BackwardTiles in _tried:
-        return _tried[BackwardTiles]
+    if (tried := on_trial(BackwardTiles)) is not None:
+        return tried
     whole = next_power_of_2(classes)
     if rows_adjacent:
         tile = min(whole, max(32, whole // GRID_Y))
@@ -159,19 +140,19 @@ class SimilarityGradientTiles(SimilarityTiles):
 
 def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:
     """Of a matrix that is summed along both sides: large tiles leave few parts to join, small ones fill the GPU."""
-    if SimilarityTiles in _tried:
-        return _tried[SimilarityTiles]
+    if (tried := on_trial(SimilarityTiles)) is not None:
+        return tried
     return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(128, 64, 4)
 
 
 def similarity_gradient_tiles() -> SimilarityGradientTiles:
-    return _tried.get(SimilarityGradientTiles, SimilarityGradientTiles(32, 64, 4))
+    return on_trial(SimilarityGradientTiles) or SimilarityGradientTiles(32, 64, 4)
 
 
 def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool) -> RowTiles:
     """For two tensors of logits, read side by side. itemsize: the smaller of theirs."""
-    if RowTiles in _tried:
-        return _tried[RowTiles]
+    if (tried := on_trial(RowTiles)) is not None:
+        return tried
     whole = next_power_of_2(classes)
     if rows_adjacent:
         tile = min(whole, 32)
@@ -201,8 +182,8 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, smoothin
     beside a shift.
     bias: of the classes, float32 beside the row.
     """
-    if ResidentTiles in _tried:
-        return _tried[ResidentTiles]
+    if (tried := on_trial(ResidentTiles)) is not None:
+        return tried
     lanes = classes + shift - 1
     if lanes * itemsize < 32 * 1024 or shared < 160 * 1024:
         return None
@@ -243,12 +224,12 @@ class ResidentPairTiles(NamedTuple):
 
 def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) -> ResidentPairTiles | None:
     """For logits and teacher whose rows stay on chip; as resident_tiles. itemsize: of both. slopes: h is found in a sweep of its own."""
-    if ResidentPairTiles in _tried:
-        return _tried[ResidentPairTiles]
+    if (tried := on_trial(ResidentPairTiles)) is not None:
+        return tried
     chunk = 8192 // itemsize
     chunks, room = -(-classes // chunk), (shared - 2048) // 16384
     spare = 2 if slopes and itemsize == 4 else 0  # chunks that find room in registers
-    if classes <= 8192 or chunks > room + spare or RowTiles in _tried:
+    if classes <= 8192 or chunks > room + spare or on_trial(RowTiles) is not None:
         return None
     if 2 * (chunks + 1) <= room:
         return ResidentPairTiles(chunk, room // 2, itemsize if slopes else 0, 8, 2)
@@ -274,8 +255,8 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, ce: bool) 
 
     ce: a cross entropy is summed too.
     """
-    if OverlapTiles in _tried:
-        return _tried[OverlapTiles]
+    if (tried := on_trial(OverlapTiles)) is not None:
+        return tried
     # registers hold the exponentials of a lane's pixels, three sums of every class, and what a fourth takes
     own = [n for n in (8, 4, 2, 1) if classes * (n + 3 + 2 * ce) <= 170 and (n < 8 or classes <= 8)]
     if softmax and pixels_adjacent and own and (classes <= 4 or not INTERPRETED):  # the interpreter's time goes by operations

@@ -98,7 +98,6 @@ from lossforge.losses.modules import (
     TverskyLoss,
     VarifocalLoss,
 )
-from lossforge.losses.operators.library import backend, plain_torch
 from lossforge.losses.preference import (
     BradleyTerryLoss,
     CPOLoss,
@@ -116,6 +115,7 @@ from lossforge.losses.preference import (
     sequence_logps,
     simpo_loss,
 )
+from lossforge.losses.state import backend, plain_torch
 
 __all__ = [
     "AsymmetricLossMultiLabel",

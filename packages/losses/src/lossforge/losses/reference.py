@@ -1,29 +1,25 @@
 """The templates in plain torch: any device and floating dtype, differentiable in every floating argument, as often as one likes.
 
-This is what runs where the kernels do not, and what they are tested against. Arguments are those of the operators.
+This is what runs where the kernels do not, and what they are tested against.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, TopKCall
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.formulas.softmax import focused
 
-if TYPE_CHECKING:
-    from lossforge.losses.operators.boxes import Arguments as Boxes
-    from lossforge.losses.operators.contrastive import Arguments as Contrastive
-    from lossforge.losses.operators.elementwise import Arguments as Elementwise
-    from lossforge.losses.operators.rowwise import Arguments as Rowwise
 
-
-ROW_MEAN = "mean of rows"
-"""The reduction of element-wise losses that sums over the classes and takes the mean of the rows not ignored."""
+def reference(call: Any) -> tuple[Tensor | None, ...]:
+    """Return the results of a call."""
+    found = _REFERENCES[type(call)](call)
+    return (found,) if isinstance(found, Tensor) else found
 
 
 def _accurate(t: Tensor) -> Tensor:
@@ -59,12 +55,12 @@ def _diagonal(x: Tensor, dim: int, offset: int) -> Tensor:
     return (rows.unsqueeze(dim) + offset == columns.unsqueeze(1 - dim % 2)).to(x.dtype)
 
 
-def elementwise(a: Elementwise) -> Tensor:
+def _elementwise(a: ElementCall) -> Tensor:
     x = _accurate(a.x)
-    indices = a.target is not None and not a.target.is_floating_point()
+    indices = a.by_class
     if a.target is None:
         y, counts = _diagonal(x, a.dim, a.offset), None
-    elif indices:
+    elif a.by_class:
         classes, dim = x.shape[a.dim], a.dim % x.ndim
         y, counts = _one_hot(a.target, classes, a.ignore_index, dim, x.dtype)
         if a.target_b is None and a.lam is not None:
@@ -90,7 +86,7 @@ def elementwise(a: Elementwise) -> Tensor:
     if counts is not None:
         values = torch.where(counts, values, 0.0)
     divisor = a.normalizer
-    if divisor is None and a.reduction in ("mean", ROW_MEAN):
+    if divisor is None and a.mean:
         divisor = torch.tensor(x.numel(), device=x.device) if counts is None else counts.expand(x.shape).sum()
     result = reduced(values, a.factor, divisor, a.reduction, a.empty_is_zero)
     return result.to(a.x.dtype) if a.reduction == "none" else result
@@ -101,7 +97,7 @@ def _corners(b: Tensor) -> Tensor:
     return torch.cat([center - half, center + half], -1)
 
 
-def boxes(a: Boxes) -> Tensor:
+def _boxes(a: BoxCall) -> Tensor:
     boxes1 = _accurate(a.boxes1)
     boxes2 = a.boxes2.to(boxes1.dtype)
     if a.centered:
@@ -112,15 +108,7 @@ def boxes(a: Boxes) -> Tensor:
     divisor = a.normalizer
     if divisor is None and a.reduction == "mean":
         divisor = torch.tensor(values.numel(), device=values.device)
-    return reduced(values, a.scale, divisor, a.reduction, a.empty_is_zero)
-
-
-class RowResult(NamedTuple):
-    loss: Tensor
-    z_loss: Tensor | None
-    lse: Tensor | None
-    entropy: Tensor | None
-    correct: Tensor | None
+    return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
 
 
 def _entropy(x: Tensor) -> Tensor:
@@ -160,8 +148,8 @@ def _weighted(formula: Callable[..., Tensor], hyper: list[float], nll: Tensor, w
     return formula(torch.where((w == 0) & nll.isinf(), 0.0, nll), *hyper) * w
 
 
-def rowwise(a: Rowwise) -> RowResult:
-    x = _accurate(a.x) * a.scale
+def _rowwise(a: RowCall) -> tuple[Tensor | None, ...]:
+    x = _accurate(a.x) * a.logit_scale
     if a.softcap is not None:
         x = a.softcap * torch.tanh(x / a.softcap)
     per_class = (1, -1) + (1,) * (x.ndim - 2)
@@ -211,9 +199,9 @@ def rowwise(a: Rowwise) -> RowResult:
         divisor = None
 
     def total(v: Tensor) -> Tensor:
-        return reduced(v, a.factor, divisor, a.reduction, a.empty_is_zero)
+        return reduced(v, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
 
-    return RowResult(
+    return (
         total(values),
         total(z_loss) if want_z_loss and z_loss is not None else None,
         lse if want_lse else None,
@@ -222,8 +210,8 @@ def rowwise(a: Rowwise) -> RowResult:
     )
 
 
-def contrastive(a: Contrastive) -> Tensor:
-    x = _accurate(a.x) * a.scale
+def _contrastive(a: PairsCall) -> Tensor:
+    x = _accurate(a.x) * a.logit_scale
     pairs = x.shape[0]
     own = x.diagonal(a.offset)[:pairs]
     columns = x[:, a.offset : a.offset + pairs]
@@ -231,4 +219,108 @@ def contrastive(a: Contrastive) -> Tensor:
     divisor = a.normalizer
     if divisor is None and a.reduction == "mean":
         divisor = torch.tensor(pairs, device=x.device)
-    return reduced(values, a.factor, divisor, a.reduction, a.empty_is_zero)
+    return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+
+
+def _divergence(a: DivergenceCall | TopKCall) -> Tensor:
+    dtype = torch.float64 if torch.float64 in (a.x.dtype, a.target.dtype) else torch.float32
+    x, teacher = a.x.to(dtype), a.target.to(dtype)
+    keep = torch.ones_like(x[:, 0], dtype=torch.bool)
+    weight = None if a.weight is None else a.weight.to(dtype)
+    if a.labels is not None:
+        keep = keep & (a.labels != a.ignore_index)
+    if weight is not None and not weight.requires_grad:  # else what changes with a weight of 0 is its gradient
+        keep = keep & (weight != 0)
+    x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
+    lp = x.div(a.temperature).log_softmax(1)
+    if isinstance(a, DivergenceCall):
+        lq = teacher.div(a.temperature).log_softmax(1)
+        values = FORMULAS[a.loss].twin(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+    else:
+        values = _topk(a, lp, teacher, keep)
+    counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = counts.sum()
+    return reduced(values * counts, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+
+
+def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
+    index = torch.where(keep.unsqueeze(1), a.indices.long(), -1)
+    classes = lp.shape[1]
+    member = (index >= 0) & (index < classes)
+    lq = torch.where(index == -1, -torch.inf, given)
+    if a.renormalize:
+        # a row without entries: nothing, rather than nan from a softmax of nothing
+        some = (lq > -torch.inf).any(1, keepdim=True)
+        lq = torch.where(some, torch.where(some, lq, 0.0).div(a.temperature).log_softmax(1), -torch.inf)
+    own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
+    values = FORMULAS[a.loss].twin(own, lq, a.tail).sum(1)
+    return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
+
+
+def _overlap(a: OverlapCall) -> Tensor:
+    x = _accurate(a.x)
+    classes = x.shape[1]
+    hard = not a.target.is_floating_point()
+    counts = torch.ones((), dtype=torch.bool, device=x.device)
+    if hard:
+        index = a.target.long()
+        keep = index != a.ignore_index
+        counts = keep.unsqueeze(1)
+        index = index - a.first
+        columns = torch.arange(classes, device=x.device).view(1, -1, *(1,) * (x.ndim - 2))
+        y = (counts & (index.unsqueeze(1) == columns)).to(x.dtype)
+        invalid = (keep & ((index < -a.first) | (index >= classes))).unsqueeze(1)
+        x = torch.where(counts, x, 0.0)
+    else:
+        y = a.target.to(x.dtype)
+    p = x.softmax(1) if a.activation == "softmax" else x.sigmoid() if a.activation == "sigmoid" else x
+    if hard:
+        p = torch.where(counts, p * torch.where(invalid, torch.nan, 1.0), 0.0)
+
+    def summed(t: Tensor) -> Tensor:
+        """(N, classes that are included), or (classes,) of the batch."""
+        sums = (t.flatten(2).sum(2) if t.ndim > 2 else t)[:, a.skip :]
+        return sums.sum(0) if a.batch else sums
+
+    sums = [summed(t) for t in (p * y, p * p if a.squared_pred else p, y * y if a.squared_pred else y)]
+    if a.present_only:
+        absent = (sums[2] == 0) & ~sums[1].isnan()
+        sums = [torch.where(absent, 1.0, s) for s in sums]
+    values = FORMULAS[a.loss].twin(*sums, *a.hyper)
+    if a.present_only:
+        values = torch.where(absent, 0.0, values)
+    weight = None if a.weight is None else a.weight.to(x.dtype)
+    if weight is not None:
+        values = values * weight[a.skip :]
+    divisor = a.normalizer
+    if a.reduction == "mean":
+        divisor = torch.tensor(values.numel(), device=x.device)
+    result = reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return result if a.lambda_ce is None else result + _cross_entropy(a, x, y, counts, weight)
+
+
+def _cross_entropy(a: OverlapCall, x: Tensor, y: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
+    """λ times the cross entropy of softmax, or the binary one of sigmoid; a mean over pixels, or over elements."""
+    assert a.lambda_ce is not None
+    w = torch.ones((), dtype=x.dtype, device=x.device) if weight is None else weight.view(1, -1, *(1,) * (x.ndim - 2))
+    if a.activation == "softmax":
+        log_p = x.log_softmax(1)
+        values = -w * y * torch.where((y == 0) & log_p.isinf(), 0.0, log_p)
+        count = w * y if a.counted else torch.ones_like(x[:, 0])
+    else:
+        values = torch.where(counts, w * F.binary_cross_entropy_with_logits(x, y, reduction="none"), 0.0)
+        count = counts.expand(x.shape)
+    return reduced(values, a.lambda_ce, count.sum() if a.reduction == "mean" else None, a.reduction, a.empty_is_zero)
+
+
+_REFERENCES: dict[type, Callable[[Any], Any]] = {
+    ElementCall: _elementwise,
+    RowCall: _rowwise,
+    DivergenceCall: _divergence,
+    TopKCall: _divergence,
+    OverlapCall: _overlap,
+    BoxCall: _boxes,
+    PairsCall: _contrastive,
+}

@@ -1,8 +1,8 @@
-"""Calls that repeat: the checks of their arguments and the choice of their path are made once.
+"""The hot path: a call like one before finds its plans under its key and launches; only a new one is checked and planned.
 
-Everything that these depend on is in the key under which a call is kept: layouts and devices of its tensors, whether they require grad,
-the values of all other arguments, and the state of torch (grad mode, modes, transforms, tracing). Only calls that went to the kernels
-without the dispatcher (library.plain) are kept, for a scalar result whose gradient, where one is asked for, is written in forward.
+Everything that checks and plans depend on is in the key: layouts and devices of the tensors, whether they require grad and are leaves,
+the values of all other arguments, and the state of torch (grad mode, modes, transforms, tracing). Calls are kept whose tensors are the
+arguments themselves and whose results are returned as they are, without the dispatcher (state.plain).
 """
 
 import functools
@@ -13,8 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from lossforge import kernels
 from lossforge.losses import checks
-from lossforge.losses.operators.library import Once, state
+from lossforge.losses.autograd import Run, Several, last_tensor, run
+from lossforge.losses.state import state
 from lossforge.losses.torch_internals import ordinary
 
 P = ParamSpec("P")
@@ -24,7 +26,7 @@ KEPT = 1024
 """How many calls are kept: shapes may vary without end."""
 SIMPLE = (int, float, bool, str, type(None))
 
-_calls: dict[Any, "Total"] = {}
+_calls: dict[Any, "Kept"] = {}
 _noted = threading.local()
 
 
@@ -40,7 +42,7 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
         key = [function, state(), *kwargs]
         for v in values:
             if ordinary(v):
-                key += v.shape, v.stride(), v.dtype, v.get_device(), v.data_ptr() & 15, v.requires_grad
+                key += v.shape, v.stride(), v.dtype, v.get_device(), v.data_ptr() & 15, v.requires_grad, v.is_leaf
                 if not v.shape and v.get_device() < 0:
                     key.append(v.item())  # a number of the host
             elif type(v) in SIMPLE:
@@ -50,83 +52,67 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
         found = tuple(key)
         known = _calls.get(found)
         if known is not None:
-            return known(values)  # type: ignore[return-value]  # a Tensor: only calls that returned one are kept
-        _noted.total = None
+            return known(values)
+        _noted.call = None
         try:
             result = function(*args, **kwargs)
         finally:
-            noted, _noted.total = _noted.total, None  # it holds the call's tensors
-        if noted is not None and isinstance(result, Tensor):
-            _keep(found, values, *noted)
+            noted, _noted.call = _noted.call, None  # it holds the call's tensors
+        if noted is not None:
+            _keep(found, values, result, *noted)
         return result
 
     return call
 
 
-def note(template: Any, a: Any, in_forward: bool) -> None:
-    """Say of the call being made that the operator module `template` computes `a` without the dispatcher."""
-    _noted.total = template, a, in_forward
+def note(how: Run, differentiated: bool, results: Several) -> None:
+    """Say how the call being made was computed, without the dispatcher."""
+    _noted.call = how, differentiated, results
 
 
-def _keep(key: Any, values: Sequence[Any], template: Any, a: Any, in_forward: bool) -> None:
-    differentiated = a.x.requires_grad and torch.is_grad_enabled()
-    if a.reduction == "none" or (differentiated and not in_forward) or any(getattr(a, "outputs", ())):
-        return
-    places = []
-    for t in a.tensors:
+def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, differentiated: bool, results: Several) -> None:
+    places: list[int | None] = []
+    for t in how.call[1 : last_tensor(how.call)]:
         found = [i for i, v in enumerate(values) if v is t and t is not None]
         if t is not None and (len(found) != 1 or (t.device.type == "cpu" and not t.is_floating_point())):
             return  # made from the arguments, or one of two that are the same; or indices that are checked each time
         places.append(found[0] if found else None)
+    returned = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, tuple) else []
+    origins: list[int | None] = []
+    for t in returned:
+        of = [i for i, r in enumerate(results) if r is t and t is not None]
+        if t is not None and not of:
+            return  # made from the results
+        origins.append(of[0] if of else None)
+    if not returned:
+        return
     if len(_calls) >= KEPT:
         _calls.clear()
-    _calls[key] = Total(template, a, in_forward, places)
+    kind = None if isinstance(result, Tensor) else type(result)
+    _calls[key] = Kept(how, differentiated, places, origins, kind)
 
 
-class Total:
-    """A kept call: values of the arguments → scalar loss. places: of the operator's tensors among the values."""
+class Kept:
+    """A call to repeat: from the values of its arguments to what its function returns.
 
-    def __init__(self, template: Any, a: Any, in_forward: bool, places: Sequence[int | None]) -> None:
-        self.template, self.in_forward, self.places = template, in_forward, places
-        self.name, self.others = a.loss, a[1 + len(a.tensors) :]
-        self.saved = self.name, self.others, 1
-        self.counts = a.normalizer is None and template.counted(a) and not template.counts_itself(a)
-        self.launch: Callable[..., Tensor] | None = None
+    places: of the record's tensors among the values. origins: of what is returned among the results. kind: the named tuple of these.
+    """
 
-    def __call__(self, values: Sequence[Any]) -> Tensor:
-        tensors = [None if p is None else values[p] for p in self.places]
-        if self.in_forward:
-            return Differentiable.apply(tensors[0], self, tensors)
-        return self.compute(tensors, None)[0]
+    def __init__(
+        self, how: Run, differentiated: bool, places: Sequence[int | None], origins: Sequence[int | None], kind: Callable[..., Any] | None
+    ) -> None:
+        call = how.call
+        self.name, self.others, self.make = call.loss, call[last_tensor(call) :], type(call)
+        self.in_forward, self.inplace, self.differentiated = how.in_forward, how.inplace, differentiated
+        self.places, self.origins, self.kind = places, origins, kind
+        self.plans: tuple[Any, ...] | None = None
 
-    def compute(self, tensors: Sequence[Any], written: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(loss, divisor where it was computed), and the gradient into `written`."""
-        counted = self.template.find_divisor(self.arguments(tensors)) if self.counts else None
-        divisor = tensors[-1] if counted is None else counted
-        if self.launch is None:
-            self.launch = self.template.prepared(self.arguments(tensors), divisor, written)
-        return self.launch(tensors, divisor, written), counted
-
-    def arguments(self, tensors: Sequence[Any]) -> Any:
-        return self.template.Arguments(self.name, *tensors, *self.others)
-
-
-class Differentiable(torch.autograd.Function):
-    """A kept call with the gradient written in forward; a second backward, and a second derivative, are the operator's."""
-
-    @staticmethod
-    def forward(ctx, x, total, tensors):
-        written = torch.empty_like(x)
-        value, divisor = total.compute(tensors, written)
-        ctx.total, ctx.once, ctx.others = total, Once(written), total.saved
-        ctx.save_for_backward(divisor, *tensors)
-        ctx.set_materialize_grads(False)
-        return value
-
-    @staticmethod
-    def backward(ctx, upstream):
-        if upstream is not None and not torch.is_grad_enabled():
-            gradient = ctx.once.take(upstream)
-            if gradient is not None:
-                return gradient, None, None
-        return ctx.total.template.gradient(ctx, upstream), None, None
+    def __call__(self, values: Sequence[Any]) -> Any:
+        turn = kernels.Turn(self.plans)
+        call = self.make(self.name, *[None if p is None else values[p] for p in self.places], *self.others)
+        results = run(Run(call, self.in_forward, self.inplace, turn), self.differentiated)
+        if self.plans is None and None not in turn.found:
+            self.plans = tuple(turn.found)
+        if self.kind is None:
+            return results[self.origins[0]]  # type: ignore[index]
+        return self.kind(*[None if i is None else results[i] for i in self.origins])

@@ -1,204 +1,132 @@
 """Host side of the template of boxes: how its tensors lie in memory, and the launch."""
 
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 
 from lossforge.kernels.box.kernel import Boxes, boxes_kernel
+from lossforge.kernels.call import BoxCall, Formulas, empty
 from lossforge.kernels.element.launch import Geometry, geometry
-from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, layout, slots
+from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
 from lossforge.kernels.engine.layout import Strided, broadcast
-from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.tiles import PROGRAMS, box_tiles, tried
+from lossforge.kernels.tiles import PROGRAMS, box_tiles
 
 
-class Tensors(NamedTuple):
-    """What a launch reads and writes: a layout or a Slot each, None where absent."""
+class Wanted(NamedTuple):
+    """What a launch is to give: value · scale / divisor, and its gradients into those tensors that are given.
 
-    boxes1: Any
-    boxes2: Any
-    gradient1: Any
-    gradient2: Any
-    weight: Any
-    upstream: Any
-    out: Any
-    factor: Any
-    divisor: Any
-    parts: Any = None
-    ticket: Any = None
-    total: Any = None
+    grad_output: one a pair, or factor: 0-d. out: for one value a pair. total: their sum.
+    """
+
+    scale: float
+    grad_output: Tensor | None
+    factor: Tensor | None
+    out: Tensor | None
+    gradient1: Tensor | None
+    gradient2: Tensor | None
+    total: bool
 
 
-BOXES, PAIRWISE = Tensors._fields[:4], Tensors._fields[4:7]
-
-
-def arrange(given: Tensors) -> tuple[Geometry, dict[str, int | None]] | None:
-    """The launch's pairs as (n0, n1, n2) with each tensor's strides there, and the coordinates' strides of boxes not in order.
+def arrange(boxes: Sequence[Any], pairwise: Sequence[Any]) -> tuple[Geometry, list[int | None]] | None:
+    """Return the launch's pairs as (n0, n1, n2) with each tensor's strides there, and the coordinates' strides of boxes not in order.
 
     None where more than three dimensions remain.
     """
-    shape = given.boxes1[0][:-1]
+    shape = boxes[0].shape[:-1]
     strides: list[Sequence[int]] = []
-    steps: dict[str, int | None] = {}
-    for name in BOXES:
-        if (one := getattr(given, name)) is not None:
-            pair, step = one[1][:-1], one[1][-1]
-            whole = step == 1 and all(n == 1 or s % 4 == 0 for n, s in zip(shape, pair, strict=True))
-            strides.append([s // 4 for s in pair] if whole else pair)
-            steps[name] = None if whole else step
-    strides += [broadcast(one[0], one[1], shape) for name in PAIRWISE if (one := getattr(given, name)) is not None]
+    steps: list[int | None] = []
+    for t in boxes:
+        pair, step = t.stride()[:-1], t.stride()[-1]
+        whole = step == 1 and all(n == 1 or s % 4 == 0 for n, s in zip(shape, pair, strict=True))
+        strides.append([s // 4 for s in pair] if whole else pair)
+        steps.append(None if whole else step)
+    strides += [broadcast(t.shape, t.stride(), shape) for t in pairwise]
     g = geometry(shape, strides, None)
     if g is None:
         return None
-    for i, (name, step) in enumerate(steps.items()):
+    for i, step in enumerate(steps):
         if step is None and g.strides[i]:  # boxes of four neighbours, in another order than the launch's
             g.strides[i] = tuple(4 * s for s in g.strides[i])
-            steps[name] = 1
+            steps[i] = 1
     return g._replace(columns=None), steps
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _plan(
-    formula: Callable[..., Any],
-    layouts: tuple[Layout | None, ...],  # of Tensors but the sum's three
-    centered: bool,
-    hyper: int,  # how many
-    total: bool,
-    empty_is_zero: bool,
-    tried: object,  # tiles.tried()
-) -> Plan | None:
-    """None where the dimensions of the tensors do not join into three."""
-    given = Tensors(*layouts)
-    arranged = arrange(given)
+def _plan(call: BoxCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
+    boxes = (call.boxes1, call.boxes2, wanted.gradient1, wanted.gradient2)
+    pairwise = (call.weight, wanted.grad_output, wanted.out)
+    arranged = arrange([t for t in boxes if t is not None], [t for t in pairwise if t is not None])
     if arranged is None:
         return None
     g, steps = arranged
-    present = [*(one is not None for one in layouts), total, total, total]
-    t = slots(Tensors, present)
-    strides = iter(g.strides)
-    seen: dict[str, Any] = {}
-    for name in (*BOXES, *PAIRWISE):
-        made = Boxes if name in BOXES else Strided
-        seen[name] = made() if getattr(given, name) is None else made(getattr(t, name), *next(strides))
-        if name in steps:
-            seen[name] = seen[name]._replace(step=steps[name])
-    _, _, dtype, device, _ = given.boxes1
-    n = math.prod(given.boxes1[0][:-1])
-    tiles = box_tiles(n, dtype.itemsize)
-    scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
+    strides, step = iter(g.strides), iter(steps)
+    boxes1, boxes2, gradient1, gradient2 = (_boxes(t, strides, step) for t in boxes)
+    n = call.boxes1.numel() // 4
+    tiles = box_tiles(n, call.boxes1.itemsize)
     return Plan(
         boxes_kernel,
         (min(triton.cdiv(n, tiles.block), PROGRAMS),),
-        device,
         (
-            *(seen[name] for name in ("boxes1", "boxes2", "weight", "upstream", "out", "gradient1", "gradient2")),
-            t.factor,
-            t.divisor,
-            Sum(t.parts, t.ticket, t.total) if total else None,
-            tuple(hypers),
-            scale,
+            boxes1,
+            boxes2,
+            *(Strided() if t is None else Strided(t, *next(strides)) for t in pairwise),
+            gradient1,
+            gradient2,
+            wanted.factor,
+            call.normalizer,
+            sum_slots() if wanted.total else None,
+            call.hyper,
+            wanted.scale,
             n,
             g.n1,
             g.n2,
         ),
-        formula=formula,
-        CENTERED=centered,
+        totals=int(wanted.total),
+        formula=formulas.formula,
+        CENTERED=call.centered,
         FLAT=g.flat,
         BIG=g.big(n, tiles.block),
-        EMPTY_IS_ZERO=empty_is_zero,
+        EMPTY_IS_ZERO=call.empty_is_zero,
         BLOCK=tiles.block,
         num_warps=tiles.warps,
     )
 
 
-def boxes(
-    formula: Callable[..., Any],
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,
-    hyper: Sequence[float],
-    *,
-    centered: bool = False,
-    weight: Tensor | None = None,
-    upstream: Tensor | None = None,
-    scale: float = 1.0,
-    divisor: Tensor | None = None,
-    empty_is_zero: bool = False,
-    value: str = "sum",
-    gradient1: Tensor | None = None,
-    gradient2: Tensor | None = None,
-) -> Tensor | None:
-    """One launch over pairs of boxes, any strides: value · scale / divisor, and its gradients into those tensors that are given.
-
-    centered: boxes are (cx, cy, w, h), which become corners before the formula, and gradients again what they were.
-    weight: broadcasts to the pairs. divisor: 0-d. upstream: 0-d, or one a pair.
-    value: "sum" returns the total (0-d float32), "each" one value a pair, float32, "nothing" None.
-    """
-    pairs = boxes1.shape[:-1]
-    out = boxes1.new_empty(pairs, dtype=torch.float32) if value == "each" else None
-    whole, factor = (upstream, None) if upstream is not None and upstream.ndim > 0 else (None, upstream)
-    tensors = (boxes1, boxes2, gradient1, gradient2, weight, whole, out, factor, divisor)
-    layouts = tuple([layout(t) for t in tensors])
-    plan = _plan(formula, layouts, centered, len(hyper), value == "sum", empty_is_zero, tried())
-    if plan is None:
-        written = [(g, g.new_empty(g.shape)) for g in (gradient1, gradient2) if g is not None]
-        fresh = {id(g): new for g, new in written}
-        result = boxes(
-            formula,
-            boxes1.contiguous(),
-            boxes2.contiguous(),
-            hyper,
-            centered=centered,
-            weight=None if weight is None else weight.expand(pairs).contiguous(),
-            upstream=factor if whole is None else whole.contiguous(),
-            scale=scale,
-            divisor=divisor,
-            empty_is_zero=empty_is_zero,
-            value=value,
-            gradient1=fresh.get(id(gradient1)),
-            gradient2=fresh.get(id(gradient2)),
-        )
-        for g, new in written:
-            g.copy_(new)
-        return result
-    sum = new_sum(plan.grid[0], boxes1.device) if value == "sum" else NO_SUM
-    plan.launch((*tensors, *sum), (scale, *hyper))
-    return out if value == "each" else sum.total
+def _boxes(t: Any, strides: Iterator[tuple[int, ...]], steps: Iterator[int | None]) -> Boxes:
+    if t is None:
+        return Boxes()
+    s0, s1, s2 = next(strides) or (None, None, None)
+    return Boxes(t, s0, s1, s2, next(steps))
 
 
-def planned_boxes(
-    formula: Callable[..., Any],
-    tensors: Sequence[Any],  # boxes1, boxes2, weight, …
-    divisor: Tensor | None,
-    gradient1: Tensor | None,
-    hyper: Sequence[float],
-    scale: float,
-    centered: bool,
-    empty_is_zero: bool,
-) -> Callable[..., Tensor] | None:
-    """`boxes` for nothing but total and gradient of boxes1: (tensors, divisor, gradient) → total.
+BOXES = Template(_plan, writes=("out", "gradient1", "gradient2"), expands={"weight": lambda call: call.boxes1.shape[:-1]})
 
-    For tensors of these layouts and other arguments the same. None where copies would be needed.
-    """
 
-    def ordered(tensors: Sequence[Any], divisor: Tensor | None, gradient1: Tensor | None) -> tuple[Any, ...]:
-        boxes1, boxes2, weight, *_ = tensors
-        return boxes1, boxes2, gradient1, None, weight, None, None, None, divisor
+def _scale(call: BoxCall) -> float:
+    known = call.reduction == "mean" and call.normalizer is None
+    return float(call.loss_scale * 4 / call.boxes1.numel() if known else call.loss_scale)
 
-    layouts = tuple([layout(t) for t in ordered(tensors, divisor, gradient1)])
-    plan = _plan(formula, layouts, centered, len(hyper), True, empty_is_zero, tried())
-    if plan is None:
-        return None
-    programs, device, floats = plan.grid[0], tensors[0].device, (scale, *hyper)
 
-    def total(tensors: Sequence[Any], divisor: Tensor | None, gradient1: Tensor | None) -> Tensor:
-        sum = new_sum(programs, device)
-        plan.launch((*ordered(tensors, divisor, gradient1), *sum), floats)
-        assert sum.total is not None
-        return sum.total
+def forward(
+    call: BoxCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+) -> tuple[Tensor | None, ...]:
+    """As element.launch.forward, with a gradient of each box."""
+    out = empty(call.boxes1, call.shapes(keep)[0]) if call.reduction == "none" else None
+    wanted = Wanted(_scale(call), None, None, out, gradients[0], gradients[1], out is None)
+    totals = launch(BOXES, call, wanted, formulas, turn=turn)
+    return (totals[0] if out is None else out,)
 
-    return total
+
+def backward(
+    call: BoxCall,
+    formulas: Formulas,
+    kept: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> None:
+    """As element.launch.backward, with a gradient of each box."""
+    (arriving,) = grad_outputs
+    assert arriving is not None
+    each, factor = (arriving, None) if arriving.ndim else (None, arriving)
+    launch(BOXES, call, Wanted(_scale(call), each, factor, None, gradients[0], gradients[1], False), formulas)

@@ -45,12 +45,12 @@ from lossforge.kernels.row.sweep import (
     write_rows,
 )
 
-STATS = 5
-"""Statistics a row that backward needs: max and log-sum of the logits and of the teacher's, all but Σ h in units of x / T."""
-
 
 class Outputs(NamedTuple):
-    """Per row: the loss, and (STATS, rows) or in top-k (2, rows) of statistics."""
+    """Per row: the loss, and what backward needs: maximum and log-sum of the logits, but for top-k also of the teacher's, and Σ h.
+
+    All but Σ h are in units of x / T.
+    """
 
     loss: Tensor | None
     stats: Tensor | None

@@ -1,7 +1,5 @@
 """Host side of the element-wise template: how its tensors lie in memory, tile sizes, and the launch."""
 
-import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,12 +7,13 @@ import torch
 import triton
 from torch import Tensor
 
+from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.kernels.element import targets
 from lossforge.kernels.element.kernel import WARP, elementwise_kernel
-from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, layout, slots
+from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
-from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers, tried
+from lossforge.kernels.engine.reduce import Counting, count, counts_itself
+from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers
 
 
 class Geometry(NamedTuple):
@@ -62,132 +61,97 @@ def geometry(shape: Sequence[int], strides: Sequence[Sequence[int]], class_dim: 
     return Geometry(n1, n2, n1 if n2 == 1 and n1 <= 65536 else None, found)
 
 
-class Tensors(NamedTuple):
-    """What a launch reads and writes: a layout or a Slot each, None where absent."""
+class Wanted(NamedTuple):
+    """What a launch is to give beside what the call says: value · scale / divisor, its gradient into `gradient` where it is given.
 
-    x: Any
-    target: Any
-    target_b: Any
-    lam: Any
-    weight: Any
-    group: Any
-    parameter: Any
-    upstream: Any
-    out: Any
-    gradient: Any
-    factor: Any
-    group_weight: Any
-    divisor: Any
-    parts: Any = None
-    ticket: Any = None
-    total: Any = None
+    divisor: 0-d; counted: in its place the launch counts the elements of rows not ignored. grad_output: of the shape of x, or factor: 0-d.
+    out: for the value of each element. total: their sum.
+    """
+
+    scale: float
+    divisor: Tensor | None
+    counted: bool
+    grad_output: Tensor | None
+    factor: Tensor | None
+    out: Tensor | None
+    gradient: Tensor | None
+    total: bool
 
 
 GROUP = 8  # neighbouring elements of a row, of which the row's target is read once
-STRIDED = Tensors._fields[:10]  # the others are 0-d or contiguous
 
 
-class Formulas(NamedTuple):
-    """What the kernel inlines: a formula, and a quicker one for the hyper-parameters of which `applies`, a device function, is true.
-
-    hard: these for targets of 0 and 1, where fewer instructions do (elementwise.py says how). heavy: as of tiles.element_tiles.
-    """
-
-    formula: Callable[..., Any]
-    special: Callable[..., Any] | None = None
-    applies: Callable[..., Any] | None = None
-    hard: "Formulas | None" = None
-    heavy: bool = False
-
-
-def _loader(given: Tensors, diagonal: bool, indices: bool) -> Callable[..., Any]:
-    if diagonal:
+def _loader(call: ElementCall) -> Callable[..., Any]:
+    if call.target is None:
         return targets.diagonal
-    if not indices:
+    if not call.by_class:
         return targets.dense
-    if given.target_b is not None:
+    if call.target_b is not None:
         return targets.mixup
-    return targets.class_index if given.lam is None else targets.scored
+    return targets.class_index if call.lam is None else targets.scored
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _plan(
-    formulas: Formulas,
-    layouts: tuple[Layout | None, ...],  # of Tensors but the sum's three
-    class_dim: int,
-    ignore_index: int,
-    offset: int,
-    hyper: int,  # how many
-    total: bool,
-    empty_is_zero: bool,
-    counted: bool,
-    tried: object,  # tiles.tried()
-) -> Plan | None:
+def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
     """None where the dimensions of the tensors do not join into three."""
-    given = Tensors(*layouts)
-    shape, _, _, device, _ = given.x
-    diagonal = given.target is None
-    indices = not diagonal and not given.target[2].is_floating_point
-    by_row = diagonal or indices
-    background = formulas.hard
-    hard = background if by_row and given.target_b is None and given.lam is None else None
-    formulas = hard or formulas
-    names = [name for name in STRIDED if getattr(given, name) is not None]
-    rows = ("target", "target_b", "lam") if indices else ()
-    strides = []
-    for name in names:
-        sizes, steps, *_ = getattr(given, name)
-        strides.append(per_row(sizes, steps, shape, class_dim) if name in rows else broadcast(sizes, steps, shape))
-    g = geometry(shape, strides, class_dim if by_row else None)
+    x, target, group_weight = call.x, call.target, call.group_weight
+    class_dim = call.dim % (x.ndim or 1)
+    by_row = target is None or call.by_class
+    background = formulas.binary
+    binary = background if by_row and call.target_b is None and call.lam is None else None
+    formulas = binary or formulas
+    rows = (target, call.target_b, call.lam) if call.by_class else ()
+    each = (x, target, call.target_b, call.lam, call.weight, call.group, call.parameter, wanted.grad_output, wanted.out, wanted.gradient)
+    strides: list[Sequence[int]] = []
+    for t in each:
+        if t is not None:
+            strides.append(per_row(t.shape, t.stride(), x.shape, class_dim) if t in rows else broadcast(t.shape, t.stride(), x.shape))
+    g = geometry(x.shape, strides, class_dim if by_row else None)
     if g is None:
         return None
-    present = [*(one is not None for one in layouts), total, total, total]
-    t = slots(Tensors, present)
-    strided = dict.fromkeys(STRIDED, Strided()) | {
-        name: Strided(getattr(t, name), *steps) for name, steps in zip(names, g.strides, strict=True)
-    }
-    n = math.prod(shape)
+    steps = iter(g.strides)
+    strided = [Strided() if t is None else Strided(t, *next(steps)) for t in each]
+    n = x.numel()
     columns = None if g.flat and not by_row else g.columns
-    read = 2 + sum(t is not None for t in (given.weight, given.parameter, given.target_b, given.lam))
+    read = 2 + sum(t is not None for t in (call.weight, call.parameter, call.target_b, call.lam))
     grouped = by_row and columns is not None and columns % GROUP == 0
-    tiles = element_tiles(n, given.x[2].itemsize, read, indices, diagonal, grouped, formulas.special is not None, formulas.heavy)
-    told_apart = indices and given.target_b is None and columns is not None and tiles.block // columns + 2 <= WARP.value
-    if not told_apart or (given.x[2].itemsize == 4 and columns is not None and columns <= tiles.block):
+    special = formulas.special is not None
+    tiles = element_tiles(n, x.itemsize, read, call.by_class, target is None, grouped, special, formulas.heavy)
+    told_apart = call.by_class and call.target_b is None and columns is not None and tiles.block // columns + 2 <= WARP.value
+    if not told_apart or (x.itemsize == 4 and columns is not None and columns <= tiles.block):
         background = None  # float32 of 80 classes was 2 % slower with both branches on an H200
-    scale, *hypers = (Slot(sum(present) + i) for i in range(1 + hyper))
     return Plan(
         elementwise_kernel,
         (min(triton.cdiv(n, tiles.block), PROGRAMS),),
-        device,
         (
-            *strided.values(),
-            t.factor,
-            t.group_weight,
-            Sum(t.parts, t.ticket, t.total) if total else None,
-            t.divisor,
-            tuple(hypers),
-            scale,
+            *strided,
+            wanted.factor,
+            group_weight,
+            sum_slots() if wanted.total else None,
+            wanted.divisor,
+            call.hyper,
+            wanted.scale,
             n,
             g.n1,
             g.n2,
-            shape[class_dim] if by_row else 0,
-            given.group_weight[0][0] if given.group_weight is not None else 0,
-            ignore_index,
-            offset,
-            math.prod(given.target[0]) if counted else 0,
+            x.shape[class_dim] if by_row else 0,
+            group_weight.shape[0] if group_weight is not None else 0,
+            call.ignore_index,
+            call.offset,
+            target.numel() if wanted.counted and target is not None else 0,
         ),
+        totals=int(wanted.total),
         formula=formulas.formula,
         special=formulas.special,
         applies=formulas.applies,
-        load_target=_loader(given, diagonal, indices),
+        load_target=_loader(call),
         background=background.formula if background is not None else None,
         special_background=background.special if background is not None else None,
-        HARD=hard is not None,
+        HARD=binary is not None,
         COLUMNS=columns,
         FLAT=g.flat and not by_row,
         BIG=g.big(n, tiles.block),
-        EMPTY_IS_ZERO=empty_is_zero,
-        COUNT=COUNTED if counted else 0,
+        EMPTY_IS_ZERO=call.empty_is_zero,
+        COUNT=COUNTED if wanted.counted else 0,
         BLOCK=tiles.block,
         G=GROUP if grouped else 1,
         STAGES=1 if background is not None else tiles.stages,
@@ -196,121 +160,67 @@ def _plan(
     )
 
 
-def elementwise(
-    formulas: Formulas,
-    x: Tensor,
-    target: Tensor | None,
-    hyper: Sequence[float],
-    *,
-    target_b: Tensor | None = None,
-    lam: Tensor | None = None,
-    ignore_index: int = -2,
-    offset: int = 0,
-    class_dim: int = -1,
-    weight: Tensor | None = None,
-    group: Tensor | None = None,
-    group_weight: Tensor | None = None,
-    parameter: Tensor | None = None,
-    upstream: Tensor | None = None,
-    scale: float = 1.0,
-    divisor: Tensor | None = None,
-    counted: bool = False,
-    empty_is_zero: bool = False,
-    value: str = "sum",
-    gradient: Tensor | None = None,
-) -> Tensor | None:
-    """One launch over x (any shape and strides): value · scale / divisor, and where `gradient` is given, dvalue/dx written into it.
+ELEMENT = Template(
+    _plan,
+    writes=("out", "gradient"),
+    expands={
+        **dict.fromkeys(("weight", "group", "parameter", "grad_output"), lambda call: call.x.shape),
+        **dict.fromkeys(("target_b", "lam"), lambda call: call.target.shape),
+    },
+)
 
-    target: of the shape of x, or class indices along class_dim, of the shape of x without it; target_b and lam broadcast to that. lam
-    without target_b is each row's score, the target in its class. None: the diagonal, column row + offset, of an x of two dimensions.
-    weight, group and parameter: broadcast to x. divisor: 0-d. upstream: 0-d, or of the shape of x.
-    counted: in place of a divisor, the launch counts the elements of rows not ignored itself (see counts_itself).
-    value: "sum" returns the total (0-d float32), "each" the values in x's dtype, "nothing" None.
+
+def _divisor(call: ElementCall, turn: Turn | None = None) -> Tensor | None:
+    if not call.counted:
+        return call.normalizer
+    assert call.target is not None
+    classes = call.x.shape[call.dim]
+    return count(Counting(call.target, call.target_b, None, None, classes, call.ignore_index, float(classes)), turn)
+
+
+def _scale(call: ElementCall) -> float:
+    known = call.mean and call.normalizer is None and not call.counted
+    return float(call.factor / call.x.numel() if known else call.factor)
+
+
+def forward(
+    call: ElementCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+) -> tuple[Tensor | None, ...]:
+    """Results and what backward takes, in the order of the call's names; the gradient into `gradients` where it is given.
+
+    keep: what only backward needs is wanted. alone: one launch may do it all, also count, so that the divisor is not kept.
     """
-    out = torch.empty_like(x) if value == "each" else None
-    whole, factor = (upstream, None) if upstream is not None and upstream.ndim > 0 else (None, upstream)
-    tensors = (x, target, target_b, lam, weight, group, parameter, whole, out, gradient, factor, group_weight, divisor)
-    plan = _plan(
-        formulas,
-        tuple([layout(t) for t in tensors]),
-        class_dim % (x.ndim or 1),
-        ignore_index,
-        offset,
-        len(hyper),
-        value == "sum",
-        empty_is_zero,
-        counted,
-        tried(),
+    itself = alone and call.counted and call.target is not None and counts_itself(call.target, call.target_b)
+    divisor = None if itself else _divisor(call, turn)
+    out = torch.empty_like(call.x) if call.reduction == "none" else None
+    wanted = Wanted(
+        scale=_scale(call),
+        divisor=divisor,
+        counted=itself,
+        grad_output=None,
+        factor=None,
+        out=out,
+        gradient=gradients[0],
+        total=out is None,
     )
-    if plan is None:
-
-        def copied(t: Tensor | None, like: Tensor | None = x) -> Tensor | None:
-            return None if t is None or like is None else t.expand(like.shape).contiguous()
-
-        fresh = None if gradient is None else torch.empty(x.shape, dtype=gradient.dtype, device=x.device)
-        result = elementwise(
-            formulas,
-            x.contiguous(),
-            copied(target, target),
-            hyper,
-            target_b=copied(target_b, target),
-            lam=copied(lam, target),
-            ignore_index=ignore_index,
-            offset=offset,
-            class_dim=class_dim,
-            weight=copied(weight),
-            group=copied(group),
-            group_weight=group_weight,
-            parameter=copied(parameter),
-            upstream=factor if whole is None else copied(whole),
-            scale=scale,
-            divisor=divisor,
-            counted=counted,
-            empty_is_zero=empty_is_zero,
-            value=value,
-            gradient=fresh,
-        )
-        if gradient is not None and fresh is not None:
-            gradient.copy_(fresh)
-        return result if out is None or result is None else out.copy_(result)
-    sum = new_sum(plan.grid[0], x.device) if value == "sum" else NO_SUM
-    plan.launch((*tensors, *sum), (scale, *hyper))
-    return out if value == "each" else sum.total
+    total = launch(ELEMENT, call, wanted, formulas, turn=turn)
+    return total[0] if out is None else out, divisor if call.counted else None
 
 
-def planned_elementwise(
-    formulas: Formulas,
-    tensors: Sequence[Any],  # x, target, target_b, lam, weight, group, group_weight, parameter, …
-    divisor: Tensor | None,
-    gradient: Tensor | None,
-    hyper: Sequence[float],
-    scale: float,
-    ignore_index: int,
-    offset: int,
-    class_dim: int,
-    empty_is_zero: bool,
-    counted: bool,
-) -> Callable[..., Tensor] | None:
-    """`elementwise` for nothing but total and gradient: (tensors, divisor, gradient) → total.
-
-    For tensors of these layouts and other arguments the same. None where copies would be needed.
-    """
-
-    def ordered(tensors: Sequence[Any], divisor: Tensor | None, gradient: Tensor | None) -> tuple[Any, ...]:
-        x, target, target_b, lam, weight, group, group_weight, parameter, *_ = tensors
-        return x, target, target_b, lam, weight, group, parameter, None, None, gradient, None, group_weight, divisor
-
-    layouts = tuple([layout(t) for t in ordered(tensors, divisor, gradient)])
-    x = tensors[0]
-    plan = _plan(formulas, layouts, class_dim % (x.ndim or 1), ignore_index, offset, len(hyper), True, empty_is_zero, counted, tried())
-    if plan is None:
-        return None
-    programs, device, floats = plan.grid[0], x.device, (scale, *hyper)
-
-    def total(tensors: Sequence[Any], divisor: Tensor | None, gradient: Tensor | None) -> Tensor:
-        sum = new_sum(programs, device)
-        plan.launch((*ordered(tensors, divisor, gradient), *sum), floats)
-        assert sum.total is not None
-        return sum.total
-
-    return total
+def backward(
+    call: ElementCall, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
+) -> None:
+    """Write the gradient for what arrives at the value; what is kept may be None, and is then computed again."""
+    (divisor,), (arriving,) = kept, grad_outputs
+    assert arriving is not None
+    wanted = Wanted(
+        scale=_scale(call),
+        divisor=_divisor(call) if divisor is None else divisor,
+        counted=False,
+        grad_output=arriving if arriving.ndim else None,
+        factor=None if arriving.ndim else arriving,
+        out=None,
+        gradient=gradients[0],
+        total=False,
+    )
+    launch(ELEMENT, call, wanted, formulas)

@@ -1,12 +1,17 @@
-"""Starting a kernel: planned once a layout, on the tensors' device, counted, and with a warning where the interpreter would run it."""
+"""The one way to a kernel: a launch is planned once for all calls alike, and started on the tensors' device.
+
+A template gives `make`, which plans its launch from records in which operands stand for tensors and slots for floats: the kernel, the
+grid, the kernel's arguments, the constants. What differs between calls alike are addresses and floats alone, so that the plan is kept
+under everything else, and a further launch fills these in.
+"""
 
 import contextlib
 import functools
-import itertools
+import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,82 +24,121 @@ from lossforge.kernels.engine.torch_internals import current_device, current_str
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 
-PLANS = 1024
-"""How many plans of a kernel are kept, the last used: shapes may vary without end."""
+PLANS = 4096
+"""How many plans are kept, the first made go first: shapes may vary without end."""
 
 _launches: Counter[str] = Counter()
+_tried: dict[type, Any] = {}
 
 
 def launch_counts() -> dict[str, int]:
-    """Launches so far in this process, by kernel."""
+    """Return the launches so far in this process, by kernel."""
     return dict(_launches)
 
 
 def chip(device: int) -> tuple[int, int] | None:
-    """(multiprocessors, bytes of shared memory a program may have) of the GPU that runs compiled kernels; None without one."""
+    """Return (multiprocessors, bytes of shared memory a program may have) of the GPU that runs compiled kernels; None without one."""
     if device < 0 or INTERPRETED or torch.version.hip is not None:
         return None
     found = torch.cuda.get_device_properties(device)
     return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0)  # torch's type stubs lack it
 
 
-Layout = tuple[Sequence[int], Sequence[int], torch.dtype, int, bool]
-"""All of a tensor that a plan may depend on: shape, strides, dtype, device index (-1 on CPU), whether it begins at 16 bytes' multiple."""
-
-
-def layout(t: Tensor | None) -> Layout | None:
-    return None if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() % 16 == 0)
-
-
 class Slot:
-    """Stands in a plan's arguments for a tensor or float that each launch brings: the place-th of its values."""
+    """Stands for a number or tensor that each launch brings: its place among the launch's values, from the end where negative."""
 
     def __init__(self, place: int) -> None:
         self.place = place
 
 
-def slots(of: Any, present: Sequence[bool], start: int = 0) -> Any:
-    """A named tuple `of` Slots numbered from `start`, None where the value is absent."""
-    places = itertools.count(start)
-    return of(*(Slot(next(places)) if p else None for p in present))
+class Operand(Slot):
+    """Stands for a tensor, with all of it that a plan may depend on, named as a tensor's."""
+
+    def __init__(self, place: int, layout: "Layout") -> None:
+        super().__init__(place)
+        self.shape, self._stride, self.dtype, self._device, self.aligned = layout
+        self.ndim, self.itemsize = len(self.shape), self.dtype.itemsize
+
+    def stride(self) -> Sequence[int]:
+        return self._stride
+
+    def get_device(self) -> int:
+        return self._device
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+def aligned(t: Any) -> bool:
+    """Return whether an operand begins at a multiple of 16 bytes."""
+    return t.aligned
+
+
+Layout = tuple[Sequence[int], Sequence[int], torch.dtype, int, bool]
+
+
+class Sum(NamedTuple):
+    """Where a launch adds up: one float32 part a program and group of programs, the counts of finished ones, and the 0-d total."""
+
+    parts: Any
+    ticket: Any
+    total: Any
+
+
+def sum_slots(number: int = 0, of: int = 1) -> Sum:
+    """Return the slots of a plan's sum, which each launch brings after its other values."""
+    first = 3 * (number - of)
+    return Sum(Slot(first), Slot(first + 1), Slot(first + 2))
 
 
 class Plan:
-    """A kernel, its grid and its arguments, with Slots in place of what differs from launch to launch: tensors, then floats.
+    """A kernel, its grid and its arguments, with slots for what differs from launch to launch: tensors, then floats, then sums.
 
-    A plan is made from the layouts of its tensors and from its other arguments alone, and kept by these (functools.lru_cache), so a
-    plan's launches differ in addresses and floats. Triton specialises on neither but for which addresses are multiples of 16. So
-    after Triton has chosen and started a kernel once for an alignment, the same kernel is started directly.
+    Triton specialises on neither addresses nor floats but for which addresses are multiples of 16. So after Triton has chosen and
+    started a kernel once for an alignment, the same kernel is started directly.
+
+    totals: how many sums the launch adds up. counting: programs that count themselves there, those of the grid unless given.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], device: int, arguments: tuple[Any, ...], **meta: Any) -> None:
-        self.kernel, self.device, self.arguments, self.meta = kernel, device, arguments, meta
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], totals: int = 0, counting: int = 0, **meta: Any
+    ) -> None:
+        self.kernel, self.arguments, self.meta = kernel, arguments, meta
+        self.totals, self.counting = totals, counting or grid[0]
         self.grid = (*grid, 1, 1)[:3]
         self.name = kernel.fn.__name__
-        self.direct = device >= 0 and not INTERPRETED and torch.version.hip is None
+        self.direct = not INTERPRETED and torch.version.hip is None
         self.compiled: dict[Any, Any] = {}  # Triton's compiled kernel by alignment
 
-    def launch(self, tensors: Iterable[Tensor | None], floats: Sequence[float] = ()) -> None:
-        """Launch on the tensors that are not None, in the order of their Slots."""
+    def launch(self, tensors: Sequence[Tensor], floats: Sequence[float] = ()) -> tuple[Tensor, ...]:
+        """Launch on the tensors of the slots, in their order; the totals of the sums."""
         _launches[self.name] += 1
-        present = [t for t in tensors if t is not None]
-        if self.compiled and self.device == current_device() and unobserved(self.kernel):
-            pointers = [t.data_ptr() for t in present]
+        first = tensors[0]
+        device = first.get_device()
+        sums: list[Tensor] = []
+        for number in range(self.totals):
+            sums += new_sum(self.counting, first.device, number > 0)
+        if self.compiled and device == current_device() and unobserved(self.kernel):
+            pointers = [t.data_ptr() for t in (*tensors, *sums)]
             compiled = self.compiled.get(_aligned(pointers))
             if compiled is not None:
-                start(compiled, self.grid, self.device, self.fill((*pointers, *floats)))
-                return
-        if self.device >= 0 and INTERPRETED:
+                count = len(tensors)
+                start(compiled, self.grid, device, self.fill((*pointers[:count], *floats, *pointers[count:])))
+                return tuple(sums[2::3])
+        if device >= 0 and INTERPRETED:
             _warn_interpreted()
-        elsewhere = self.direct and self.device != torch.cuda.current_device()
-        with torch.cuda.device(self.device) if elsewhere else contextlib.nullcontext():
-            compiled = self._by_triton(present, floats)
-        if self.direct and starts_directly(compiled):
-            self.compiled[_aligned([t.data_ptr() for t in present])] = compiled
+        elsewhere = self.direct and device >= 0 and device != torch.cuda.current_device()
+        with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
+            compiled = self._by_triton((*tensors, *map(float, floats), *sums))
+        if self.direct and device >= 0 and starts_directly(compiled):
+            self.compiled[_aligned([t.data_ptr() for t in (*tensors, *sums)])] = compiled
+        return tuple(sums[2::3])
 
-    def _by_triton(self, tensors: Sequence[Tensor], floats: Sequence[float]) -> Any:
+    def _by_triton(self, values: Sequence[Any]) -> Any:
         """Launch through Triton, which compiles what it has not compiled yet; the compiled kernel."""
-        values = (*tensors, *map(float, floats))
         return self.kernel[self.grid](*(_filled(a, values) for a in self.arguments), **self.meta)
 
     @functools.cached_property
@@ -107,12 +151,12 @@ class Plan:
 
 
 def _aligned(pointers: Sequence[int]) -> bool | tuple[bool, ...]:
-    """True where all addresses are multiples of 16, else which are."""
+    """Return True where all addresses are multiples of 16, else which are."""
     return functools.reduce(operator.or_, pointers) % 16 == 0 or tuple([p % 16 == 0 for p in pointers])
 
 
 def _filled(node: Any, values: Sequence[Any]) -> Any:
-    if type(node) is Slot:
+    if isinstance(node, Slot):
         return values[node.place]
     if not isinstance(node, tuple):
         return node
@@ -121,14 +165,14 @@ def _filled(node: Any, values: Sequence[Any]) -> Any:
 
 
 def filler(arguments: tuple[Any, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """The function from a launch's values to `arguments` with the Slots filled.
+    """Return the function from a launch's values to `arguments` with the slots filled.
 
-    Written out as one expression, as the standard library writes named tuples: walking the arguments takes longer than a launch.
+    Written out as one expression, as the standard library writes named tuples, because walking the arguments takes longer than a launch.
     """
     fixed: list[Any] = []
 
     def expression(node: Any) -> str:
-        if type(node) is Slot:
+        if isinstance(node, Slot):
             return f"values[{node.place}]"
         if isinstance(node, tuple):
             return "(" + "".join(expression(n) + "," for n in node) + ")"
@@ -138,6 +182,143 @@ def filler(arguments: tuple[Any, ...]) -> Callable[[Sequence[Any]], tuple[Any, .
         return f"fixed[{len(fixed) - 1}]"
 
     return eval(f"lambda values: {expression(arguments)}", {"fixed": tuple(fixed)})
+
+
+class Template(NamedTuple):
+    """A kernel as `launch` takes it.
+
+    plan: from records with operands and slots to the plan, None where the layouts cannot be addressed. Then the launch is on contiguous
+    copies: of what `writes` names new tensors, copied back; of what `expands` names, expanded to the shape that it finds in the call.
+    """
+
+    plan: Callable[..., Plan | None]
+    writes: tuple[str, ...] = ()
+    expands: Mapping[str, Callable[[Any], Sequence[int]]] = {}
+
+
+class Turn:
+    """One call's launches: by the plans known of calls alike, in their order, or found now."""
+
+    def __init__(self, known: Sequence[Plan] | None) -> None:
+        self.known = known
+        self.found: list[Plan | None] = []
+
+    def plan(self, template: Template, records: Sequence[Any], values: Sequence[Any]) -> Plan | None:
+        found = planned(template, records, values) if self.known is None or _tried else self.known[len(self.found)]
+        self.found.append(found)
+        return found
+
+
+_plans: dict[Any, Plan | None] = {}
+
+
+def launch(template: Template, *records: Any, turn: Turn | None = None) -> tuple[Tensor, ...]:
+    """Launch on the tensors and floats of the records (named tuples); the totals of the sums.
+
+    turn: of a call that repeats.
+    """
+    values = [v for record in records for v in record]
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    floats: list[float] = []
+    for v in values:
+        if type(v) is float:
+            floats.append(v)
+        elif type(v) is list and v and type(v[0]) is float:
+            floats += v
+    plan = planned(template, records, values) if turn is None else turn.plan(template, records, values)
+    if plan is None:
+        return _on_copies(template, records)
+    return plan.launch(tensors, floats)
+
+
+def planned(template: Template, records: Sequence[Any], values: Sequence[Any]) -> Plan | None:
+    """Return the plan kept for calls like this one, or make it."""
+    key = (template.plan, trials(), *[_kind(v) for v in values])
+    try:
+        return _plans[key]
+    except KeyError:
+        pass
+    if len(_plans) >= PLANS:
+        _plans.pop(next(iter(_plans)), None)
+    plan = _plans[key] = template.plan(*_abstract(records))
+    return plan
+
+
+def _kind(v: Any) -> Any:
+    """Return what a plan may depend on of a record's value."""
+    if isinstance(v, Tensor):
+        return layout(v)
+    if type(v) is float:
+        return float
+    if type(v) is list:
+        return len(v) if v and type(v[0]) is float else tuple(v)
+    return v
+
+
+def layout(t: Tensor) -> Layout:
+    return t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() % 16 == 0
+
+
+def _abstract(records: Sequence[Any]) -> list[Any]:
+    """Return the records with an operand for each tensor and a slot for each float, numbered as `launch` brings the values."""
+    tensors = 0
+    floats = sum(isinstance(v, Tensor) for record in records for v in record)
+    found = []
+    for record in records:
+        fields: list[Any] = []
+        for v in record:
+            if isinstance(v, Tensor):
+                fields.append(Operand(tensors, layout(v)))
+                tensors += 1
+            elif type(v) is float:
+                fields.append(Slot(floats))
+                floats += 1
+            elif type(v) is list and v and type(v[0]) is float:
+                fields.append(tuple([Slot(floats + i) for i in range(len(v))]))
+                floats += len(v)
+            else:
+                fields.append(tuple(v) if type(v) is list else v)
+        found.append(type(record)(*fields))
+    return found
+
+
+def _on_copies(template: Template, records: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Launch on contiguous copies, which can always be addressed, and copy back what was written."""
+    fresh: list[tuple[Tensor, Tensor]] = []
+
+    def copied(name: str, t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        if name in template.writes:
+            fresh.append((t, torch.empty(t.shape, dtype=t.dtype, device=t.device)))
+            return fresh[-1][1]
+        shape = template.expands[name](records[0]) if name in template.expands else t.shape
+        return t.expand(shape).contiguous()
+
+    copies = [type(r)(*[copied(name, t) for name, t in zip(r._fields, r, strict=True)]) for r in records]
+    totals = launch(template, *copies)
+    for t, new in fresh:
+        t.copy_(new)
+    return totals
+
+
+@contextlib.contextmanager
+def trial(tiles: Any) -> Iterator[None]:
+    """Launch with these tiles wherever tiles of their type are chosen: for finding better ones."""
+    _tried[type(tiles)] = tiles
+    try:
+        yield
+    finally:
+        del _tried[type(tiles)]
+
+
+def trials() -> tuple[Any, ...]:
+    """Return the tiles on trial, which are part of the key of a plan."""
+    return tuple(_tried.values())
+
+
+def on_trial(kind: type) -> Any:
+    return _tried.get(kind)
 
 
 class Workspace(NamedTuple):
@@ -154,8 +335,14 @@ _KEPT = 2**14  # programs: 65 KiB a stream
 _workspaces: dict[tuple[int, int, bool], Workspace] = {}
 
 
+def new_sum(programs: int, device: torch.device, second: bool = False) -> Sum:
+    """Return where a launch may add up; second: beside another sum of the same launch."""
+    ticket, parts, one = workspace(programs, device, second)
+    return Sum(parts, ticket, torch.empty_like(one))
+
+
 def workspace(programs: int, device: torch.device, second: bool = False) -> Workspace:
-    """Launches of one stream follow each other, so they share theirs; `second`: beside another of the same launch.
+    """Return the memory of the stream's launches, which follow each other and so share it; second: beside another of the same launch.
 
     A captured graph may be replayed on any stream beside others and gets its own.
     """
@@ -171,10 +358,8 @@ def workspace(programs: int, device: torch.device, second: bool = False) -> Work
 
 
 def _in_own_thread(make: Callable[[], Workspace]) -> Workspace:
-    """What is kept must not come from a pool that a thread allocates from for a while, as torch.compile does to warm up a CUDA graph.
-
-    A new thread allocates as usual, on the default stream.
-    """
+    """Allocate in a new thread, on the default stream, because what is kept must not come from a pool that a thread allocates from for
+    a while, as torch.compile does to warm up a CUDA graph."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()
 

@@ -1,37 +1,18 @@
 """Sums over a launch: each program stores its part, and the last to finish adds the parts in their order. No float atomics."""
 
-import functools
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import PLANS, PROGRAMS_A_GROUP, Layout, Plan, Slot, layout, slots, workspace
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, Turn, launch, sum_slots
 from lossforge.kernels.tiles import COUNTED
 
 PART = tl.constexpr(1024)
 SMALL = 2**20  # elements, a pass over which takes less time than starting a kernel from Python rather than from C++
 GROUP = tl.constexpr(PROGRAMS_A_GROUP)
-
-
-class Sum(NamedTuple):
-    """Where a launch adds up: one float32 part a program and group of programs, the counts of finished ones, and the 0-d total."""
-
-    parts: Tensor | None
-    ticket: Tensor | None
-    total: Tensor | None
-
-
-NO_SUM = Sum(None, None, None)
-
-
-def new_sum(programs: int, device: torch.device, second: bool = False) -> Sum:
-    """`second`: for another sum of the same launch."""
-    ticket, parts, one = workspace(programs, device, second)
-    return Sum(parts, ticket, torch.empty_like(one))
 
 
 @triton.jit
@@ -136,25 +117,24 @@ def count_kernel(a_ptr, b_ptr, lam_ptr, weight_ptr, sum, n, classes, ignore, sca
 
 
 class Counting(NamedTuple):
-    """What the count reads and writes: a layout or a Slot each, None where absent."""
+    """Class indices to count: see `count`."""
 
-    target: Any
-    target_b: Any
-    lam: Any
-    weight: Any
-    parts: Any = None
-    ticket: Any = None
-    total: Any = None
+    target: Tensor
+    target_b: Tensor | None
+    lam: Tensor | None
+    weight: Tensor | None
+    classes: int
+    ignore_index: int
+    scale: float
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _count_plan(layouts: tuple[Layout | None, ...], classes: int, ignore_index: int) -> Plan:
-    shape, _, _, device, _ = Counting(*layouts).target
-    present = [*(one is not None for one in layouts), True, True, True]
-    t = slots(Counting, present)
-    n, block = math.prod(shape), 4096
-    arguments = (t.target, t.target_b, t.lam, t.weight, Sum(t.parts, t.ticket, t.total), n, classes, ignore_index, Slot(sum(present)))
-    return Plan(count_kernel, (triton.cdiv(n, block),), device, arguments, BLOCK=block, num_warps=8)
+def _plan_count(c: Counting) -> Plan:
+    n, block = c.target.numel(), 4096
+    arguments = (c.target, c.target_b, c.lam, c.weight, sum_slots(), n, c.classes, c.ignore_index, c.scale)
+    return Plan(count_kernel, (triton.cdiv(n, block),), arguments, totals=1, BLOCK=block, num_warps=8)
+
+
+COUNT = Template(_plan_count)
 
 
 def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
@@ -162,45 +142,39 @@ def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
     return target_b is None and target.numel() <= COUNTED and target.is_contiguous()
 
 
-def count(
-    target: Tensor,
-    classes: int,
-    ignore_index: int,
-    *,
-    target_b: Tensor | None = None,
-    lam: Tensor | None = None,
-    weight: Tensor | None = None,
-    scale: float = 1.0,
-) -> Tensor:
+def count(counting: Counting, turn: Turn | None = None) -> Tensor:
     """Divisor of a mean over rows with class indices, 0-d: Σ of the class weights (1 without) of rows not ignored, times scale.
 
     A mixup pair adds λ and 1 - λ of its two weights; without `lam`, a row counts once unless both its indices are ignored.
     """
-    tensors = (
-        target.contiguous(),
-        None if target_b is None else target_b.contiguous(),
-        None if lam is None else lam.expand(target.shape).contiguous(),
-        weight,
+    target, target_b, lam = counting.target, counting.target_b, counting.lam
+    in_order = counting._replace(
+        target=target.contiguous(),
+        target_b=None if target_b is None else target_b.contiguous(),
+        lam=None if lam is None else lam.expand(target.shape).contiguous(),
     )
-    plan = _count_plan(tuple([layout(t) for t in tensors]), classes, ignore_index)
-    sum = new_sum(plan.grid[0], target.device)
-    plan.launch((*tensors, *sum), (scale,))
-    assert sum.total is not None
-    return sum.total
+    return launch(COUNT, in_order, turn=turn)[0]
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _scale_plan(n: int, device: int, dtype: torch.dtype, factor_dtype: torch.dtype) -> Plan:
+class Scaling(NamedTuple):
+    x: Tensor
+    factor: Tensor
+
+
+def _plan_scale(s: Scaling) -> Plan:
+    n = s.x.numel()
     tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that finding a factor of 1 costs nothing
-    return Plan(scale_kernel, (triton.cdiv(n, 4096 * tiles),), device, (Slot(0), Slot(1), n, tiles), BLOCK=4096, num_warps=8)
+    return Plan(scale_kernel, (triton.cdiv(n, 4096 * tiles),), (s.x, s.factor, n, tiles), BLOCK=4096, num_warps=8)
+
+
+SCALE = Template(_plan_scale)
 
 
 def scale_(x: Tensor, factor: Tensor) -> None:
     """x ← factor · x in place, for a dense x and a 0-d factor on its device; no pass over a large x where the factor is 1."""
-    device = x.get_device()
-    if factor.get_device() != device:
+    if factor.get_device() != x.get_device():
         raise ValueError(f"factor must be on the device of x, {x.device}, got {factor.device}")
     if x.numel() <= SMALL and x.dtype == torch.float32:  # torch would round the factor to a half x's dtype first
         x.mul_(factor)
         return
-    _scale_plan(x.numel(), device, x.dtype, factor.dtype).launch((x, factor))
+    launch(SCALE, Scaling(x, factor))

@@ -1,100 +1,84 @@
 """Host side of the contrastive template: tile sizes, and the launches."""
 
-import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import PLANS, PROGRAMS_A_GROUP, Layout, Plan, Slot, layout, slots
-from lossforge.kernels.engine.reduce import Sum, new_sum
+from lossforge.kernels.call import Formulas, PairsCall
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, Turn, launch, sum_slots
 from lossforge.kernels.pairs.kernel import Matrix, Side, contrastive_backward_kernel, contrastive_kernel
-from lossforge.kernels.tiles import contrastive_tiles, similarity_gradient_tiles, tried
+from lossforge.kernels.tiles import contrastive_tiles, similarity_gradient_tiles
 
 
-class Pairs(NamedTuple):
-    """A loss over similarities (N, M), but for their memory. divisor: 0-d, on the device; values are multiplied by scale / divisor."""
+class Numbers(NamedTuple):
+    """The call's numbers as the kernels take them. scale: of the loss; logit_scale: None where it changes nothing."""
 
-    offset: int
-    logit_scale: float | None = None
-    scale: float = 1.0
-    divisor: Tensor | None = None
-    empty_is_zero: bool = False
+    scale: float
+    logit_scale: float | None
+
+    @staticmethod
+    def of(call: PairsCall) -> "Numbers":
+        known = call.reduction == "mean" and call.normalizer is None
+        scale = float(call.loss_scale / call.x.shape[0] if known else call.loss_scale)
+        return Numbers(scale, None if call.logit_scale == 1.0 else call.logit_scale)
 
 
-class Statistics(NamedTuple):
-    """Σ or each of the losses, and ln Σ exp of the rows and columns, of which those of no pair are inf."""
+class Wanted(NamedTuple):
+    """What the first launch writes: see kernel.Side. row_loss, column_loss: the halves of each pair's loss, else there is a total."""
 
-    loss: Tensor
+    row_parts: Tensor
+    column_parts: Tensor
     row_lse: Tensor
     column_lse: Tensor
+    row_loss: Tensor | None
+    column_loss: Tensor | None
 
 
-class _Forward(NamedTuple):
-    x: Any
-    row_parts: Any
-    column_parts: Any
-    row_lse: Any
-    column_lse: Any
-    row_loss: Any
-    column_loss: Any
-    divisor: Any
-    parts: Any
-    ticket: Any
-    total: Any
-
-
-class _Backward(NamedTuple):
-    x: Any
-    gradient: Any
-    row_lse: Any
-    column_lse: Any
-    upstream: Any
-    divisor: Any
-
-
-def _strides(t: Layout) -> tuple[int, int]:
+def _strides(t: Any) -> tuple[int, int]:
     """Of a dimension of size 1 the one that leaves elements next to each other along one dimension."""
-    (rows, columns), (s0, s1) = t[:2]
+    (rows, columns), (s0, s1) = t.shape, t.stride()
     if rows == 1:
         s0 = 0
     return s0, s1 if columns > 1 else int(s0 != 1)
 
 
-def _slot(place: int, given: bool) -> Any:
-    return Slot(place) if given else None
+def _wide(*tensors: Any) -> bool:
+    return any(max(t.stride()) * 256 >= 2**31 for t in tensors)
 
 
-def _wide(*layouts: Layout) -> bool:
-    return any(max(t[1]) * 256 >= 2**31 for t in layouts)
+def _grid(x: Any, tiles: Any) -> tuple[int, int]:
+    """Tiles down and across."""
+    rows, columns = x.shape
+    return triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _forward_plan(x: Layout, divisor: Layout | None, each: bool, scaled: bool, offset: int, empty_is_zero: bool, tried: object) -> Plan:
-    rows, columns = x[0]
+def _plan(call: PairsCall, wanted: Wanted, numbers: Numbers) -> Plan:
+    x = call.x
+    rows, columns = x.shape
     tiles = contrastive_tiles(rows, columns)
-    down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
-    present = [True] * 5 + [each] * 2 + [divisor is not None] + [True] * 3
-    t, f = slots(_Forward, present), sum(present)
+    down, across = _grid(x, tiles)
     return Plan(
         contrastive_kernel,
         (down * across,),
-        x[3],
         (
-            Matrix(t.x, *_strides(x), _slot(f + 1, scaled)),
+            Matrix(x, *_strides(x), numbers.logit_scale),
             rows,
             columns,
-            offset,
-            Side(t.row_parts, t.row_lse, t.row_loss),
-            Side(t.column_parts, t.column_lse, t.column_loss),
-            Sum(t.parts, t.ticket, t.total),
-            t.divisor,
-            Slot(f),
+            call.offset,
+            Side(wanted.row_parts, wanted.row_lse, wanted.row_loss),
+            Side(wanted.column_parts, wanted.column_lse, wanted.column_loss),
+            sum_slots(),
+            call.normalizer,
+            numbers.scale,
             across,
             down,
         ),
-        EMPTY_IS_ZERO=empty_is_zero,
+        totals=1,
+        counting=PROGRAMS_A_GROUP * (down + across),  # a ticket for each row and column of tiles
+        EMPTY_IS_ZERO=call.empty_is_zero,
         WIDE=_wide(x),
         BR=tiles.rows,
         BC=tiles.columns,
@@ -102,80 +86,84 @@ def _forward_plan(x: Layout, divisor: Layout | None, each: bool, scaled: bool, o
     )
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _backward_plan(
-    x: Layout,
-    gradient: Layout,
-    upstream: Layout | None,
-    divisor: Layout | None,
-    scaled: bool,
-    offset: int,
-    empty_is_zero: bool,
-    tried: object,
-) -> Plan:
-    rows, columns = x[0]
+FORWARD = Template(_plan)
+
+
+class Arriving(NamedTuple):
+    """What the second launch takes beside the call. grad_output: 0-d for the total, (N,) for each; None for 1."""
+
+    row_lse: Tensor
+    column_lse: Tensor
+    grad_output: Tensor | None
+    gradient: Tensor
+
+
+def _plan_backward(call: PairsCall, a: Arriving, numbers: Numbers) -> Plan:
+    x = call.x
     tiles = similarity_gradient_tiles()
-    down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
-    present = [True] * 4 + [upstream is not None, divisor is not None]
-    t, f = slots(_Backward, present), sum(present)
+    down, across = _grid(x, tiles)
     return Plan(
         contrastive_backward_kernel,
         (down * across,),
-        x[3],
         (
-            Matrix(t.x, *_strides(x), _slot(f + 1, scaled)),
-            rows,
-            columns,
-            offset,
-            Matrix(t.gradient, *_strides(gradient)),
-            t.row_lse,
-            t.column_lse,
-            t.upstream,
-            t.divisor,
-            Slot(f),
+            Matrix(x, *_strides(x), numbers.logit_scale),
+            *x.shape,
+            call.offset,
+            Matrix(a.gradient, *_strides(a.gradient)),
+            a.row_lse,
+            a.column_lse,
+            a.grad_output,
+            call.normalizer,
+            numbers.scale,
             across,
         ),
-        EACH=upstream is not None and len(upstream[0]) == 1,
-        EMPTY_IS_ZERO=empty_is_zero,
-        WIDE=_wide(x, gradient),
+        EACH=a.grad_output is not None and a.grad_output.ndim == 1,
+        EMPTY_IS_ZERO=call.empty_is_zero,
+        WIDE=_wide(x, a.gradient),
         BR=tiles.rows,
         BC=tiles.columns,
         num_warps=tiles.warps,
     )
 
 
-def _floats(pairs: Pairs) -> tuple[float, ...]:
-    return (pairs.scale,) if pairs.logit_scale is None else (pairs.scale, pairs.logit_scale)
+BACKWARD = Template(_plan_backward)
 
 
-def contrastive(pairs: Pairs, x: Tensor, *, each: bool = False) -> Statistics:
-    """One launch over similarities x (N, M): the loss as a total or per pair, and what the gradient needs."""
-    plan = _forward_plan(layout(x), layout(pairs.divisor), each, pairs.logit_scale is not None, pairs.offset, pairs.empty_is_zero, tried())
-    rows, columns = x.shape
-    tiles = contrastive_tiles(rows, columns)
-    down, across = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
-    new = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
-    row_lse, column_lse = new(rows), new(columns)
-    halves = new((2, rows)) if each else None
-    total = new_sum(PROGRAMS_A_GROUP * (down + across), x.device)  # a ticket for each row and column of tiles
-    own = halves if halves is not None else (None, None)
-    tensors = (x, new((2, across, rows)), new((2, down, columns)), row_lse, column_lse, own[0], own[1], pairs.divisor, *total)
-    plan.launch(tensors, _floats(pairs))
-    assert total.total is not None
-    return Statistics(total.total if halves is None else halves.sum(0), row_lse, column_lse)
+def forward(
+    call: PairsCall,
+    formulas: Formulas | None,
+    gradients: Sequence[Tensor | None],
+    keep: bool,
+    alone: bool = False,
+    turn: Turn | None = None,
+) -> tuple[Tensor | None, ...]:
+    """As element.launch.forward."""
+    rows, columns = call.x.shape
+    down, across = _grid(call.x, contrastive_tiles(rows, columns))
+    shapes = [(2, across, rows), (2, down, columns), (rows,), (columns,)]
+    row_parts, column_parts, row_lse, column_lse = (torch.empty(s, dtype=torch.float32, device=call.x.device) for s in shapes)
+    halves = torch.empty((2, rows), dtype=torch.float32, device=call.x.device) if call.reduction == "none" else None
+    row_loss, column_loss = (None, None) if halves is None else halves
+    numbers = Numbers.of(call)
+    (total,) = launch(FORWARD, call, Wanted(row_parts, column_parts, row_lse, column_lse, row_loss, column_loss), numbers, turn=turn)
+    if gradients[0] is not None:
+        launch(BACKWARD, call, Arriving(row_lse, column_lse, None, gradients[0]), numbers, turn=turn)
+    return total if halves is None else halves.sum(0), row_lse, column_lse
 
 
-def contrastive_backward(pairs: Pairs, x: Tensor, row_lse: Tensor, column_lse: Tensor, upstream: Tensor | None, gradient: Tensor) -> None:
-    """Write the gradient for what arrives at the loss: 0-d for the total, (N,) for each; None for 1."""
-    arriving = None if upstream is None else upstream.contiguous()
-    plan = _backward_plan(
-        layout(x),
-        layout(gradient),
-        layout(arriving),
-        layout(pairs.divisor),
-        pairs.logit_scale is not None,
-        pairs.offset,
-        pairs.empty_is_zero,
-        tried(),
-    )
-    plan.launch((x, gradient, row_lse, column_lse, arriving, pairs.divisor), _floats(pairs))
+def backward(
+    call: PairsCall,
+    formulas: Formulas | None,
+    kept: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor],
+) -> None:
+    """As element.launch.backward."""
+    row_lse, column_lse = kept
+    (arriving,) = grad_outputs
+    if row_lse is None or column_lse is None:
+        _, row_lse, column_lse = forward(call, formulas, [None], True)
+    assert row_lse is not None
+    assert column_lse is not None
+    assert arriving is not None
+    launch(BACKWARD, call, Arriving(row_lse, column_lse, arriving.contiguous(), gradients[0]), Numbers.of(call))

@@ -1,67 +1,118 @@
-"""Host side of the row-wise template: how rows lie in memory, tile sizes, and the launches."""
+"""Host side of the row-wise template: tiles, and the launches."""
 
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-import triton
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import PLANS, Layout, Plan, chip, layout, slots
-from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.row.backward import GradOutputs, rowwise_backward_kernel
-from lossforge.kernels.row.backward import Kept as KeptPointers
+from lossforge.kernels.call import Formulas, RowCall, empty
+from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
+from lossforge.kernels.engine.layout import Strided
+from lossforge.kernels.engine.reduce import Counting, count, counts_itself
+from lossforge.kernels.row.backward import GradOutputs, Kept, rowwise_backward_kernel
 from lossforge.kernels.row.kernel import Outputs, rowwise_kernel
-from lossforge.kernels.row.layout import Kind, Numbers, Operands, Prepared, Spec, copied, floats_of, kind_of, operands_of, prepare
-from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles, tried
+from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
+from lossforge.kernels.row.rows import Logits, RowLoss, Target
+from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _forward_plan(
-    kind: Kind,
-    layouts: tuple[Layout | None, ...],
-    wanted: tuple[bool, ...],
-    total: bool,
-    z_total: bool,
-    tried: object,  # tiles.tried()
-) -> Plan | None:
-    """wanted: of Outputs."""
-    outputs_at = sum(one is not None for one in layouts)
-    sums_at = outputs_at + sum(wanted)
-    p = prepare(kind, layouts, sums_at + 3 * total + 3 * z_total)
+class Numbers(NamedTuple):
+    """The call's numbers as the kernels take them, None where they change nothing. scale: of the loss, over its divisor."""
+
+    scale: float
+    smoothing: float | None
+    logit_scale: float | None
+    softcap: float | None
+    z_loss: float | None
+    tau: float | None
+    spread: float | None
+    focus: float | None
+
+    @staticmethod
+    def of(call: RowCall) -> "Numbers":
+        return Numbers(
+            scale=scale_of(call),
+            smoothing=call.label_smoothing or None,
+            logit_scale=None if call.logit_scale == 1.0 else call.logit_scale,
+            softcap=call.softcap,
+            z_loss=call.z_loss if call.z_loss or call.outputs[0] else None,
+            tau=None if call.bias is None else call.tau,
+            spread=call.spread or None,
+            focus=call.focus if call.spread else None,
+        )
+
+
+class Wanted(NamedTuple):
+    """What a forward launch is to give beside Outputs, of which without `loss` there is the total.
+
+    divisor: 0-d; counted: in its place the launch counts the class indices.
+    """
+
+    divisor: Tensor | None
+    counted: bool
+    gradient: Tensor | None
+    z_total: bool
+
+
+class Prepared(NamedTuple):
+    """The kernels' arguments that say what is read and computed, and the layout."""
+
+    x: Logits
+    target: Target
+    gradient: Strided
+    loss: RowLoss
+    at: RowLayout
+    dense: bool
+
+
+def _prepare(call: RowCall, numbers: Numbers, formulas: Formulas, gradient: Any, divisor: Any) -> Prepared | None:
+    """None where the dimensions of the tensors beside the classes do not join into two."""
+    probabilities = call.target.is_floating_point()
+    index, dense = (None, call.target) if probabilities else (call.target, None)
+    at = row_layout(call.x.shape, (call.x, index, call.target_b, call.lam, dense, gradient), 1, gradient)
+    if at is None:
+        return None
+    x, *target, to = at.strided
+    return Prepared(
+        Logits(*x, at.classes, numbers.logit_scale, numbers.softcap, call.bias, numbers.tau),
+        Target(*target, call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus),
+        to,
+        RowLoss(formulas.formula, call.hyper, numbers.z_loss, numbers.scale, divisor),
+        at,
+        dense=probabilities or (numbers.smoothing is not None and call.weight is not None),
+    )
+
+
+def _plan(call: RowCall, wanted: Wanted, out: Outputs, numbers: Numbers, formulas: Formulas) -> Plan | None:
+    p = _prepare(call, numbers, formulas, wanted.gradient, wanted.divisor)
     if p is None:
         return None
-    out = slots(Outputs, wanted, outputs_at)
-    sums = (slots(Sum, [True] * 3, sums_at) if total else None, slots(Sum, [True] * 3, sums_at + 3) if z_total else None)
-    given = Operands(*layouts)
-    gradient = given.gradient is not None
-    rows, classes = p.rows.rows, p.rows.classes
-    counted = math.prod(given.target[0]) if kind.counted else 0
-    if gradient and total and not (z_total or any(wanted)):
-        plan = _resident_plan(kind, p, given, sums[0], counted)
+    total, z_total = out.loss is None, wanted.z_total
+    counted = call.target.numel() if wanted.counted else 0
+    if wanted.gradient is not None and total and not z_total and not any(one is not None for one in out):
+        plan = _resident(call, wanted, numbers, p)
         if plan is not None:
             return plan
-    focus = Numbers(*kind.given).focus
+    focus = numbers.focus is not None
     # where a lane sums single classes, those of a focus take as many registers
-    tiles = forward_tiles(classes, given.x[2].itemsize, p.rows_adjacent, p.config.DENSE or (p.rows_adjacent and focus), gradient)
-    if focus and not p.rows_adjacent:
+    tiles = forward_tiles(p.at.classes, call.x.itemsize, p.at.adjacent, p.dense or (p.at.adjacent and focus), wanted.gradient is not None)
+    if focus and not p.at.adjacent:
         tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
-    blocks = triton.cdiv(rows, tiles.rows)
+    blocks = p.at.blocks(tiles)
+    totals = total + z_total
+    sums = sum_slots(0, totals) if total else None, sum_slots(1, totals) if z_total else None
     return Plan(
         rowwise_kernel,
-        (p.rows.outer * blocks,),
-        given.x[3],
-        (p.x, p.target, p.gradient, out, sums, p.loss, rows, blocks, counted),
-        config=p.config._replace(
-            BR=tiles.rows,
-            BC=tiles.classes,
-            VEC=tiles.vector,
+        (p.at.outer * blocks,),
+        (p.x, p.target, p.gradient, out, sums, p.loss, p.at.rows, blocks, counted),
+        totals=totals,
+        config=p.at.config(
+            tiles,
             STAGES=tiles.stages,
-            ONE_TILE=tiles.one,
-            SHIFT=1 if tiles.one else p.config.SHIFT,
             COUNT=counted > 0,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            DENSE=p.dense,
+            EVEN=numbers.smoothing is not None and not p.dense,
             ENTROPY=out.entropy is not None,
             CORRECT=out.correct is not None,
             ALL_ROWS=out.lse is not None or out.entropy is not None,
@@ -70,45 +121,44 @@ def _forward_plan(
     )
 
 
-def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: int) -> Plan | None:
+def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
-    given_of = Numbers(*kind.given)
-    changed = given_of.logit_scale or given_of.softcap or given_of.focus
-    plain = not (p.config.DENSE or changed or given.target[2].is_floating_point)
-    on_chip = chip(given.x[3])
-    if on_chip is None or not plain or max(p.config.ALIGN, p.config.SHIFT) == 1 or p.rows.outer != 1:
+    at, pair, bias = p.at, call.target_b is not None, call.bias is not None
+    changed = any(n is not None for n in (numbers.logit_scale, numbers.softcap, numbers.focus))
+    on_chip = chip(call.x.get_device())
+    if on_chip is None or p.dense or changed or call.target.is_floating_point() or max(at.align, at.shift) == 1 or at.outer != 1:
         return None
-    bias, smoothing = given.bias is not None, bool(given_of.smoothing)
-    if given.target_b is not None and (p.config.SHIFT > 1 or bias):
+    if pair and (at.shift > 1 or bias):
         return None  # more than registers hold
     multiprocessors, shared = on_chip
-    itemsize = given.x[2].itemsize
-    tiles = resident_tiles(p.rows.classes, itemsize, p.config.SHIFT, given.target_b is not None, smoothing, bias, shared)
+    itemsize, smoothing = call.x.itemsize, numbers.smoothing is not None
+    tiles = resident_tiles(at.classes, itemsize, at.shift, pair, smoothing, bias, shared)
     if tiles is None:
         return None
     try:
         from lossforge.kernels.row.chunks import Chunks
         from lossforge.kernels.row.resident import resident_kernel
-    except ImportError:  # its Gluon is not known: gluon.py
+    except ImportError:  # its Gluon is not known: engine/gluon.py
         return None
     programs = multiprocessors * tiles.programs
     if bias:
-        programs -= programs % p.config.SHIFT  # each takes rows so far apart that they begin at the same lane
-    too_many = (itemsize == 2 and tiles.held > 0) or (smoothing and p.config.SHIFT > 1)  # registers, left to the compiler
+        programs -= programs % at.shift  # each takes rows so far apart that they begin at the same lane
+    too_many = (itemsize == 2 and tiles.held > 0) or (smoothing and at.shift > 1)  # registers, left to the compiler
+    counted = call.target.numel() if wanted.counted else 0
     return Plan(
         resident_kernel,
-        (min(p.rows.rows, programs),),
-        given.x[3],
-        (p.x, p.target, p.gradient, sum, p.loss, p.rows.rows, counted),
+        (min(at.rows, programs),),
+        (p.x, p.target, p.gradient, sum_slots(), p.loss, at.rows, counted),
+        totals=1,
         config=Chunks(
             CHUNK=tiles.chunk,
             K=tiles.ring,
             P=tiles.held,
-            VEC=max(p.config.ALIGN, p.config.SHIFT),
+            VEC=max(at.align, at.shift),
             W=tiles.warps,
             COUNT=counted > 0,
-            EMPTY_IS_ZERO=kind.empty_is_zero,
-            SHIFT=p.config.SHIFT,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            SHIFT=at.shift,
             B=tiles.ring if bias else 0,
         ),
         num_warps=tiles.warps,
@@ -116,137 +166,85 @@ def _resident_plan(kind: Kind, p: Prepared, given: Operands, sum: Any, counted: 
     )
 
 
-def rowwise(
-    spec: Spec,
-    x: Tensor,
-    *,
-    total: bool = True,
-    z_loss: bool = False,
-    lse: bool = False,
-    entropy: bool = False,
-    correct: bool = False,
-    stats: bool = False,
-    gradient: Tensor | None = None,
-) -> Outputs:
-    """One launch over logits x (N, C, d…): the loss as a total or per row, the asked further outputs, and the gradient into `gradient`."""
-    operands = operands_of(spec, x, gradient)
-    wanted = (not total, z_loss and not total, lse, entropy, correct, stats)
-    plan = _forward_plan(kind_of(spec), tuple([layout(t) for t in operands]), wanted, total, total and z_loss, tried())
-    if plan is None:
-        spec, copy, fresh = copied(spec, x, gradient)
-        out = rowwise(spec, copy, total=total, z_loss=z_loss, lse=lse, entropy=entropy, correct=correct, stats=stats, gradient=fresh)
-        if gradient is not None and fresh is not None:
-            gradient.copy_(fresh)
-        return out
-    out = _new_outputs(x, wanted) if any(wanted) else NO_OUTPUTS
-    sum = new_sum(plan.grid[0], x.device) if total else NO_SUM
-    z_sum = new_sum(plan.grid[0], x.device, second=True) if total and z_loss else NO_SUM
-    plan.launch((*operands, *out, *sum, *z_sum), floats_of(spec))
-    return Outputs(sum.total, z_sum.total, *out[2:]) if total else out
+FORWARD = Template(_plan, writes=("gradient",))
 
 
-def planned_rowwise(spec: Spec, x: Tensor, gradient: Tensor | None) -> Callable[..., Tensor] | None:
-    """`rowwise` for nothing but total and gradient: ((x, target, target_b, lam, weight, bias, …), divisor, gradient) → total.
-
-    For tensors of these layouts and a Spec otherwise the same. None where copies would be needed.
-    """
-    layouts = tuple([layout(t) for t in operands_of(spec, x, gradient)])
-    plan = _forward_plan(kind_of(spec), layouts, (False,) * len(NO_OUTPUTS), True, False, tried())
-    if plan is None:
-        return None
-    programs, device, floats = plan.grid[0], x.device, floats_of(spec)
-
-    def total(tensors: Sequence[Tensor | None], divisor: Tensor | None, gradient: Tensor | None) -> Tensor:
-        x, target, target_b, lam, weight, bias, *_ = tensors
-        sum = new_sum(programs, device)
-        plan.launch((x, target, target_b, lam, gradient, weight, bias, divisor, *sum), floats)
-        assert sum.total is not None
-        return sum.total
-
-    return total
+def _divisor(call: RowCall, turn: Turn | None = None) -> Tensor | None:
+    if not call.counted:
+        return call.normalizer
+    lam, weight = (None, None) if call.mean_of_rows else (call.lam, call.weight)
+    return count(Counting(call.target, call.target_b, lam, weight, call.x.shape[1], call.ignore_index, 1.0), turn)
 
 
-NO_OUTPUTS = Outputs(None, None, None, None, None, None)
+def forward(
+    call: RowCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+) -> tuple[Tensor | None, ...]:
+    """As element.launch.forward."""
+    itself = alone and call.counted and not (call.weight is not None and call.mean_of_rows) and counts_itself(call.target, call.target_b)
+    divisor = None if itself else _divisor(call, turn)
+    shapes = call.shapes(keep)
+    each = call.reduction == "none"
+    made = [empty(call.x, shape) if each or i > 1 else None for i, shape in enumerate(shapes[:5])]
+    loss, z_loss, lse, entropy, correct = made
+    out = Outputs(loss, z_loss, lse, entropy, correct, empty(call.x, shapes[6]))
+    z_total = not each and call.outputs[0]
+    totals = launch(FORWARD, call, Wanted(divisor, itself, gradients[0], z_total), out, Numbers.of(call), formulas, turn=turn)
+    if not each:
+        made[0], made[1] = totals[0], totals[1] if z_total else None
+    return *made, divisor if call.counted else None, out.stats
 
 
-def _new_outputs(x: Tensor, wanted: Sequence[bool]) -> Outputs:
-    rows = (x.shape[0], *x.shape[2:])
-    shapes = [(rows, torch.float32)] * 4 + [(rows, torch.bool), ((3, x.numel() // x.shape[1]), torch.float32)]
-    made = [torch.empty(s, dtype=d, device=x.device) if one else None for one, (s, d) in zip(wanted, shapes, strict=True)]
-    return Outputs(*made)
+class Arriving(NamedTuple):
+    """What the backward launch takes beside the call: what forward kept, and the gradients that arrive at its results."""
+
+    divisor: Tensor | None
+    stats: Tensor
+    row_entropy: Tensor | None
+    loss: Tensor | None
+    z_loss: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+    gradient: Tensor
 
 
-class Kept(NamedTuple):
-    """What only the backward launch takes: what forward returned, and the gradients that arrive at its outputs."""
-
-    stats: Any
-    row_entropy: Any
-    loss: Any
-    z_loss: Any
-    lse: Any
-    entropy: Any
-
-
-@functools.lru_cache(maxsize=PLANS)
-def _backward_plan(kind: Kind, layouts: tuple[Layout | None, ...], kept: tuple[Layout | None, ...], tried: object) -> Plan | None:
-    """kept: of Kept."""
-    start = sum(one is not None for one in layouts)
-    p = prepare(kind, layouts, start + sum(one is not None for one in kept))
+def _plan_backward(call: RowCall, a: Arriving, numbers: Numbers, formulas: Formulas) -> Plan | None:
+    p = _prepare(call, numbers, formulas, a.gradient, a.divisor)
     if p is None:
         return None
-    stats, row_entropy, *arriving = slots(Kept, [one is not None for one in kept], start)
-    loss, z_loss, lse, entropy = arriving
-    loss_stride, z_stride = (0 if one is None or len(one[0]) == 0 else 1 for one in kept[2:4])
-    tiles = backward_tiles(p.rows.classes, p.config.SHIFT, p.rows_adjacent)
-    shift = 1 if tiles.rows > 1 else p.config.SHIFT
-    blocks = triton.cdiv(p.rows.rows, tiles.rows)
+    loss_stride, z_stride = (0 if t is None or t.ndim == 0 else 1 for t in (a.loss, a.z_loss))
+    tiles = backward_tiles(p.at.classes, p.at.shift, p.at.adjacent)
+    grad_outputs = GradOutputs(a.loss, loss_stride, a.z_loss, z_stride, a.lse, a.entropy)
     return Plan(
         rowwise_backward_kernel,
-        (p.rows.outer * blocks, triton.cdiv(p.rows.classes + shift - 1, tiles.classes)),
-        Operands(*layouts).x[3],
-        (
-            p.x,
-            p.target,
-            p.gradient,
-            KeptPointers(stats, row_entropy),
-            GradOutputs(loss, loss_stride, z_loss, z_stride, lse, entropy),
-            p.loss,
-            p.rows.rows,
-            blocks,
-        ),
-        config=p.config._replace(
-            BR=tiles.rows,
-            BC=tiles.classes,
-            SHIFT=shift,
+        p.at.backward_grid(tiles),
+        (p.x, p.target, p.gradient, Kept(a.stats, a.row_entropy), grad_outputs, p.loss, p.at.rows, p.at.blocks(tiles)),
+        config=p.at.config(
+            tiles,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            DENSE=p.dense,
+            EVEN=numbers.smoothing is not None and not p.dense,
+            ENTROPY=a.entropy is not None,
+            ALL_ROWS=a.lse is not None or a.entropy is not None,
             BACKWARD=True,
-            ENTROPY=entropy is not None,
-            ALL_ROWS=lse is not None or entropy is not None,
         ),
         num_warps=tiles.warps,
     )
 
 
-def rowwise_backward(
-    spec: Spec,
-    x: Tensor,
-    stats: Tensor,
-    *,
-    loss: Tensor | None,
-    z_loss: Tensor | None = None,
-    lse: Tensor | None = None,
-    entropy: Tensor | None = None,
-    row_entropy: Tensor | None = None,
-    gradient: Tensor,
+BACKWARD = Template(_plan_backward, writes=("gradient",))
+
+
+def backward(
+    call: RowCall, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
 ) -> None:
-    """Write the gradient for the gradients that arrive at a launch's outputs: 0-d for totals, else per row. row_entropy: as returned."""
-    arriving = [None if t is None else t.contiguous() for t in (loss, z_loss, lse, entropy)]
-    kept = (stats, row_entropy if entropy is not None else None, *arriving)
-    operands = operands_of(spec, x, gradient)
-    plan = _backward_plan(kind_of(spec), tuple([layout(t) for t in operands]), tuple([layout(t) for t in kept]), tried())
-    if plan is not None:
-        plan.launch((*operands, *kept), floats_of(spec))
-        return
-    spec, copy, fresh = copied(spec, x, gradient)
-    assert fresh is not None
-    rowwise_backward(spec, copy, stats, loss=loss, z_loss=z_loss, lse=lse, entropy=entropy, row_entropy=row_entropy, gradient=fresh)
-    gradient.copy_(fresh)
+    """As element.launch.backward."""
+    divisor, stats, row_entropy = kept
+    if divisor is None:
+        divisor = _divisor(call)
+    if stats is None:
+        plain = call._replace(outputs=[False] * 4)
+        stats = forward(plain._replace(normalizer=divisor), formulas, [None], True)[6]
+    assert stats is not None
+    loss, z_loss, lse, entropy = (None if t is None else t.contiguous() for t in grad_outputs)
+    arriving = Arriving(divisor, stats, None if entropy is None else row_entropy, loss, z_loss, lse, entropy, gradients[0])
+    launch(BACKWARD, call, arriving, Numbers.of(call), formulas)

@@ -1,156 +1,103 @@
-"""Host side of topk.py: the launches."""
+"""Host side of topk/kernel.py: the launches."""
 
-import functools
-import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 
+from lossforge.kernels.call import Formulas, TopKCall, empty
 from lossforge.kernels.divergence.backward import GradOutput
 from lossforge.kernels.divergence.kernel import Outputs
+from lossforge.kernels.divergence.launch import Numbers, counts_labels, find_divisor
 from lossforge.kernels.divergence.rows import Marks
-from lossforge.kernels.engine.launch import PLANS, Layout, Plan, Slot, layout, slots
-from lossforge.kernels.engine.layout import Strided, broadcast, per_row
-from lossforge.kernels.engine.reduce import NO_SUM, Sum, new_sum
-from lossforge.kernels.row.layout import alignment, as_rows
+from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
+from lossforge.kernels.row.layout import row_layout
 from lossforge.kernels.row.rows import Logits
-from lossforge.kernels.row.sweep import Config
-from lossforge.kernels.tiles import forward_tiles, tried
+from lossforge.kernels.tiles import forward_tiles
 from lossforge.kernels.topk.kernel import Entries, Softening, topk_kernel
 
 
-class TopKSpec(NamedTuple):
-    """A KL from top-k entries, but for the memory of the logits. indices, values: (N, K, d…); others: as of DivergenceSpec."""
+class Wanted(NamedTuple):
+    """What a launch is to give. divisor: 0-d; counted: in its place the launch counts the labels. out: per row.
 
-    indices: Tensor
-    values: Tensor
-    labels: Tensor | None = None
-    weight: Tensor | None = None
-    renormalize: bool = False
-    tail: bool = False
-    temperature: float = 1.0
-    ignore_index: int = -100
-    scale: float = 1.0
-    divisor: Tensor | None = None
-    empty_is_zero: bool = False
-    counted: bool = False
+    grad_output: what arrives at the loss; stats are then read, else written.
+    """
+
+    divisor: Tensor | None
+    counted: bool
+    gradient: Tensor | None
+    out: Tensor | None
+    stats: Tensor | None
+    grad_output: Tensor | None
 
 
-class Operands(NamedTuple):
-    """Tensors of a launch, in the order of their Slots: a layout or a Slot each, None where absent."""
-
-    x: Any
-    indices: Any
-    values: Any
-    labels: Any
-    weight: Any
-    gradient: Any
-    divisor: Any
-    loss: Any
-    stats: Any
-    upstream: Any
-
-
-@functools.lru_cache(maxsize=PLANS)
-def _plan(kind: tuple[bool, bool, int, bool, bool], layouts: tuple[Layout | None, ...], total: bool, tried: object) -> Plan | None:
-    """kind: renormalize, tail, ignore_index, empty_is_zero, counted. None where dimensions do not join. tried: tiles.tried()."""
-    renormalize, tail, ignore_index, empty_is_zero, counts = kind
-    given = Operands(*layouts)
-    t = slots(Operands, [one is not None for one in layouts])
-    present = sum(one is not None for one in layouts)
-    shape, k = given.x[0], given.indices[0][1]
-    entries = [shape[0], k, *shape[2:]]
-    strides = [given.x[1], broadcast(given.indices[0], given.indices[1], entries), broadcast(given.values[0], given.values[1], entries)]
-    for one in (given.labels, given.weight):
-        if one is not None:
-            strides.append(per_row(one[0], one[1], shape, 1))
-    if given.gradient is not None:
-        strides.append(given.gradient[1])
-    rows = as_rows(shape, strides)
-    if rows is None:
+def _plan(call: TopKCall, wanted: Wanted, numbers: Numbers) -> Plan | None:
+    """None where the dimensions of the tensors beside the classes do not join into two."""
+    tensors = (call.x, call.indices, call.target, call.labels, call.weight, wanted.gradient)
+    at = row_layout(call.x.shape, tensors, 1, wanted.gradient)
+    if at is None:
         return None
-    own, *rest = rows.strides
-    remaining = iter(rest)
-    indices, values, labels, weight, gradient = (
-        Strided() if one is None else Strided(slot, *next(remaining))
-        for one, slot in zip(layouts[1:6], (t.indices, t.values, t.labels, t.weight, t.gradient), strict=True)
-    )
-    written = [] if given.gradient is None else [(given.gradient, rows.strides[-1])]
-    align, _ = alignment([(given.x, own), *written], rows.classes)
-    adjacent = own[1] == 1 and own[2] != 1 and rows.rows > 1
-    tiles = forward_tiles(rows.classes, given.x[2].itemsize, adjacent, adjacent, True)
-    blocks = triton.cdiv(rows.rows, tiles.rows)
-    counted = math.prod(given.labels[0]) if counts else 0
+    x, indices, log_q, labels, weight, gradient = at.strided
+    tiles = forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True)
+    blocks = at.blocks(tiles)
+    counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
+    total = wanted.out is None and wanted.grad_output is None
+    k = call.indices.shape[1]
     return Plan(
         topk_kernel,
-        (rows.outer * blocks,),
-        given.x[3],
+        (at.outer * blocks,),
         (
-            Logits(t.x, *own, rows.classes),
-            Entries(indices, values, k),
-            Marks(labels, weight, ignore_index),
+            Logits(*x, at.classes),
+            Entries(indices, log_q, k),
+            Marks(labels, weight, call.ignore_index),
             gradient,
-            Outputs(t.loss, t.stats),
-            GradOutput(t.upstream, 1 if given.upstream is not None and given.upstream[0] else 0),
-            slots(Sum, [True] * 3, present) if total else None,
-            Softening(Slot(present + 3 * total), Slot(present + 3 * total + 1), t.divisor),
-            rows.rows,
+            Outputs(wanted.out, wanted.stats),
+            GradOutput(wanted.grad_output, int(wanted.grad_output is not None and wanted.grad_output.ndim > 0)),
+            sum_slots() if total else None,
+            Softening(numbers.inverse, numbers.scale, wanted.divisor),
+            at.rows,
             blocks,
             counted,
         ),
-        config=Config(
-            BR=tiles.rows,
-            BC=tiles.classes,
-            VEC=tiles.vector,
-            ONE_TILE=tiles.one,
-            WIDE=max(s[2] for s in rows.strides) * (rows.classes + 65536) >= 2**31,  # a tile may reach beyond the row
-            ALIGN=align,
-            MULTIPLE=16 if adjacent and rows.rows % 16 == 0 else 1,
+        totals=int(total),
+        config=at.config(
+            tiles,
             COUNT=counted > 0,
-            EMPTY_IS_ZERO=empty_is_zero,
-            RENORMALIZE=renormalize,
-            TAIL=tail,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            RENORMALIZE=call.renormalize,
+            TAIL=call.tail,
             KP=triton.next_power_of_2(k),
-        ),
+        )._replace(SHIFT=1),
         num_warps=tiles.warps,
     )
 
 
-def _launch(
-    spec: TopKSpec, x: Tensor, gradient: Tensor | None, loss: Tensor | None, stats: Tensor | None, upstream: Tensor | None
-) -> Tensor | None:
-    """Launch; the total where neither values per row nor a backward are asked for."""
-    operands = (x, spec.indices, spec.values, spec.labels, spec.weight, gradient, spec.divisor, loss, stats, upstream)
-    kind = (spec.renormalize, spec.tail, spec.ignore_index, spec.empty_is_zero, spec.counted)
-    total = loss is None and upstream is None
-    plan = _plan(kind, tuple([layout(t) for t in operands]), total, tried())
-    if plan is None:
-        names = ("indices", "values", "labels", "weight")
-        copies = {name: t.contiguous() for name in names if (t := getattr(spec, name)) is not None}
-        fresh = None if gradient is None else torch.empty(x.shape, dtype=gradient.dtype, device=x.device)
-        result = _launch(spec._replace(**copies), x.contiguous(), fresh, loss, stats, upstream)
-        if gradient is not None and fresh is not None:
-            gradient.copy_(fresh)
-        return result
-    sum = new_sum(plan.grid[0], x.device) if total else NO_SUM
-    plan.launch((*operands, *sum), (1.0 / spec.temperature, spec.scale))
-    return sum.total
+TOPK = Template(_plan, writes=("gradient",))
 
 
-def topk_divergence(
-    spec: TopKSpec, x: Tensor, *, total: bool = True, stats: bool = False, gradient: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """One launch over logits x (N, C, d…): the loss as a total or per row, the statistics that backward needs, and the gradient."""
-    loss = None if total else torch.empty((x.shape[0], *x.shape[2:]), dtype=torch.float32, device=x.device)
-    kept = torch.empty((2, x.numel() // x.shape[1]), dtype=torch.float32, device=x.device) if stats else None
-    found = _launch(spec, x, gradient, loss, kept, None)
-    result = loss if found is None else found
-    assert result is not None
-    return result, kept
+def forward(
+    call: TopKCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+) -> tuple[Tensor | None, ...]:
+    """As element.launch.forward."""
+    itself = alone and counts_labels(call)
+    divisor = None if itself else find_divisor(call, turn)
+    each, _, kept = call.shapes(keep)
+    out, stats = empty(call.x, each if call.reduction == "none" else None), empty(call.x, kept)
+    wanted = Wanted(divisor, itself, gradients[0], out, stats, None)
+    totals = launch(TOPK, call, wanted, Numbers.of(call), turn=turn)
+    return totals[0] if totals else out, divisor if call.counted else None, stats
 
 
-def topk_divergence_backward(spec: TopKSpec, x: Tensor, stats: Tensor, upstream: Tensor, gradient: Tensor) -> None:
-    """Write the gradient for the gradient that arrives at a launch's result: 0-d for a total, else per row."""
-    _launch(spec, x, gradient, None, stats, upstream.contiguous())
+def backward(
+    call: TopKCall, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
+) -> None:
+    """As element.launch.backward."""
+    (divisor, stats), (arriving,) = kept, grad_outputs
+    if divisor is None:
+        divisor = find_divisor(call)
+    if stats is None:
+        stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
+    assert stats is not None
+    assert arriving is not None
+    launch(TOPK, call, Wanted(divisor, False, gradients[0], None, stats, arriving.contiguous()), Numbers.of(call))

@@ -6,7 +6,7 @@ check fails.
 
 from typing import TYPE_CHECKING
 
-from lossforge.losses import lazy
+from lossforge import kernels
 from lossforge.losses.check.report import Finding, Report
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def check(loss: "CustomLoss | Loss | str", *, device: str | None = None, seed: i
     Raises:
         TypeError: for what is no loss. KeyError: for a name that the registry does not have. ModuleNotFoundError: without Triton.
     """
-    lazy.load()
+    kernels.load("math")
     from lossforge.losses.check.run import run_checks
 
     return run_checks(loss, device, seed)

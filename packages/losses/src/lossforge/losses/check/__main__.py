@@ -19,13 +19,13 @@ def main() -> int:
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":  # chosen before anything imports triton
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
         os.execve(sys.executable, [sys.executable, "-m", "lossforge.losses.check", *sys.argv[1:]], environment)
-    from lossforge.losses import lazy
+    from lossforge import kernels
     from lossforge.losses.check import check
     from lossforge.losses.custom.find import find
     from lossforge.losses.registry import LOSSES
 
     try:
-        lazy.load()
+        kernels.load("math")
         loss = LOSSES[given.loss] if given.loss in LOSSES else find(given.loss)
     except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
         print(f"{given.loss}: {problem}. In the registry: {', '.join(LOSSES)}.", file=sys.stderr)

@@ -30,7 +30,7 @@ REFUSED = 3
 
 
 def check_ahead(loss: Loss, report: Report) -> None:
-    formula = FORMULAS[loss.formula].kernel
+    formula = FORMULAS[loss.formula].kernels.formula
     tensors, results = RESULTS[loss.template]
     sent = {"functions": pack(formula), "tensors": tensors, "numbers": len(parsed(formula).arguments) - tensors, "results": results}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -36,7 +36,7 @@ class Points:
         return (*values, *self.hyper)
 
     def at(self, number: int, loss: Loss) -> str:
-        names = read(FORMULAS[loss.formula].kernel).arguments
+        names = read(FORMULAS[loss.formula].kernels.formula).arguments
         values = [f"{name}={v[number]:g}" for name, v in zip(names, self.values, strict=False)]
         values += [f"{name}={value:g}" for name, value in zip(names[len(self.values) :], self.hyper, strict=True)]
         return f"at {', '.join(values)}"
@@ -124,7 +124,7 @@ def _inlined(formula: Formula, leading: int) -> Callable[..., Sequence[Any]]:
     Raises:
         FormulaError: naming the operation that has no counterpart in torch.
     """
-    general, functions = torch_of(formula.kernel), formula.kernels
+    general, functions = torch_of(formula.kernels.formula), formula.kernels
     if functions.special is None or functions.applies is None:
         return general
     special, applies = torch_of(functions.special), torch_of(functions.applies)

@@ -8,8 +8,8 @@ from lossforge.losses.check.pytorch import check_pytorch
 from lossforge.losses.check.report import Report
 from lossforge.losses.check.template import check_edges, check_values
 from lossforge.losses.custom.loss import CustomLoss
-from lossforge.losses.operators.library import backend
 from lossforge.losses.registry import LOSSES, Loss
+from lossforge.losses.state import backend
 
 
 def run_checks(loss: CustomLoss | Loss | str, device: str | None, seed: int) -> Report:

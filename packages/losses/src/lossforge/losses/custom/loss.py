@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from torch import Tensor, nn
 
-from lossforge.losses import checks, lazy
+from lossforge import kernels
+from lossforge.kernels.call import Formulas
+from lossforge.losses import checks
 from lossforge.losses.custom.error import FormulaError
-from lossforge.losses.formulas import FORMULAS, Formula, Inlined
+from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.functional.box import box_loss
 from lossforge.losses.functional.common import BoxOptions, ElementwiseOptions
 from lossforge.losses.functional.elementwise import elementwise_loss
@@ -239,7 +241,7 @@ class Made:
         further: tuple[str, ...] = (),
     ) -> "Made":
         """leading: the arguments before the hyper-parameters, of which the first `variables` are differentiated."""
-        lazy.load()
+        kernels.load("math")
         from lossforge.losses.custom.derive import with_gradients
         from lossforge.losses.custom.source import read, results, written_out
 
@@ -262,7 +264,7 @@ class Made:
             raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
         kernel = written_out(formula) if count > 1 else with_gradients(formula, variables)
         twin = reference or _twin(formula, count > 1, len(leading))
-        name = _register(formula, Formula(twin, lambda: Inlined(kernel, heavy=True)))
+        name = _register(formula, Formula(twin, lambda: Formulas(kernel, heavy=True)))
         return Made(source, name, dict(hyper or {}), tuple(options.__annotations__), "given" if count > 1 else "derived")
 
     def values(self, options: dict[str, Any]) -> list[Any]:

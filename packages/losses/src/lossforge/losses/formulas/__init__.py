@@ -6,9 +6,9 @@ those of overlap losses (I, P, Y, *hyper), sums over a region; those of divergen
 """
 
 from lossforge.losses.formulas import binary, box, divergence, likelihood, overlap, regression, softmax
-from lossforge.losses.formulas.common import Formula, Inlined
+from lossforge.losses.formulas.common import Formula
 
 FAMILIES = (regression, binary, likelihood, softmax, box, overlap, divergence)
 FORMULAS: dict[str, Formula] = {name: formula for family in FAMILIES for name, formula in family.FORMULAS.items()}
 
-__all__ = ["FORMULAS", "Formula", "Inlined"]
+__all__ = ["FORMULAS", "Formula"]

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.losses.formulas.common import Inlined, family
+from lossforge.kernels.call import Formulas
+from lossforge.losses.formulas.common import family
 
 
 def bce_with_logits_twin(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Tensor:
@@ -87,27 +88,27 @@ TWINS = {
 }
 
 
-def _kernels() -> dict[str, Inlined]:
+def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import asymmetric, bce, focal, poly, quality, varifocal
 
     return {
-        "bce_with_logits": Inlined(bce.bce_with_logits, hard=(bce.bce_with_logits_hard, None)),
-        "bce_softened": Inlined(bce.bce_with_logits_softened, hard=(bce.bce_with_logits_softened_hard, None)),
-        "bce": Inlined(bce.bce, heavy=True),
-        "focal": Inlined(focal.focal, special=focal.focal_2, applies=focal.is_2, hard=(focal.focal_hard, focal.focal_2_hard)),
-        "asymmetric": Inlined(asymmetric.asymmetric_unclipped, special=asymmetric.asymmetric_clipped, applies=asymmetric.clips, heavy=True),
-        "asymmetric_constant_powers": Inlined(
-            asymmetric.asymmetric_unclipped_constant, special=asymmetric.asymmetric_clipped_constant, applies=asymmetric.clips, heavy=True
+        "bce_with_logits": Formulas(bce.bce_with_logits, binary=Formulas(bce.bce_with_logits_hard)),
+        "bce_softened": Formulas(bce.bce_with_logits_softened, binary=Formulas(bce.bce_with_logits_softened_hard)),
+        "bce": Formulas(bce.bce, heavy=True),
+        "focal": Formulas(focal.focal, focal.focal_2, focal.is_2, Formulas(focal.focal_hard, focal.focal_2_hard, focal.is_2)),
+        "asymmetric": Formulas(asymmetric.asymmetric_unclipped, asymmetric.asymmetric_clipped, asymmetric.clips, heavy=True),
+        "asymmetric_constant_powers": Formulas(
+            asymmetric.asymmetric_unclipped_constant, asymmetric.asymmetric_clipped_constant, asymmetric.clips, heavy=True
         ),
-        "poly_bce": Inlined(poly.poly_bce, special=poly.poly_bce_0, applies=poly.is_0),
-        "quality_focal": Inlined(
-            quality.quality, special=quality.quality_2, applies=quality.is_2, hard=(quality.quality_hard, quality.quality_2_hard)
+        "poly_bce": Formulas(poly.poly_bce, poly.poly_bce_0, poly.is_0),
+        "quality_focal": Formulas(
+            quality.quality, quality.quality_2, quality.is_2, Formulas(quality.quality_hard, quality.quality_2_hard, quality.is_2)
         ),
-        "varifocal": Inlined(
+        "varifocal": Formulas(
             varifocal.varifocal,
-            special=varifocal.varifocal_2,
-            applies=varifocal.is_2,
-            hard=(varifocal.varifocal_hard, varifocal.varifocal_2_hard),
+            varifocal.varifocal_2,
+            varifocal.is_2,
+            Formulas(varifocal.varifocal_hard, varifocal.varifocal_2_hard, varifocal.is_2),
         ),
     }
 

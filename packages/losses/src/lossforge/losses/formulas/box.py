@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.losses.formulas.common import Inlined, family
+from lossforge.kernels.call import Formulas
+from lossforge.losses.formulas.common import family
 from lossforge.losses.formulas.regression import smooth_l1_twin
 
 
@@ -88,17 +89,17 @@ TWINS = {
 }
 
 
-def _kernels() -> dict[str, Inlined]:
+def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import box, box_l1
 
     return {
-        "iou": Inlined(box.iou),
-        "giou": Inlined(box.giou),
-        "diou": Inlined(box.diou),
-        "ciou": Inlined(box.ciou),
-        "eiou": Inlined(box.eiou),
-        "box_l1": Inlined(box_l1.box_l1),
-        "box_smooth_l1": Inlined(box_l1.box_smooth_l1),
+        "iou": Formulas(box.iou),
+        "giou": Formulas(box.giou),
+        "diou": Formulas(box.diou),
+        "ciou": Formulas(box.ciou),
+        "eiou": Formulas(box.eiou),
+        "box_l1": Formulas(box_l1.box_l1),
+        "box_smooth_l1": Formulas(box_l1.box_smooth_l1),
     }
 
 

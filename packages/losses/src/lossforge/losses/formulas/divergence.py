@@ -6,7 +6,8 @@ Where a class has probability 0 (a logit of -inf), its term has the limit 0 in t
 import torch
 from torch import Tensor
 
-from lossforge.losses.formulas.common import Inlined, family
+from lossforge.kernels.call import Formulas
+from lossforge.losses.formulas.common import family
 
 
 def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
@@ -48,16 +49,15 @@ TWINS = {
 }
 
 
-def _kernels() -> dict[str, Inlined]:
-    from lossforge.kernels import Divergence
+def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import divergence
     from lossforge.kernels.topk.kernel import topk_kernel
 
     return {
-        "kl": Inlined(Divergence(divergence.kl, divergence.kl_sums)),
-        "js": Inlined(Divergence(divergence.js)),
-        "total_variation": Inlined(Divergence(divergence.total_variation)),
-        "topk_kl": Inlined(topk_kernel),
+        "kl": Formulas(divergence.kl, sums=divergence.kl_sums),
+        "js": Formulas(divergence.js),
+        "total_variation": Formulas(divergence.total_variation),
+        "topk_kl": Formulas(topk_kernel),
     }
 
 

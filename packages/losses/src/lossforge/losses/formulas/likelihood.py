@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lossforge.losses.formulas.common import Inlined, family
+from lossforge.kernels.call import Formulas
+from lossforge.losses.formulas.common import family
 
 
 def nll_twin(x: Tensor, y: Tensor) -> Tensor:
@@ -19,10 +20,13 @@ def kl_div_twin(x: Tensor, y: Tensor, log_target: float) -> Tensor:
 TWINS = {"nll": nll_twin, "kl_div": kl_div_twin}
 
 
-def _kernels() -> dict[str, Inlined]:
+def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import likelihood
 
-    return {"nll": Inlined(likelihood.nll), "kl_div": Inlined(likelihood.kl_div, special=likelihood.kl_div_log, applies=likelihood.is_log)}
+    return {
+        "nll": Formulas(likelihood.nll),
+        "kl_div": Formulas(likelihood.kl_div, likelihood.kl_div_log, likelihood.is_log),
+    }
 
 
 FORMULAS = family(TWINS, _kernels)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lossforge.losses.formulas.common import Inlined, family
+from lossforge.kernels.call import Formulas
+from lossforge.losses.formulas.common import family
 
 
 def dice_twin(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_dr: float) -> Tensor:
@@ -34,14 +35,14 @@ TWINS = {
 }
 
 
-def _kernels() -> dict[str, Inlined]:
+def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import overlap
 
     return {
-        "dice": Inlined(overlap.dice),
-        "jaccard": Inlined(overlap.jaccard),
-        "tversky": Inlined(overlap.tversky),
-        "focal_tversky": Inlined(overlap.focal_tversky),
+        "dice": Formulas(overlap.dice),
+        "jaccard": Formulas(overlap.jaccard),
+        "tversky": Formulas(overlap.tversky),
+        "focal_tversky": Formulas(overlap.focal_tversky),
     }
 
 

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.losses.formulas.common import Inlined, family
+from lossforge.kernels.call import Formulas
+from lossforge.losses.formulas.common import family
 
 
 def l1_twin(x: Tensor, y: Tensor) -> Tensor:
@@ -37,14 +38,14 @@ TWINS = {
 }
 
 
-def _kernels() -> dict[str, Inlined]:
+def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import l1, regression
 
     return {
-        "l1": Inlined(l1.l1),
-        "mse": Inlined(regression.mse),
-        "huber": Inlined(regression.huber),
-        "smooth_l1": Inlined(regression.smooth_l1),
+        "l1": Formulas(l1.l1),
+        "mse": Formulas(regression.mse),
+        "huber": Formulas(regression.huber),
+        "smooth_l1": Formulas(regression.smooth_l1),
     }
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lossforge.losses.formulas.common import Inlined, family
+from lossforge.kernels.call import Formulas
+from lossforge.losses.formulas.common import family
 
 FAR = 50.0
 """z from which e^-z no longer changes 1 - e^-z, in float64 either."""
@@ -48,15 +49,15 @@ TWINS = {
 }
 
 
-def _kernels() -> dict[str, Inlined]:
+def _kernels() -> dict[str, Formulas]:
     from lossforge.kernels.formulas import softmax
 
     return {
-        "cross_entropy": Inlined(softmax.cross_entropy),
-        "softmax_focal": Inlined(softmax.focal),
-        "poly_ce": Inlined(softmax.poly),
-        "asymmetric_single_label": Inlined(softmax.asymmetric),
-        "generalized_ce": Inlined(softmax.generalized),
+        "cross_entropy": Formulas(softmax.cross_entropy),
+        "softmax_focal": Formulas(softmax.focal),
+        "poly_ce": Formulas(softmax.poly),
+        "asymmetric_single_label": Formulas(softmax.asymmetric),
+        "generalized_ce": Formulas(softmax.generalized),
     }
 
 

@@ -4,10 +4,10 @@ from typing import Unpack
 
 from torch import Tensor
 
+from lossforge.kernels.call import BoxCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import boxes
+from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import BoxOptions, check_options, factor
-from lossforge.losses.operators.boxes import Arguments
 from lossforge.losses.repeat import repeated
 from lossforge.losses.types import BoxFormat, Reduction
 
@@ -39,19 +39,19 @@ def box_loss(
         if weight.ndim > len(pairs) or any(a not in (1, b) for a, b in zip(reversed(weight.shape), reversed(pairs), strict=False)):
             raise ValueError(f"weight must hold one weight a pair and broadcast to {tuple(pairs)}, got {tuple(weight.shape)}")
     given: BoxOptions = {"empty": "zero", **options}
-    a = Arguments(
-        loss,
-        boxes1,
-        boxes2,
-        weight,
-        divisor,
-        [1.0 * h for h in hyper],
-        factor(given),
-        format == "cxcywh",
-        reduction if given.get("normalizer") is None else "sum",
-        given["empty"] == "zero",
+    call = BoxCall(
+        loss=loss,
+        boxes1=boxes1,
+        boxes2=boxes2,
+        weight=weight,
+        normalizer=divisor,
+        hyper=[1.0 * h for h in hyper],
+        loss_scale=factor(given),
+        centered=format == "cxcywh",
+        reduction=reduction if given.get("normalizer") is None else "sum",
+        empty_is_zero=given["empty"] == "zero",
     )
-    return boxes(a, options.get("gradient"))
+    return value(call, options.get("gradient"))
 
 
 def _overlap_loss(

@@ -4,10 +4,10 @@ from typing import Unpack
 
 from torch import Tensor
 
+from lossforge.kernels.call import PairsCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import contrastive
+from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import Options, check_options, factor
-from lossforge.losses.operators.contrastive import Arguments as Contrastive
 from lossforge.losses.repeat import repeated
 from lossforge.losses.types import Reduction
 
@@ -55,14 +55,14 @@ def clip_loss(
     scale = options.get("scale", 1.0)
     scale = checks.number("scale", scale)
     normalizer = options.get("normalizer")
-    a = Contrastive(
-        "clip",
-        similarity,
-        divisor,
-        offset,
-        1.0 * scale,
-        factor(options),
-        reduction if normalizer is None else "sum",
-        options.get("empty") == "zero",
+    call = PairsCall(
+        loss="clip",
+        x=similarity,
+        normalizer=divisor,
+        offset=offset,
+        logit_scale=1.0 * scale,
+        loss_scale=factor(options),
+        reduction=reduction if normalizer is None else "sum",
+        empty_is_zero=options.get("empty") == "zero",
     )
-    return contrastive(a, options.get("gradient"), options.get("inplace", False))
+    return value(call, options.get("gradient"), options.get("inplace", False))

@@ -16,15 +16,15 @@ weight: (N, d…), floating or bool, a factor a row; the means divide by its sum
 labels, ignore_index: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import DivergenceCall, TopKCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import divergence
+from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import CallOptions, check_options, factor
-from lossforge.losses.operators.divergence import Arguments
 from lossforge.losses.repeat import repeated
 from lossforge.losses.types import BatchReduction
 
@@ -272,21 +272,23 @@ def _loss(
             scale = scale * n
     if temperature_squared:
         scale = scale * temperature * temperature
-    a = Arguments(
-        loss,
-        x,
-        teacher,
-        values,
-        labels,
-        weight,
-        divisor,
-        hyper,
-        swap,
-        1.0 * temperature,
-        ignore_index,
-        scale,
-        reduction if options.get("normalizer") is None else "sum",
-        options.get("empty") == "zero",
-    )
-    result = divergence(a, options.get("gradient"), options.get("inplace", False))
+    shared: dict[str, Any] = {
+        "loss": loss,
+        "x": x,
+        "labels": labels,
+        "weight": weight,
+        "normalizer": divisor,
+        "temperature": 1.0 * temperature,
+        "ignore_index": ignore_index,
+        "loss_scale": scale,
+        "reduction": reduction if options.get("normalizer") is None else "sum",
+        "empty_is_zero": options.get("empty") == "zero",
+    }
+    call: DivergenceCall | TopKCall
+    if values is None:
+        call = DivergenceCall(target=teacher, hyper=hyper, swap=swap, **shared)
+    else:
+        renormalize, tail = hyper
+        call = TopKCall(target=values, indices=teacher, renormalize=bool(renormalize), tail=bool(tail), **shared)
+    result = value(call, options.get("gradient"), options.get("inplace", False))
     return result.squeeze(0) if one and result.ndim else result

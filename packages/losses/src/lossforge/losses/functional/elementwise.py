@@ -5,11 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import ROW_MEAN, ElementCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import elementwise
+from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import ElementwiseOptions, check_options, factor, row_score, share
-from lossforge.losses.operators.elementwise import Arguments as Elementwise
-from lossforge.losses.reference import ROW_MEAN
 
 IGNORED = -2
 """The class index of a row that does not count; -1 is background."""
@@ -127,23 +126,23 @@ def elementwise_loss(
         reduction = "sum"
     elif reduction == "mean" and mean_of_rows:
         reduction = ROW_MEAN
-    a = Elementwise(
-        loss,
-        x,
-        target,
-        target_b,
-        of_row,
-        weight,
-        group,
-        group_weight,
-        parameter,
-        divisor,
-        [1.0 * h for h in hyper],
-        factor(options),
-        dim,
-        IGNORED,
-        offset or 0,
-        reduction,
-        options.get("empty") == "zero",
+    call = ElementCall(
+        loss=loss,
+        x=x,
+        target=target,
+        target_b=target_b,
+        lam=of_row,
+        weight=weight,
+        group=group,
+        group_weight=group_weight,
+        parameter=parameter,
+        normalizer=divisor,
+        hyper=[1.0 * h for h in hyper],
+        loss_scale=factor(options),
+        dim=dim,
+        ignore_index=IGNORED,
+        offset=offset or 0,
+        reduction=reduction,
+        empty_is_zero=options.get("empty") == "zero",
     )
-    return elementwise(a, options.get("gradient"), options.get("inplace", False))
+    return value(call, options.get("gradient"), options.get("inplace", False))

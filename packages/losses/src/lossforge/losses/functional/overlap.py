@@ -32,10 +32,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import OverlapCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import overlap
+from lossforge.losses.dispatch import value
 from lossforge.losses.functional.common import Settings, check_options, factor
-from lossforge.losses.operators.overlap import Arguments
 from lossforge.losses.repeat import repeated
 from lossforge.losses.types import Activation, Reduction, ScalarReduction
 
@@ -72,8 +72,8 @@ def _loss(
     normalizer = check_options(input, reduction, options, OverlapOptions if lambda_ce is None else Settings)
     checks.one_of("activation", activation, ACTIVATIONS)
     flags = {"include_background": include_background, "squared_pred": squared_pred, "batch": batch, "present_only": present_only}
-    for name, value in flags.items():
-        checks.flag(name, value)
+    for name, flag in flags.items():
+        checks.flag(name, flag)
     numbers = [checks.number(name, number, 0.0) for name, number in hyper.items()]
     ignore_index = checks.whole_number("ignore_index", ignore_index)
     classes = input.shape[1]
@@ -103,25 +103,25 @@ def _loss(
         if weight.shape != (classes,):
             raise ValueError(f"weight must hold one weight a class, shape ({classes},), got {tuple(weight.shape)}")
         weight = weight.contiguous()
-    a = Arguments(
-        loss,
-        input,
-        target,
-        weight,
-        normalizer,
-        numbers,
-        activation,
-        ignore_index,
-        include_background,
-        squared_pred,
-        batch,
-        present_only,
-        lambda_dice * factor(options),
-        lambda_ce,
-        reduction if options.get("normalizer") is None else "sum",
-        options.get("empty") == "zero",
+    call = OverlapCall(
+        loss=loss,
+        x=input,
+        target=target,
+        weight=weight,
+        normalizer=normalizer,
+        hyper=numbers,
+        activation=activation,
+        ignore_index=ignore_index,
+        include_background=include_background,
+        squared_pred=squared_pred,
+        batch=batch,
+        present_only=present_only,
+        loss_scale=lambda_dice * factor(options),
+        lambda_ce=lambda_ce,
+        reduction=reduction if options.get("normalizer") is None else "sum",
+        empty_is_zero=options.get("empty") == "zero",
     )
-    return overlap(a, options.get("gradient"), options.get("inplace", False))
+    return value(call, options.get("gradient"), options.get("inplace", False))
 
 
 @repeated

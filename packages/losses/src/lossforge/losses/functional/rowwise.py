@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import RowCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import rowwise
+from lossforge.losses.dispatch import compute
 from lossforge.losses.functional.common import Options, Settings, check_options, factor, share
-from lossforge.losses.operators.rowwise import Arguments as Rowwise
 from lossforge.losses.reference import row_weight
 
 
@@ -90,31 +90,31 @@ def rowwise_loss(
         weight = _average_one(weight, target, target_b, lam, ignore_index, options.get("empty") == "zero")
         mean_of_rows = True  # of z_loss; and thereby of the rest, by such weights
     one = x.ndim == 1
-    a = Rowwise(
-        loss,
-        x.unsqueeze(0) if one else x,
-        target.unsqueeze(0) if one else target,
-        target_b.unsqueeze(0) if one and target_b is not None else target_b,
-        lam,
-        weight,
-        bias,
-        divisor,
-        [1.0 * h for h in hyper],
-        ignore_index,
-        1.0 * label_smoothing,
-        1.0 * scale,
-        softcap,
-        1.0 * tau,
-        1.0 * spread,
-        1.0 * focus,
-        1.0 * z_loss,
-        factor_of * factor(options),
-        reduction if normalizer is None else "sum",
-        options.get("empty") == "zero",
-        mean_of_rows,
-        list(outputs),
+    call = RowCall(
+        loss=loss,
+        x=x.unsqueeze(0) if one else x,
+        target=target.unsqueeze(0) if one else target,
+        target_b=target_b.unsqueeze(0) if one and target_b is not None else target_b,
+        lam=lam,
+        weight=weight,
+        bias=bias,
+        normalizer=divisor,
+        hyper=[1.0 * h for h in hyper],
+        ignore_index=ignore_index,
+        label_smoothing=1.0 * label_smoothing,
+        logit_scale=1.0 * scale,
+        softcap=softcap,
+        tau=1.0 * tau,
+        spread=1.0 * spread,
+        focus=1.0 * focus,
+        z_loss=1.0 * z_loss,
+        loss_scale=factor_of * factor(options),
+        reduction=reduction if normalizer is None else "sum",
+        empty_is_zero=options.get("empty") == "zero",
+        mean_of_rows=mean_of_rows,
+        outputs=list(outputs),
     )
-    results = rowwise(a, options.get("gradient"), options.get("inplace", False))
+    results = compute(call, options.get("gradient"), options.get("inplace", False))
     return [t if t is None or t.ndim == 0 else t.squeeze(0) for t in results] if one else results
 
 

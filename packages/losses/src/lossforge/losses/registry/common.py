@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lossforge.losses.formulas import FORMULAS, Formula
-from lossforge.losses.operators.library import plain_torch
+from lossforge.losses.state import plain_torch
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""The templates as PyTorch operators: `torch.ops.lossforge.elementwise` and `torch.ops.lossforge.rowwise`, with their backwards."""

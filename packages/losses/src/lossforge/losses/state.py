@@ -1,0 +1,97 @@
+"""What decides how a loss is computed: torch's modes and transforms, the tensors' kinds and devices, plain_torch()."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels import INTERPRETED, TRITON
+from lossforge.losses.torch_internals import NO_MODES, in_forward_mode, modes, ordinary, transformed
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_depth: ContextVar[int] = ContextVar("depth of plain_torch", default=0)
+_traced = threading.local()
+"""The depth once more, for torch.compile: it traces and guards a thread's attributes, but no ContextVar."""
+_traced.depth = 0  # a thread that has none is traced anew at its second call
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice.
+
+    It holds for the thread and the asyncio task that entered it; a thread that starts inside has to enter it anew.
+    """
+    _enter(1)
+    try:
+        yield
+    finally:
+        _enter(-1)
+
+
+def _enter(step: int) -> None:
+    """Count, because contexts may overlap without being nested: the one entered first may end first."""
+    _traced.depth = getattr(_traced, "depth", 0) + step
+    if not torch.compiler.is_compiling():
+        _depth.set(_depth.get() + step)
+
+
+def _in_plain_torch() -> bool:
+    return (getattr(_traced, "depth", 0) if torch.compiler.is_compiling() else _depth.get()) > 0
+
+
+def backend(x: Tensor) -> str:
+    """Return what computes a loss of `x`: "triton", "triton-interpreted" or "torch" (the plain-torch reference; without Triton always)."""
+    if not TRITON or x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
+        return "torch"
+    return "triton-interpreted" if INTERPRETED else "triton"
+
+
+def state() -> tuple[Any, ...]:
+    """Return what of torch's state decides: modes, transforms, tracing, forward mode; autograd; plain_torch."""
+    return *modes(), torch.is_grad_enabled(), _depth.get() > 0
+
+
+_PLAIN_STATES = [(*NO_MODES, grad, False) for grad in (True, False)]
+
+
+def plain(*tensors: Tensor | None) -> bool:
+    """Return whether the dispatcher would do no more with an operator on these tensors than differentiate it and start its kernels.
+
+    Not for subclasses of Tensor (fake, distributed, a user's), tensors that torch.func wraps, conjugates and other lazy views; nor
+    under a mode for functions or operators, a transform, a tracer, inference mode, or while compiling.
+    """
+    if torch.compiler.is_compiling() or state() not in _PLAIN_STATES:
+        return False
+    return all(t is None or ordinary(t) for t in tensors)
+
+
+def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
+    """Return whether the kernels compute a call. They differentiate the logits; the reference does all else.
+
+    That is: a floating argument other than the logits that requires grad, torch.func transforms, forward-mode derivatives,
+    float64, devices without kernels, and tensors without elements.
+    """
+    if _in_plain_torch() or backend(x) == "torch" or x.numel() == 0:
+        return False
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in others):
+        return False
+    if transformed(x, *others):
+        return False
+    return torch.compiler.is_compiling() or not in_forward_mode(x, *others)
+
+
+def gradient_in_forward(mode: str | None, x: Tensor, reduction: str) -> bool:
+    """Return whether forward also writes the gradient.
+
+    Never where nothing asks for one. By default where the result is a scalar, except for float16, whose gradients would be rounded
+    before a gradient scaler can lift them above the smallest float16, and under torch.compile, whose graphs cannot hand out a
+    buffer once and compute it anew the second time.
+    """
+    if mode == "backward" or reduction == "none" or not (x.requires_grad and torch.is_grad_enabled()):
+        return False
+    return mode == "forward" or (x.dtype != torch.float16 and not torch.compiler.is_compiling())
