@@ -19,6 +19,7 @@ from lossforge.kernels.divergence.rows import (
     Gradient,
     Slopes,
     Softmaxes,
+    Summed,
     add_both,
     add_slopes,
     at_logits,
@@ -36,11 +37,12 @@ from lossforge.kernels.row.sweep import (
     Reading,
     columns,
     in_row,
+    place_of,
     scaled,
     span_of,
     store_stats,
     store_tile,
-    stored_tiles,
+    stored_tile,
     sweep,
     write_rows,
 )
@@ -82,10 +84,10 @@ def divergence_kernel(
     counted,  # labels
     config: tl.constexpr,
 ):
-    scale = scaled(formula, marks.labels, None, marks.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
+    scale = scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
     span = span_of(x, rows_outer, blocks, config)
     inside = span.inside
-    w, keep = row_weight(marks, span.outer, span.row, inside)
+    w, keep = row_weight(marks, formula.ignore, span.outer, span.row, inside)
     # where a program reads neighbouring rows at once, what is not kept is read with the others
     mask = keep[:, None]
     if config.MULTIPLE > 1:
@@ -93,17 +95,16 @@ def divergence_kernel(
     if config.ONE_TILE:
         lanes = tl.arange(0, config.BC)
         here = inside[:, None] & in_row(columns(lanes, span, config), span, config)
-        one_x, one_t = stored_tiles((x, teacher), span, lanes, here, float("-inf"), "", config)
-        soft, f, h, p = one_tile(widened(one_x), widened(one_t), formula, config.SWAP)
+        one_x = widened(stored_tile(x, span, lanes, here, float("-inf"), "", config))
+        one_t = widened(stored_tile(teacher, span, lanes, here, float("-inf"), "", config))
+        soft, f, h, p = one_tile(one_x, one_t, formula, config.SWAP)
         value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.sums is None else "evict_first"
         LATER: tl.constexpr = "evict_last" if gradient.ptr is not None else "evict_first"
-        some = tl.max(keep.to(tl.int32), 0)
-        stop = tl.where(some > 0, span.high, span.low)
         full = None if config.BR == 1 else mask
         edge = inside[:, None]
-        found = sweep(no_lanes(config), (x, teacher), span, Reading(edge, full, float("-inf"), EVICT, stop), add_both, formula, config)
+        found = sweep(no_lanes(config), (x, teacher), span, Reading(edge, full, float("-inf"), EVICT, keep), add_both, formula, config)
         top_x, top_t = tl.max(found.m_x, 1), tl.max(found.m_t, 1)
         total_x, total_t, dot = merge_both(found, top_x[:, None], top_t[:, None], formula, config.SWAP)
         soft = Softmaxes(top_x, log(total_x), top_t, log(total_t))
@@ -115,7 +116,7 @@ def divergence_kernel(
                 (zero, zero),
                 (x, teacher),
                 span,
-                Reading(edge, full, float("-inf"), LATER, stop, True),
+                Reading(edge, full, float("-inf"), LATER, keep, True),
                 add_slopes,
                 Slopes(formula, columns_of(soft)),
                 config,
@@ -127,7 +128,7 @@ def divergence_kernel(
         if sum is not None:  # handed in here, where no write of the last sweep has to be waited for
             finish(tl.sum(value, 0), sum, scale)
     if out.loss is not None:
-        tl.store(out.loss + span.place, value * scale, mask=inside)
+        tl.store(out.loss + place_of(span), value * scale, mask=inside)
     h_sum = tl.where(keep, h_sum, 0.0)
     if not config.ONE_TILE or out.stats is not None:
         soft = kept(soft, keep)
@@ -140,10 +141,9 @@ def divergence_kernel(
             g = at_logits(h, p, h_sum[:, None], share)
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, span, lanes, here, "", config)
         else:
-            of = columns_of(soft)
-            # where there was a sweep for D, it ended at the beginning
-            BACK: tl.constexpr = formula.sums is not None
-            write_rows((x, teacher), Gradient(gradient, formula, of, h_sum[:, None], share, keep, span), mask, write_slope, BACK, config)
+            rows = Summed(span, columns_of(soft), h_sum[:, None], share, keep)
+            BACK: tl.constexpr = formula.sums is not None  # else the sweep before it ended at the beginning
+            write_rows((x, teacher), Gradient(gradient, formula, rows), mask, write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:
             finish(tl.sum(value, 0), sum, scale)

@@ -60,9 +60,9 @@ def _prepare(call: DivergenceCall, numbers: Numbers, formulas: Formulas, gradien
     return Prepared(
         Logits(*x, at.classes),
         Logits(*teacher, at.classes),
-        Marks(labels, weight, call.ignore_index),
+        Marks(labels, weight),
         to,
-        Formula(formulas.formula, formulas.sums, call.hyper, numbers.inverse, numbers.scale, divisor),
+        Formula(formulas.formula, formulas.sums, call.hyper, numbers.inverse, numbers.scale, divisor, call.ignore_index),
         at,
     )
 

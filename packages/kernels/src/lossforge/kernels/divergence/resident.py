@@ -17,6 +17,7 @@ from lossforge.kernels.divergence.rows import (
     Gradient,
     Lanes,
     Softmaxes,
+    Summed,
     accumulate_both,
     at_logits,
     closed,
@@ -34,18 +35,19 @@ from lossforge.kernels.row.rows import LOWEST
 
 
 class Rows(NamedTuple):
-    """Logits and teacher, what says which rows count, how many there are, and their classes."""
+    """Logits and teacher, what says which rows count, the label that does not, how many there are, and their classes."""
 
     x: Any
     teacher: Any
     marks: Any
+    ignore: Any
     rows: Any
     classes: Any
 
 
 @triton.jit
 def counts(of, row):
-    _, keep = row_weight(of.marks, row.to(gl.int64) * 0, row, row < of.rows)
+    _, keep = row_weight(of.marks, of.ignore, row.to(gl.int64) * 0, row, row < of.rows)
     return keep
 
 
@@ -128,24 +130,24 @@ def resident_divergence_kernel(
     ring_t = gl.allocate_shared_memory(teacher.ptr.dtype.element_ty, [K, L, config.VEC], unswizzled)
     rings = (ring_x, ring_t)
     at = positions(tile, config)
-    scale = scale_of(formula, marks.labels, None, marks.ignore, counted, x.classes, config)
+    scale = scale_of(formula, marks.labels, None, formula.ignore, counted, x.classes, config)
     classes = x.classes // config.VEC * config.VEC  # tells the compiler that loads can be vectorised
     programs = gl.num_programs(0)
     row = gl.program_id(0)
     for k in gl.static_range(K):
-        fetch_both(rings, k, Rows(x, teacher, marks, rows, classes), row, k, at, k % N < N + P - 1, config)
+        fetch_both(rings, k, Rows(x, teacher, marks, formula.ignore, rows, classes), row, k, at, k % N < N + P - 1, config)
     kept_x, kept_t = (), ()
     for p in gl.static_range(P):
-        wanted = counts(Rows(x, teacher, marks, rows, classes), row)
+        wanted = counts(Rows(x, teacher, marks, formula.ignore, rows, classes), row)
         kept_x = longer(kept_x, read(x, row, (N + p) * CHUNK + at, classes, wanted, config))
         kept_t = longer(kept_t, read(teacher, row, (N + p) * CHUNK + at, classes, wanted, config))
     part = (row * 0).to(gl.float32)
     slot = row * 0
 
     while row < rows:
-        w, keep = row_weight(marks, row.to(gl.int64) * 0, row, row < rows)
+        w, keep = row_weight(marks, formula.ignore, row.to(gl.int64) * 0, row, row < rows)
         if EARLY:
-            next_keep = counts(Rows(x, teacher, marks, rows, classes), row + programs)
+            next_keep = counts(Rows(x, teacher, marks, formula.ignore, rows, classes), row + programs)
         m = gl.full([L], LOWEST, gl.float32, lane)
         zero = gl.full([L], 0.0, gl.float32, lane)
         lanes = Lanes(m, zero, m, zero, zero)
@@ -201,7 +203,7 @@ def resident_divergence_kernel(
                 fetch(ring_x, slot, x, row + programs, position, here & next_keep, config)
                 commit_group()
             else:
-                fetch_both(rings, slot, Rows(x, teacher, marks, rows, classes), row, n + K, at, (n + K) % N < N - 1, config)
+                fetch_both(rings, slot, Rows(x, teacher, marks, formula.ignore, rows, classes), row, n + K, at, (n + K) % N < N - 1, config)
             slot = following(slot, config)
         next_x = ()
         for p in gl.static_range(P):
@@ -213,8 +215,8 @@ def resident_divergence_kernel(
         kept_x = next_x
         for n in range(HELD, N):
             chunk_x, chunk_t = chunks_of(rings, slot, None, tile, PAIRS)
-            g = divergence_gradient(chunk_x, chunk_t, Gradient(gradient, formula, soft, h_sum, share, keep, row), SWAP)
-            fetch_both(rings, slot, Rows(x, teacher, marks, rows, classes), row, n + K, at, False, config)
+            g = divergence_gradient(chunk_x, chunk_t, Gradient(gradient, formula, Summed(row, soft, h_sum, share, keep)), SWAP)
+            fetch_both(rings, slot, Rows(x, teacher, marks, formula.ignore, rows, classes), row, n + K, at, False, config)
             position = n * CHUNK + at
             gl.store(to + position, gl.where(keep, g, 0.0).to(dtype), mask=position < classes)
             slot = following(slot, config)

@@ -18,11 +18,14 @@ class Marks(NamedTuple):
 
     labels: Strided
     weight: Strided
-    ignore: int
 
 
 class Formula(NamedTuple):
-    """terms, sums: as of launch.Divergence. inverse: 1 / T. scale: what values are multiplied by."""
+    """terms(ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
+
+    sums: for KL, whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q). inverse: 1 / T. scale: what values are
+    multiplied by. ignore: the label that leaves a row out.
+    """
 
     terms: Callable[..., Any]
     sums: Callable[..., Any] | None
@@ -30,6 +33,7 @@ class Formula(NamedTuple):
     inverse: float
     scale: float
     divisor_ptr: Tensor | None
+    ignore: int
 
 
 class Lanes(NamedTuple):
@@ -54,33 +58,39 @@ class Softmaxes(NamedTuple):
     ls_t: Any
 
 
-class Gradient(NamedTuple):
-    """What a sweep that writes the gradient knows. keep, share: which rows have one, and what it is multiplied by."""
+class Summed(NamedTuple):
+    """What is known of rows after their sums. keep, share: which have a gradient, and what it is multiplied by."""
 
-    gradient: Any
-    formula: Any
+    span: Any
     soft: Any
     h_sum: Any
     share: Any
     keep: Any
-    span: Any
+
+
+class Gradient(NamedTuple):
+    """The operation that writes the gradient."""
+
+    gradient: Any
+    formula: Any
+    rows: Any  # Summed
 
 
 class Slopes(NamedTuple):
-    """What the sweep that sums f and h knows."""
+    """The operation that sums f and h."""
 
     formula: Any
     soft: Any
 
 
 @triton.jit
-def row_weight(marks, outer, row, inside):
+def row_weight(marks, ignore, outer, row, inside):
     """(weight of each row, whether it counts): rows with the ignored label, or of weight 0, are left out."""
     w = tl.where(inside, 1.0, 0.0)
     keep = inside
     if marks.labels.ptr is not None:
-        label = tl.load(row_address(marks.labels, outer, row), mask=inside, other=marks.ignore)
-        keep = keep & (label != marks.ignore)
+        label = tl.load(row_address(marks.labels, outer, row), mask=inside, other=ignore)
+        keep = keep & (label != ignore)
     if marks.weight.ptr is not None:
         w = tl.load(row_address(marks.weight, outer, row), mask=inside, other=0.0).to(tl.float32)
         keep = keep & (w != 0.0)
@@ -200,8 +210,8 @@ def at_logits(h, p, h_sum, share):
 @triton.jit
 def divergence_gradient(x, t, of, SWAP: tl.constexpr):
     """(h - p Σ h) · share of tiles of logits and teacher."""
-    _, h, p = of_tile(x, t, of.soft, of.formula, SWAP)
-    return at_logits(h, p, of.h_sum, of.share)
+    _, h, p = of_tile(x, t, of.rows.soft, of.formula, SWAP)
+    return at_logits(h, p, of.rows.h_sum, of.rows.share)
 
 
 @triton.jit
@@ -246,6 +256,6 @@ def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
     g = divergence_gradient(widened(tile.stored[0]), widened(tile.stored[1]), of, config.SWAP)
     if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
-        g = tl.where(of.keep[:, None], g, 0.0)
-    write_tile(g, tile, of.gradient, of.span, config)
+        g = tl.where(of.rows.keep[:, None], g, 0.0)
+    write_tile(g, tile, of.gradient, of.rows.span, config)
     return state

@@ -9,8 +9,8 @@ from torch import Tensor
 from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.math import exp
 from lossforge.kernels.row.focus import spread_shares
-from lossforge.kernels.row.rows import Shares, Slope, hard_loss, row_terms, write_slope
-from lossforge.kernels.row.sweep import load_stats, read_one, span_of, write_one
+from lossforge.kernels.row.rows import Shares, Slope, Summed, hard_loss, row_terms, write_slope
+from lossforge.kernels.row.sweep import load_stats, place_of, read_one, span_of, write_one
 
 
 class Kept(NamedTuple):
@@ -36,7 +36,7 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     """One tile of the gradient from kept statistics; the second grid axis walks the classes."""
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of(x, rows_outer, blocks, config)
-    inside, place = span.inside, span.place
+    inside, place = span.inside, place_of(span)
     terms = row_terms(target, span.outer, span.row, inside, x)
     keep = terms.keep
     read = inside if config.ALL_ROWS else keep
@@ -66,13 +66,13 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     p_share *= inverse
     h_share = tl.full([config.BR], 0.0, tl.float32)
     h_shift = tl.full([config.BR], 0.0, tl.float32)
-    if target.focus is not None:
-        h_share, h_shift = spread_shares(q_share * (terms.c_a + terms.c_b), ls, target)
+    if target.labels.focus is not None:
+        h_share, h_shift = spread_shares(q_share * (terms.c_a + terms.c_b), ls, target.labels)
     if config.ENTROPY:
         h_share = tl.load(grad_outputs.entropy + place, mask=inside, other=0.0).to(tl.float32) * inverse
         h_shift = tl.load(kept.entropy + place, mask=inside, other=0.0) - ls
     even = tl.full([config.BR, 1], 0.0, tl.float32)
     if config.EVEN:
-        even = q_share[:, None] * (target.smoothing / span.classes)
+        even = q_share[:, None] * (target.labels.smoothing / span.classes)
     shares = Shares(top, p_share, q_share, q_share * c_a, q_share * c_b, h_share, h_shift, even)
-    write_one(stored, (x,), Slope(x, target, gradient, terms, shares, span, read), write_slope, config)
+    write_one(stored, (x,), Slope(x, target, gradient, Summed(span, terms, shares, read)), write_slope, config)

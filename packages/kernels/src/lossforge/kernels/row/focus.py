@@ -44,6 +44,6 @@ def spread_row(a, b, ls, h_share, focus):
 
 
 @triton.jit
-def spread_shares(c, ls, target):
+def spread_shares(c, ls, labels):
     """What `slope_tile` multiplies by and adds, h and shift: c spread e^(-γ ls) and 1 - γ ls."""
-    return c * target.spread * exp(-target.focus * ls), 1.0 - target.focus * ls
+    return c * labels.spread * exp(-labels.focus * ls), 1.0 - labels.focus * ls

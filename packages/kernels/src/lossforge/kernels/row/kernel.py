@@ -17,8 +17,10 @@ from lossforge.kernels.engine.reduce import finish
 from lossforge.kernels.math import log
 from lossforge.kernels.row.focus import spread_row, spread_shares
 from lossforge.kernels.row.rows import (
+    Known,
     Shares,
     Slope,
+    Summed,
     Sums,
     dense_tile,
     hard_loss,
@@ -30,7 +32,7 @@ from lossforge.kernels.row.rows import (
     softmax_tile,
     write_slopes,
 )
-from lossforge.kernels.row.sweep import COUNTED, Reading, columns, in_row, scaled, span_of, store_stats, store_tile, stored_tile
+from lossforge.kernels.row.sweep import COUNTED, Reading, columns, in_row, place_of, scaled, span_of, store_stats, store_tile, stored_tile
 
 
 class Outputs(NamedTuple):
@@ -66,12 +68,12 @@ def rowwise_kernel(
     counted,  # rows of class indices
     config: tl.constexpr,
 ):
-    scale = scaled(loss, target.a, target.weight_ptr, target.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
+    scale = scaled(loss, target.a, target.labels.weight_ptr, target.labels.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
     span = span_of(x, rows_outer, blocks, config)
     inside = span.inside
     each = 0.0  # d of every class where EVEN
     if config.EVEN:
-        each = target.smoothing / span.classes
+        each = target.labels.smoothing / span.classes
     terms = row_terms(target, span.outer, span.row, inside, x)
     keep, valid = terms.keep, terms.valid
     read = inside if config.ALL_ROWS else keep
@@ -88,18 +90,16 @@ def rowwise_kernel(
         mask = inside[:, None] & here
         tile = logits(stored_tile(x, span, lanes, mask, float("-inf"), "", config), x, column, mask, float("-inf"))
         d = dense_tile(target, span, inside, column, x, config)
-        found = softmax_tile(tile, d, here, column, Sums(x, target, terms, span, zero), config)
+        found = softmax_tile(tile, d, here, column, Sums(x, target, Known(span, terms, zero)), config)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None else ""
         if config.EVEN:
             zero = origin(x, span)
-        some = tl.max(read.to(tl.int32), 0)
-        stop = tl.where(some > 0, span.high, span.low)
         full = None if config.BR == 1 else first_mask
-        found = softmax_of(Sums(x, target, terms, span, zero), Reading(inside[:, None], full, float("-inf"), EVICT, stop, False), config)
+        found = softmax_of(Sums(x, target, Known(span, terms, zero)), Reading(inside[:, None], full, float("-inf"), EVICT, read), config)
     top, total, d_row, d_dot = found.m, found.s, found.d_sum, found.d_dot
     if config.EVEN:
-        d_row = tl.full([config.BR], 0.0, tl.float32) + target.smoothing
+        d_row = tl.full([config.BR], 0.0, tl.float32) + target.labels.smoothing
         d_dot = d_dot * each
 
     ls = log(total)
@@ -107,9 +107,9 @@ def rowwise_kernel(
     value = tl.full([config.BR], 0.0, tl.float32)
     q = tl.full([config.BR], 0.0, tl.float32)
     h_share, h_shift, c_a, c_b, square = q, q, q, q, q
-    if target.focus is not None:
-        h_share, h_shift = spread_shares(terms.c_a + terms.c_b, ls, target)
-        value, q = spread_row(d_row, d_dot, ls, h_share, target.focus)
+    if target.labels.focus is not None:
+        h_share, h_shift = spread_shares(terms.c_a + terms.c_b, ls, target.labels)
+        value, q = spread_row(d_row, d_dot, ls, h_share, target.labels.focus)
     if target.a.ptr is not None:
         of_a, c_a = hard_loss(terms.c_a, terms.logit_a, top, ls, loss)
         value += of_a
@@ -131,16 +131,17 @@ def rowwise_kernel(
 
     if not config.ONE_TILE:  # here, where no write of the second sweep has to be waited for
         add_up(value, z_value, sums, scale)
+    place = place_of(span)
     if out.loss is not None:
-        tl.store(out.loss + span.place, value * scale, mask=inside)
+        tl.store(out.loss + place, value * scale, mask=inside)
     if out.z_loss is not None:
-        tl.store(out.z_loss + span.place, z_value * scale, mask=inside)
+        tl.store(out.z_loss + place, z_value * scale, mask=inside)
     if out.lse is not None:
-        tl.store(out.lse + span.place, lse, mask=inside)
+        tl.store(out.lse + place, lse, mask=inside)
     if config.ENTROPY:
-        tl.store(out.entropy + span.place, ls - found.u / total, mask=inside)
+        tl.store(out.entropy + place, ls - found.u / total, mask=inside)
     if config.CORRECT:
-        tl.store(out.correct + span.place, (found.ahead == 0) & (terms.a >= 0) & valid & (lse == lse), mask=inside)
+        tl.store(out.correct + place, (found.ahead == 0) & (terms.a >= 0) & valid & (lse == lse), mask=inside)
     if out.stats is not None:
         store_stats(out.stats, (tl.where(read, top, 0.0), tl.where(read, ls, 0.0), tl.where(read, q, 0.0)), span)
 
@@ -148,14 +149,15 @@ def rowwise_kernel(
         shrink = tl.where(valid, scale, float("nan"))
         p_share = tl.where(keep, p_share * shrink / total, 0.0)  # rows not kept: their tiles are 0 - top = 0, their gradient 0
         q_share = tl.where(keep, shrink, 0.0)
-        if target.focus is not None:
+        if target.labels.focus is not None:
             h_share, h_shift = tl.where(keep, shrink * h_share, 0.0), tl.where(keep, h_shift, 0.0)
         top = tl.where(keep, top, 0.0)
         shares = Shares(top, p_share, q_share, q_share * c_a, q_share * c_b, h_share, h_shift, q_share[:, None] * each)
+        rows = Summed(span, terms, shares, keep)
         if config.ONE_TILE:
-            g = slope_tile(tile, column, d, Slope(x, target, gradient, terms, shares, span, keep), True, config)
+            g = slope_tile(tile, column, d, Slope(x, target, gradient, rows), True, config)
             store_tile(tl.where(keep[:, None], g, 0.0), gradient, span, lanes, mask, "", config)
         else:
-            write_slopes(Slope(x, target, gradient, terms, shares, span, keep), second_mask, config)
+            write_slopes(Slope(x, target, gradient, rows), second_mask, config)
     if config.ONE_TILE:
         add_up(value, z_value, sums, scale)

@@ -12,7 +12,7 @@ from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.backward import GradOutputs, Kept, rowwise_backward_kernel
 from lossforge.kernels.row.kernel import Outputs, rowwise_kernel
 from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
-from lossforge.kernels.row.rows import Logits, RowLoss, Target
+from lossforge.kernels.row.rows import Labels, Logits, RowLoss, Target
 from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
 
 
@@ -75,7 +75,7 @@ def _prepare(call: RowCall, numbers: Numbers, formulas: Formulas, gradient: Any,
     x, *target, to = at.strided
     return Prepared(
         Logits(*x, at.classes, numbers.logit_scale, numbers.softcap, call.bias, numbers.tau),
-        Target(*target, call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus),
+        Target(*target, Labels(call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus)),
         to,
         RowLoss(formulas.formula, call.hyper, numbers.z_loss, numbers.scale, divisor),
         at,

@@ -119,20 +119,20 @@ def resident_kernel(
     VEC: gl.constexpr = config.VEC
     SHIFT: gl.constexpr = config.SHIFT
     PAIR: gl.constexpr = target.b.ptr is not None
-    EVEN: gl.constexpr = target.smoothing is not None
+    EVEN: gl.constexpr = target.labels.smoothing is not None
     L: gl.constexpr = CHUNK // VEC
     tile: gl.constexpr = gl.BlockedLayout([1, VEC], [32, 1], [config.W, 1], [1, 0])
     lane: gl.constexpr = gl.SliceLayout(1, tile)
     unswizzled: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     ring = gl.allocate_shared_memory(dtype, [K, L, VEC], unswizzled)
     at = positions(tile, config)
-    scale = scale_of(loss, target.a, target.weight_ptr, target.ignore, counted, x.classes, config)
+    scale = scale_of(loss, target.a, target.labels.weight_ptr, target.labels.ignore, counted, x.classes, config)
     classes = x.classes
     if SHIFT == 1:
         classes = classes // VEC * VEC  # tells the compiler that loads can be vectorised
     even = 0.0
     if EVEN:
-        even = target.smoothing / classes
+        even = target.labels.smoothing / classes
     chunks = gl.cdiv(classes + SHIFT - 1, CHUNK) - P  # of a row, in the ring
     again = chunks - K  # of them, fetched twice
     row = gl.program_id(0)
@@ -200,16 +200,17 @@ def resident_kernel(
             q += c_b
         if EVEN:
             dot = lanes.dot + gl.where(lanes.seen == 0, 0.0, lanes.seen * (lanes.m - top))
-            value += target.smoothing * ls - even * gl.sum(dot, 0)
-            q += target.smoothing
+            value += target.labels.smoothing * ls - even * gl.sum(dot, 0)
+            q += target.labels.smoothing
         p_share = q
         if loss.z_loss is not None:
             value += loss.z_loss * lse * lse
             p_share += 2.0 * loss.z_loss * lse
         part += gl.where(keep, gl.where(terms.valid & (total == total), value, float("nan")), 0.0)
         shrink = gl.where(terms.valid, scale, float("nan"))
+        p_share = gl.where(keep, p_share * shrink / total, 0.0)
         q_share = gl.where(keep, shrink, 0.0)
-        shares = Shares(gl.where(keep, top, 0.0), gl.where(keep, p_share * shrink / total, 0.0), q_share * even)
+        shares = Shares(gl.where(keep, top, 0.0), p_share, q_share * even)
 
         renewed = ()
         for p in gl.static_range(P):

@@ -38,21 +38,27 @@ class Logits(NamedTuple):
     tau: float | None = None
 
 
-class Target(NamedTuple):
-    """Class indices, those of a mixup pair with their λ, or probabilities; and what they share.
+class Labels(NamedTuple):
+    """What the rows' targets share: class weights, the index that is ignored, label smoothing.
 
     spread, focus: every class adds spread · p^focus (-ln p) to a row, times the weights of the row's hard targets.
     """
 
-    a: Strided
-    b: Strided
-    lam: Strided
-    dense: Strided
     weight_ptr: Tensor | None
     ignore: int
     smoothing: float | None
     spread: float | None
     focus: float | None
+
+
+class Target(NamedTuple):
+    """Class indices, those of a mixup pair with their λ, or probabilities."""
+
+    a: Strided
+    b: Strided
+    lam: Strided
+    dense: Strided
+    labels: Labels
 
 
 class RowLoss(NamedTuple):
@@ -93,14 +99,20 @@ class Softmax(NamedTuple):
     ahead: Any
 
 
+class Known(NamedTuple):
+    """What is known of rows before their sweep. zero: as `origin` finds it."""
+
+    span: Any
+    terms: Any
+    zero: Any
+
+
 class Sums(NamedTuple):
-    """What the sweep that finds a Softmax knows. zero: as `origin` finds it."""
+    """The operation that finds a Softmax."""
 
     x: Any
     target: Any
-    terms: Any
-    span: Any
-    zero: Any
+    rows: Any  # Known
 
 
 class Shares(NamedTuple):
@@ -116,16 +128,22 @@ class Shares(NamedTuple):
     even: Any
 
 
+class Summed(NamedTuple):
+    """What is known of rows after it. keep: which may have a gradient."""
+
+    span: Any
+    terms: Any
+    shares: Any
+    keep: Any
+
+
 class Slope(NamedTuple):
-    """What a sweep that writes the gradient knows. keep: rows that may have one."""
+    """The operation that writes the gradient."""
 
     x: Any
     target: Any
     gradient: Any
-    terms: Any
-    shares: Any
-    span: Any
-    keep: Any
+    rows: Any  # Summed
 
 
 @triton.jit
@@ -160,15 +178,15 @@ def logits(stored, x, column, mask, other):
 @triton.jit
 def hard_term(index, target, outer, row, inside, x):
     """A class index per row: (class, class weight, counts, valid, the class's logit)."""
-    t = tl.load(row_address(index, outer, row), mask=inside, other=target.ignore)
-    counts = inside & (t != target.ignore)
+    t = tl.load(row_address(index, outer, row), mask=inside, other=target.labels.ignore)
+    counts = inside & (t != target.labels.ignore)
     valid = (t >= 0) & (t < x.classes)
     safe = counts & valid
     w = tl.where(counts, 1.0, 0.0)
-    if target.weight_ptr is not None:
-        w = tl.load(target.weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
+    if target.labels.weight_ptr is not None:
+        w = tl.load(target.labels.weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
     logit = transform(tl.load(element_address(x, outer, row, t), mask=safe, other=0.0).to(tl.float32), x, t, safe)
-    return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == target.ignore), logit
+    return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == target.labels.ignore), logit
 
 
 @triton.jit
@@ -186,8 +204,8 @@ def row_terms(target, outer, row, inside, x):
             share = tl.load(row_address(target.lam, outer, row), mask=inside, other=1.0).to(tl.float32)
             c_a, c_b = share * c_a, (1.0 - share) * c_b
             keep, valid = keep | keep_b, valid & valid_b
-        if target.smoothing is not None:
-            c_a, c_b = (1.0 - target.smoothing) * c_a, (1.0 - target.smoothing) * c_b
+        if target.labels.smoothing is not None:
+            c_a, c_b = (1.0 - target.labels.smoothing) * c_a, (1.0 - target.labels.smoothing) * c_b
     return Terms(a, c_a, logit_a, b, c_b, logit_b, keep, valid)
 
 
@@ -215,12 +233,12 @@ def dense_tile(target, span, exists, column, x, config):
             start = span.outer * target.dense.s0 + span.row.to(tl.int64) * target.dense.s1
             at = target.dense.ptr + start[:, None] + class_offset(column, target.dense.s2, config.WIDE)
             d = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-            if target.smoothing is not None:
-                d = d * (1.0 - target.smoothing)
-        if target.smoothing is not None:
-            d = d + tl.where(mask, target.smoothing / x.classes, 0.0)
-        if target.weight_ptr is not None:
-            d = d * tl.load(target.weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+            if target.labels.smoothing is not None:
+                d = d * (1.0 - target.labels.smoothing)
+        if target.labels.smoothing is not None:
+            d = d + tl.where(mask, target.labels.smoothing / x.classes, 0.0)
+        if target.labels.weight_ptr is not None:
+            d = d * tl.load(target.labels.weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     return d
 
 
@@ -260,10 +278,10 @@ def softmax_tile(tile, d, here, column, of, config):
         d_dot = tl.sum(tl.where(d == 0, 0.0, d * step), 1)
     if config.EVEN:
         d_dot = tl.sum(tl.where(here, step, 0.0), 1)
-    if of.target.focus is not None:
-        d_sum, d_dot = focused_sums(step, here, of.target.focus, 1)
+    if of.target.labels.focus is not None:
+        d_sum, d_dot = focused_sums(step, here, of.target.labels.focus, 1)
     if config.CORRECT:
-        ahead = tl.max(before_target(tile, column, here, of.terms).to(tl.int32), 1)
+        ahead = tl.max(before_target(tile, column, here, of.rows.terms).to(tl.int32), 1)
     return Softmax(top, tl.sum(e, 1), u, d_sum, d_dot, ahead)
 
 
@@ -288,10 +306,10 @@ def add_softmax(so_far, tile, of, config):
     if config.SHIFT > 1 and tile.here is not None:
         x = tl.where(tile.here, x, float("-inf"))
     if config.CORRECT:
-        marks = before_target(x, tile.column, True if tile.here is None else tile.here, of.terms)
+        marks = before_target(x, tile.column, True if tile.here is None else tile.here, of.rows.terms)
         ahead = tl.maximum(ahead, tl.max(tl.reshape(marks.to(tl.float32), [BR, L, V]), 2))
     if config.EVEN:
-        above = x - of.zero[:, None]
+        above = x - of.rows.zero[:, None]
         if tile.here is not None:
             above = tl.where(tile.here, above, 0.0)
         d_dot += tl.sum(tl.reshape(above, [BR, L, V]), 2)
@@ -305,16 +323,16 @@ def add_softmax(so_far, tile, of, config):
         u = before + tl.sum(tl.where(e > 0, e * step, 0.0), 2)
     s = s * fade + tl.sum(e, 2)
     if config.DENSE:
-        d = tl.reshape(dense_tile(of.target, of.span, of.span.inside, tile.column, of.x, config), [BR, L, V])
+        d = tl.reshape(dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config), [BR, L, V])
         d_dot += tl.where(d_sum == 0, 0.0, d_sum * (m - top)) + tl.sum(tl.where(d == 0, 0.0, d * step), 2)
         d_sum += tl.sum(d, 2)
-    if of.target.focus is not None:
-        d_sum, d_dot = moved(d_sum, d_dot, m - top, of.target.focus)
+    if of.target.labels.focus is not None:
+        d_sum, d_dot = moved(d_sum, d_dot, m - top, of.target.labels.focus)
         if tile.here is None:
-            d_more, dot_more = focused_sums(step, None, of.target.focus, 2)
+            d_more, dot_more = focused_sums(step, None, of.target.labels.focus, 2)
         else:
             here = tl.reshape(tl.broadcast_to(tile.here, [BR, L * V]), [BR, L, V])
-            d_more, dot_more = focused_sums(step, here, of.target.focus, 2)
+            d_more, dot_more = focused_sums(step, here, of.target.labels.focus, 2)
         d_sum += d_more
         d_dot += dot_more
     return Softmax(top, s, u, d_sum, d_dot, ahead)
@@ -331,18 +349,18 @@ def join_softmax(lanes, of, config):
         u = tl.where(s == 0, 0.0, e * (u + step * s))
     if config.DENSE:
         d_dot = tl.where(d_sum == 0, 0.0, d_dot + d_sum * step)
-    if of.target.focus is not None:
-        d_sum, d_dot = moved(d_sum, d_dot, step, of.target.focus)
+    if of.target.labels.focus is not None:
+        d_sum, d_dot = moved(d_sum, d_dot, step, of.target.labels.focus)
     d_dot = tl.sum(d_dot, 1)
     if config.EVEN:
-        d_dot += of.span.classes * (of.zero - top)
+        d_dot += of.rows.span.classes * (of.rows.zero - top)
     return Softmax(top, tl.sum(s * e, 1), tl.sum(u, 1), tl.sum(d_sum, 1), d_dot, tl.max(ahead, 1).to(tl.int32))
 
 
 @triton.jit
 def softmax_of(of, reading, config):
     """The Softmax of rows in a sweep."""
-    return join_softmax(sweep(no_softmax(config), (of.x,), of.span, reading, add_softmax, of, config), of, config)
+    return join_softmax(sweep(no_softmax(config), (of.x,), of.rows.span, reading, add_softmax, of, config), of, config)
 
 
 @triton.jit
@@ -351,21 +369,21 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
 
     e p - e h (x - m + shift) - t, times dx/draw; with a focus γ in the middle e^γ h (γ (x - m) + shift).
     """
-    shares = of.shares
+    shares = of.rows.shares
     share = shares.q[:, None] * d if config.DENSE else shares.q[:, None] * 0.0
     if OWN and of.target.a.ptr is not None:
-        share += tl.where(column == of.terms.a[:, None], shares.a[:, None], 0.0)
+        share += tl.where(column == of.rows.terms.a[:, None], shares.a[:, None], 0.0)
     if OWN and of.target.b.ptr is not None:
-        share += tl.where(column == of.terms.b[:, None], shares.b[:, None], 0.0)
+        share += tl.where(column == of.rows.terms.b[:, None], shares.b[:, None], 0.0)
     share = shares.even + share
     step = x - shares.top[:, None]
     e = exp2(step * LOG2E)
     g = e * shares.p[:, None] - share
     if config.BACKWARD and config.ENTROPY:
         g -= tl.where(e > 0, e * shares.h[:, None] * (step + shares.shift[:, None]), 0.0)
-    if of.target.focus is not None:
+    if of.target.labels.focus is not None:
         tl.static_assert(not (config.BACKWARD and config.ENTROPY), "a loss with a focus has no entropy to differentiate")
-        power, t = focused(step, of.target.focus)
+        power, t = focused(step, of.target.labels.focus)
         g -= tl.where(power == 0.0, 0.0, power * shares.h[:, None] * (t + shares.shift[:, None]))
     if of.x.softcap is not None:
         t = x / of.x.softcap
@@ -379,11 +397,11 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
     x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
-    d = dense_tile(of.target, of.span, of.span.inside, tile.column, of.x, config)
+    d = dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config)
     g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
     if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
-        g = tl.where(of.keep[:, None], g, 0.0)
-    write_tile(g, tile, of.gradient, of.span, config)
+        g = tl.where(of.rows.keep[:, None], g, 0.0)
+    write_tile(g, tile, of.gradient, of.rows.span, config)
     return state
 
 
@@ -391,10 +409,10 @@ def write_slope(state, tile, of, config):
 def write_own(of, t, logit, config):
     """Write the gradient at the targets' own classes `t`, over what was stored there without them: a comparison an element costs more."""
     column = t[:, None]
-    d = dense_tile(of.target, of.span, of.keep, column, of.x, config)
+    d = dense_tile(of.target, of.rows.span, of.rows.keep, column, of.x, config)
     g = slope_tile(logit[:, None], column, d, of, True, config)
-    at = element_address(of.gradient, of.span.outer, of.span.row, t)
-    tl.store(at[:, None], g, mask=(of.keep & (t >= 0))[:, None])
+    at = element_address(of.gradient, of.rows.span.outer, of.rows.span.row, t)
+    tl.store(at[:, None], g, mask=(of.rows.keep & (t >= 0))[:, None])
 
 
 @triton.jit
@@ -403,6 +421,6 @@ def write_slopes(of, mask, config):
     write_rows((of.x,), of, mask, write_slope, True, config)
     if of.target.a.ptr is not None:
         tl.debug_barrier()
-        write_own(of, of.terms.a, of.terms.logit_a, config)
+        write_own(of, of.rows.terms.a, of.rows.terms.logit_a, config)
     if of.target.b.ptr is not None:
-        write_own(of, of.terms.b, of.terms.logit_b, config)
+        write_own(of, of.rows.terms.b, of.rows.terms.logit_b, config)

@@ -50,8 +50,8 @@ class Span(NamedTuple):
     outer: Any
     row: Any
     inside: Any  # which rows exist
-    place: Any  # of the rows among all
-    rows: Any  # how many there are in all
+    rows_outer: Any
+    blocks: Any
     first: Any
     classes: Any
     end: Any
@@ -60,13 +60,13 @@ class Span(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a sweep reads. edge, full: masks of rows, in the first and last tile and in those inside the row; without one all are read."""
+    """What a sweep reads: masks of rows, of the first and the last tile (edge) and of those inside the row (full; None: all)."""
 
     edge: Any
     full: Any
     other: Any
     EVICT: Any
-    stop: Any = None  # lane where the tiles inside the row end
+    needed: Any = None  # where no row is, the tiles inside the row are left out; None: all are
     BACK: Any = False  # the tiles inside the row come in reverse: what was read last is likelier still in the cache
 
 
@@ -139,8 +139,13 @@ def span_of(x, rows_outer, blocks, config):
         end += tl.max(first, 0)
         low = config.BC
     high = tl.maximum(end // config.BC * config.BC, low)
-    rows = (tl.num_programs(0) // blocks).to(tl.int64) * rows_outer
-    return Span(outer, row, inside, outer * rows_outer + row, rows, first, classes, end, low, high)
+    return Span(outer, row, inside, rows_outer, blocks, first, classes, end, low, high)
+
+
+@triton.jit
+def place_of(span):
+    """The rows' places among all rows."""
+    return span.outer * span.rows_outer + span.row
 
 
 @triton.jit
@@ -263,36 +268,40 @@ def leftovers(state, tensors, span, reading, take, operation, config):
 
 @triton.jit
 def sweep(state, tensors, span, reading, take, operation, config):
-    """Take all tiles of the tensors' rows into `state`: take(state, Tile, operation, config) → state.
+    """Take all tiles of the tensors' rows into `state`, tensors: take(state, Tile, operation, config) → state.
 
     The last and the first, which may reach beyond the row, come first: read before it is known whether the row counts.
+    A record that holds records with constants must have no tensors or numbers beside them: Triton 3.6 loses the constants in a loop.
     """
     for edge in tl.static_range(2 if config.SHIFT > 1 else 1):
         at = span.high if edge == 0 else 0
         if at < span.end:
             stored = read_edge(at, tensors, span, reading, config)
             state = take_edge(state, stored, at, span, reading, take, operation, config)
-    for step in tl.range(span.low, reading.stop, config.BC, num_stages=None if reading.BACK else config.STAGES):
-        at = reading.stop + span.low - config.BC - step if reading.BACK else step
-        lanes = at + tl.arange(0, config.BC)
+    stop = span.high
+    if reading.needed is not None:
+        stop = tl.where(tl.max(reading.needed.to(tl.int32), 0) > 0, span.high, span.low)
+    for step in tl.range(span.low, stop, config.BC, num_stages=None if reading.BACK else config.STAGES):
+        begin = stop + span.low - config.BC - step if reading.BACK else step
+        lanes = begin + tl.arange(0, config.BC)
         column = columns(lanes, span, config)
-        stored = stored_tiles(tensors, span, lanes, reading.full, reading.other, reading.EVICT, config)
-        state = take(state, Tile(stored, lanes, column, reading.full, None, None, reading.EVICT), operation, config)
+        tiles = stored_tiles(tensors, span, lanes, reading.full, reading.other, reading.EVICT, config)
+        state = take(state, Tile(tiles, lanes, column, reading.full, None, None, reading.EVICT), operation, config)
     return state
 
 
 @triton.jit
 def nothing():
-    """The state of a sweep that keeps none. With an empty tuple Triton 3.6 loses the constants of the sweep's other records."""
+    """The state of a sweep that keeps none."""
     return tl.full([1], 0, tl.int32)
 
 
 @triton.jit
 def write_rows(tensors, of, mask, write, BACK: tl.constexpr, config):
-    """Write the gradient of whole rows in a sweep of its own; `of` has their span, and which rows have a gradient."""
-    sweep(nothing(), tensors, of.span, Reading(mask, mask, 0.0, "evict_first", of.span.high, BACK), write, of, config)
+    """Write the gradient of whole rows in a sweep of its own; of.rows has their span, and which `keep` a gradient."""
+    sweep(nothing(), tensors, of.rows.span, Reading(mask, mask, 0.0, "evict_first", None, BACK), write, of, config)
     if config.SHIFT > 1:
-        leftovers(nothing(), tensors, of.span, Reading(of.keep[:, None], None, 0.0, ""), write, of, config)
+        leftovers(nothing(), tensors, of.rows.span, Reading(of.rows.keep[:, None], None, 0.0, ""), write, of, config)
 
 
 @triton.jit
@@ -310,24 +319,30 @@ def read_one(tensors, span, keep, config):
 @triton.jit
 def write_one(stored, tensors, of, write, config):
     """Write the gradient of the tile that read_one read; 0 in rows not kept: their statistics are."""
-    reading = edge_mask(of.keep, of.span, config)
+    reading = edge_mask(of.rows.keep, of.rows.span, config)
     at = tl.program_id(1) * config.BC
-    take_edge(nothing(), stored, at, of.span, Reading(reading, None, 0.0, ""), write, of, config)
+    take_edge(nothing(), stored, at, of.rows.span, Reading(reading, None, 0.0, ""), write, of, config)
     if config.SHIFT > 1:
         if tl.program_id(1) == 0:
-            leftovers(nothing(), tensors, of.span, Reading(of.keep[:, None], None, 0.0, ""), write, of, config)
+            leftovers(nothing(), tensors, of.rows.span, Reading(of.rows.keep[:, None], None, 0.0, ""), write, of, config)
+
+
+@triton.jit
+def stats_at(ptr, i, span):
+    rows = (tl.num_programs(0) // span.blocks).to(tl.int64) * span.rows_outer
+    return ptr + i * rows + place_of(span)
 
 
 @triton.jit
 def store_stats(ptr, stats, span):
     """Store what backward needs of each row, (statistics, rows)."""
     for i in tl.static_range(len(stats)):
-        tl.store(ptr + i * span.rows + span.place, stats[i], mask=span.inside)
+        tl.store(stats_at(ptr, i, span), stats[i], mask=span.inside)
 
 
 @triton.jit
 def load_stats(ptr, N: tl.constexpr, span):
     stats = ()
     for i in tl.static_range(N):
-        stats = longer(stats, tl.load(ptr + i * span.rows + span.place, mask=span.inside, other=0.0))
+        stats = longer(stats, tl.load(stats_at(ptr, i, span), mask=span.inside, other=0.0))
     return stats

@@ -26,6 +26,7 @@ from lossforge.kernels.row.sweep import (
     element_address,
     in_row,
     load_stats,
+    place_of,
     row_address,
     scaled,
     span_of,
@@ -47,11 +48,12 @@ class Entries(NamedTuple):
 
 
 class Softening(NamedTuple):
-    """inverse: 1 / T. scale: what values are multiplied by."""
+    """inverse: 1 / T. scale: what values are multiplied by. ignore: the label that leaves a row out."""
 
     inverse: float
     scale: float
     divisor_ptr: Tensor | None
+    ignore: int
 
 
 class Members(NamedTuple):
@@ -116,7 +118,7 @@ def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
         full = None if config.BR == 1 else edge
         m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
         s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
-        m, s = sweep((m, s), (x,), span, Reading(edge, full, float("-inf"), EVICT, span.high), add_exponentials, rate, config)
+        m, s = sweep((m, s), (x,), span, Reading(edge, full, float("-inf"), EVICT), add_exponentials, rate, config)
         top = tl.max(m, 1)
         ls = log(tl.sum(s * exp2((m - top[:, None]) * rate), 1))
     return tl.where(keep, top, 0.0), tl.where(keep, ls, 0.0)
@@ -138,12 +140,12 @@ def topk_kernel(
     config: tl.constexpr,
 ):
     BACKWARD: tl.constexpr = grad_output.ptr is not None
-    scale = scaled(softening, marks.labels, None, marks.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
+    scale = scaled(softening, marks.labels, None, softening.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
     inverse = softening.inverse
     rate = inverse * LOG2E
     span = span_of(x, rows_outer, blocks, config)
     inside, classes = span.inside, span.classes
-    w, keep = row_weight(marks, span.outer, span.row, inside)
+    w, keep = row_weight(marks, softening.ignore, span.outer, span.row, inside)
     own = members(entries, span, keep, x, inverse, config)
     if BACKWARD:
         top, ls = load_stats(out.stats, 2, span)
@@ -166,7 +168,7 @@ def topk_kernel(
     value = tl.where(keep, tl.where(own.good & (ls == ls), w * value, float("nan")), 0.0)
     if not BACKWARD:
         if out.loss is not None:
-            tl.store(out.loss + span.place, value * scale, mask=inside)
+            tl.store(out.loss + place_of(span), value * scale, mask=inside)
         if out.stats is not None:
             store_stats(out.stats, (top, ls), span)
         if sum is not None:
@@ -175,7 +177,7 @@ def topk_kernel(
     if gradient.ptr is not None:
         factor = w * scale * inverse
         if BACKWARD:
-            factor *= tl.load(grad_output.ptr + span.place * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
+            factor *= tl.load(grad_output.ptr + place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
         factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
         shift = ls * LOG2E
         mask = keep[:, None]
