@@ -40,6 +40,7 @@ from lossforge.kernels.row.sweep import (
     place_of,
     scaled,
     span_of,
+    start_of,
     store_stats,
     store_tile,
     stored_tile,
@@ -95,8 +96,8 @@ def divergence_kernel(
     if config.ONE_TILE:
         lanes = tl.arange(0, config.BC)
         here = inside[:, None] & in_row(columns(lanes, span, config), span, config)
-        one_x = widened(stored_tile(x, span, lanes, here, float("-inf"), "", config))
-        one_t = widened(stored_tile(teacher, span, lanes, here, float("-inf"), "", config))
+        one_x = widened(stored_tile(x, start_of(x, span, config), lanes, here, float("-inf"), "", config))
+        one_t = widened(stored_tile(teacher, start_of(teacher, span, config), lanes, here, float("-inf"), "", config))
         soft, f, h, p = one_tile(one_x, one_t, formula, config.SWAP)
         value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
     else:
@@ -137,11 +138,12 @@ def divergence_kernel(
 
     if gradient.ptr is not None:
         share = tl.where(keep, w * scale * formula.inverse, 0.0)[:, None]
+        to = start_of(gradient, span, config)
         if config.ONE_TILE:
             g = at_logits(h, p, h_sum[:, None], share)
-            store_tile(tl.where(keep[:, None], g, 0.0), gradient, span, lanes, here, "", config)
+            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
-            rows = Summed(span, columns_of(soft), h_sum[:, None], share, keep)
+            rows = Summed(span, to, columns_of(soft), h_sum[:, None], share, keep)
             BACK: tl.constexpr = formula.sums is not None  # else the sweep before it ended at the beginning
             write_rows((x, teacher), Gradient(gradient, formula, rows), mask, write_slope, BACK, config)
     if config.ONE_TILE:

@@ -215,7 +215,7 @@ def resident_divergence_kernel(
         kept_x = next_x
         for n in range(HELD, N):
             chunk_x, chunk_t = chunks_of(rings, slot, None, tile, PAIRS)
-            g = divergence_gradient(chunk_x, chunk_t, Gradient(gradient, formula, Summed(row, soft, h_sum, share, keep)), SWAP)
+            g = divergence_gradient(chunk_x, chunk_t, Gradient(gradient, formula, Summed(row, row, soft, h_sum, share, keep)), SWAP)
             fetch_both(rings, slot, Rows(x, teacher, marks, formula.ignore, rows, classes), row, n + K, at, False, config)
             position = n * CHUNK + at
             gl.store(to + position, gl.where(keep, g, 0.0).to(dtype), mask=position < classes)

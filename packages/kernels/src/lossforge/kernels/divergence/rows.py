@@ -59,9 +59,10 @@ class Softmaxes(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """What is known of rows after their sums. keep, share: which have a gradient, and what it is multiplied by."""
+    """What is known of rows after their sums. keep, share: which have a gradient, and what it is multiplied by. to: where it begins."""
 
     span: Any
+    to: Any
     soft: Any
     h_sum: Any
     share: Any
@@ -257,5 +258,5 @@ def write_slope(state, tile, of, config):
     g = divergence_gradient(widened(tile.stored[0]), widened(tile.stored[1]), of, config.SWAP)
     if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
         g = tl.where(of.rows.keep[:, None], g, 0.0)
-    write_tile(g, tile, of.gradient, of.rows.span, config)
+    write_tile(g, tile, of, config)
     return state

@@ -10,7 +10,7 @@ from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.math import exp
 from lossforge.kernels.row.focus import spread_shares
 from lossforge.kernels.row.rows import Shares, Slope, Summed, hard_loss, row_terms, write_slope
-from lossforge.kernels.row.sweep import load_stats, place_of, read_one, span_of, write_one
+from lossforge.kernels.row.sweep import load_stats, place_of, read_one, span_of, start_of, write_one
 
 
 class Kept(NamedTuple):
@@ -75,4 +75,6 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     if config.EVEN:
         even = q_share[:, None] * (target.labels.smoothing / span.classes)
     shares = Shares(top, p_share, q_share, q_share * c_a, q_share * c_b, h_share, h_shift, even)
-    write_one(stored, (x,), Slope(x, target, gradient, Summed(span, terms, shares, read)), write_slope, config)
+    write_one(
+        stored, (x,), Slope(x, target, gradient, Summed(span, start_of(gradient, span, config), terms, shares, read)), write_slope, config
+    )

@@ -32,7 +32,19 @@ from lossforge.kernels.row.rows import (
     softmax_tile,
     write_slopes,
 )
-from lossforge.kernels.row.sweep import COUNTED, Reading, columns, in_row, place_of, scaled, span_of, store_stats, store_tile, stored_tile
+from lossforge.kernels.row.sweep import (
+    COUNTED,
+    Reading,
+    columns,
+    in_row,
+    place_of,
+    scaled,
+    span_of,
+    start_of,
+    store_stats,
+    store_tile,
+    stored_tile,
+)
 
 
 class Outputs(NamedTuple):
@@ -88,7 +100,7 @@ def rowwise_kernel(
         column = columns(lanes, span, config)
         here = in_row(column, span, config)
         mask = inside[:, None] & here
-        tile = logits(stored_tile(x, span, lanes, mask, float("-inf"), "", config), x, column, mask, float("-inf"))
+        tile = logits(stored_tile(x, start_of(x, span, config), lanes, mask, float("-inf"), "", config), x, column, mask, float("-inf"))
         d = dense_tile(target, span, inside, column, x, config)
         found = softmax_tile(tile, d, here, column, Sums(x, target, Known(span, terms, zero)), config)
     else:
@@ -153,10 +165,11 @@ def rowwise_kernel(
             h_share, h_shift = tl.where(keep, shrink * h_share, 0.0), tl.where(keep, h_shift, 0.0)
         top = tl.where(keep, top, 0.0)
         shares = Shares(top, p_share, q_share, q_share * c_a, q_share * c_b, h_share, h_shift, q_share[:, None] * each)
-        rows = Summed(span, terms, shares, keep)
+        to = start_of(gradient, span, config)
+        rows = Summed(span, to, terms, shares, keep)
         if config.ONE_TILE:
             g = slope_tile(tile, column, d, Slope(x, target, gradient, rows), True, config)
-            store_tile(tl.where(keep[:, None], g, 0.0), gradient, span, lanes, mask, "", config)
+            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, mask, "", config)
         else:
             write_slopes(Slope(x, target, gradient, rows), second_mask, config)
     if config.ONE_TILE:

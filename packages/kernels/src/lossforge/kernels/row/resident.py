@@ -193,7 +193,7 @@ def resident_kernel(
         ls = log(total)
         lse = top + ls
         value, q = hard_loss(terms.c_a, terms.logit_a, top, ls, loss)
-        c_a, c_b = q, q
+        c_a, c_b = q, terms.c_b
         if PAIR:
             of_b, c_b = hard_loss(terms.c_b, terms.logit_b, top, ls, loss)
             value += of_b
@@ -242,9 +242,7 @@ def resident_kernel(
         # the targets' own classes once more: a comparison an element would cost more
         barrier()
         a, b, q_a, q_b = terms.a, terms.b, q_share * c_a, q_share * c_b
-        g = slope_of(terms.logit_a, shares) - q_a
-        if PAIR:
-            g -= gl.where(a == b, q_b, 0.0)
+        g = slope_of(terms.logit_a, shares) - q_a - gl.where(a == b, q_b, 0.0)
         gl.store(to + first + a, g.to(dtype), mask=keep & (a >= 0))
         if PAIR:
             g = slope_of(terms.logit_b, shares) - q_b - gl.where(a == b, q_a, 0.0)

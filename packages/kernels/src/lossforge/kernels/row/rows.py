@@ -129,9 +129,10 @@ class Shares(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """What is known of rows after it. keep: which may have a gradient."""
+    """What is known of rows after it. keep: which may have a gradient. to: where it begins."""
 
     span: Any
+    to: Any
     terms: Any
     shares: Any
     keep: Any
@@ -305,18 +306,15 @@ def add_softmax(so_far, tile, of, config):
     x = logits(tile.stored[0], of.x, tile.column, tile.mask, float("-inf"))
     if config.SHIFT > 1 and tile.here is not None:
         x = tl.where(tile.here, x, float("-inf"))
-    if config.CORRECT:
-        marks = before_target(x, tile.column, True if tile.here is None else tile.here, of.rows.terms)
-        ahead = tl.maximum(ahead, tl.max(tl.reshape(marks.to(tl.float32), [BR, L, V]), 2))
     if config.EVEN:
         above = x - of.rows.zero[:, None]
         if tile.here is not None:
             above = tl.where(tile.here, above, 0.0)
         d_dot += tl.sum(tl.reshape(above, [BR, L, V]), 2)
-    x = tl.reshape(x, [BR, L, V])
-    top = tl.maximum(m, tl.max(x, 2))
+    grouped = tl.reshape(x, [BR, L, V])
+    top = tl.maximum(m, tl.max(grouped, 2))
     fade = shrunk(m, top)
-    step = x - top[:, :, None]
+    step = grouped - top[:, :, None]
     e = exp2(step * LOG2E)
     if config.ENTROPY:
         before = tl.where(s == 0, 0.0, fade * (u + (m - top) * s))
@@ -335,6 +333,9 @@ def add_softmax(so_far, tile, of, config):
             d_more, dot_more = focused_sums(step, here, of.target.labels.focus, 2)
         d_sum += d_more
         d_dot += dot_more
+    if config.CORRECT:
+        marks = before_target(x, tile.column, True if tile.here is None else tile.here, of.rows.terms)
+        ahead = tl.maximum(ahead, tl.max(tl.reshape(marks.to(tl.float32), [BR, L, V]), 2))
     return Softmax(top, s, u, d_sum, d_dot, ahead)
 
 
@@ -401,7 +402,7 @@ def write_slope(state, tile, of, config):
     g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
     if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
         g = tl.where(of.rows.keep[:, None], g, 0.0)
-    write_tile(g, tile, of.gradient, of.rows.span, config)
+    write_tile(g, tile, of, config)
     return state
 
 

@@ -191,15 +191,30 @@ def class_offset(lane, stride, WIDE: tl.constexpr):
 
 
 @triton.jit
-def addresses(t, span, lanes, config):
+def start_of(t, span, config):
+    """Offset of the rows in a tensor, at or before class 0: found once, before branches and loops."""
     start, _ = row_start(t, span.outer, span.row, config)
+    return start
+
+
+@triton.jit
+def starts_of(tensors, span, config):
+    TENSORS: tl.constexpr = config.TENSORS
+    starts = ()
+    for i in tl.static_range(TENSORS):
+        starts = longer(starts, start_of(tensors[i], span, config))
+    return starts
+
+
+@triton.jit
+def addresses(t, start, lanes, config):
     return t.ptr + start[:, None] + class_offset(lanes, t.s2, config.WIDE)[None, :]
 
 
 @triton.jit
-def stored_tile(t, span, lanes, mask, other, EVICT, config):
+def stored_tile(t, start, lanes, mask, other, EVICT, config):
     """Elements (BR, BC) of a tensor as they lie in memory; `other` where the mask is false. Without a mask all are read."""
-    at = addresses(t, span, lanes, config)
+    at = addresses(t, start, lanes, config)
     if mask is None:
         tile = tl.load(at, eviction_policy=EVICT)
     else:
@@ -208,35 +223,36 @@ def stored_tile(t, span, lanes, mask, other, EVICT, config):
 
 
 @triton.jit
-def stored_tiles(tensors, span, lanes, mask, other, EVICT, config):
+def stored_tiles(tensors, starts, lanes, mask, other, EVICT, config):
     """As stored_tile, of each tensor."""
     TENSORS: tl.constexpr = config.TENSORS
     tiles = ()
     for i in tl.static_range(TENSORS):
-        tiles = longer(tiles, stored_tile(tensors[i], span, lanes, mask, other, EVICT, config))
+        tiles = longer(tiles, stored_tile(tensors[i], starts[i], lanes, mask, other, EVICT, config))
     return tiles
 
 
 @triton.jit
-def store_tile(g, t, span, lanes, mask, EVICT, config):
-    tl.store(addresses(t, span, lanes, config), g, mask=mask, eviction_policy=EVICT)
+def store_tile(g, t, start, lanes, mask, EVICT, config):
+    tl.store(addresses(t, start, lanes, config), g, mask=mask, eviction_policy=EVICT)
 
 
 @triton.jit
-def write_tile(g, tile, t, span, config):
-    """Store what may be written of a tile."""
+def write_tile(g, tile, of, config):
+    """Store what may be written of a tile: of.gradient from of.rows.to on."""
+    inside = of.rows.span.inside[:, None]
     if tile.written is not None:
-        store_tile(g, t, span, tile.lanes, span.inside[:, None] & tile.written, tile.EVICT, config)
+        store_tile(g, of.gradient, of.rows.to, tile.lanes, inside & tile.written, tile.EVICT, config)
     else:
-        store_tile(g, t, span, tile.lanes, None if config.BR == 1 else span.inside[:, None], tile.EVICT, config)
+        store_tile(g, of.gradient, of.rows.to, tile.lanes, None if config.BR == 1 else inside, tile.EVICT, config)
 
 
 @triton.jit
-def read_edge(at, tensors, span, reading, config):
+def read_edge(at, tensors, starts, span, reading, config):
     """The tile from lane `at`, which may reach beyond the row."""
     lanes = at + tl.arange(0, config.BC)
     mask = reading.edge & near(lanes, in_row(columns(lanes, span, config), span, config), span, config)
-    return stored_tiles(tensors, span, lanes, mask, reading.other, reading.EVICT, config)
+    return stored_tiles(tensors, starts, lanes, mask, reading.other, reading.EVICT, config)
 
 
 @triton.jit
@@ -262,7 +278,7 @@ def leftovers(state, tensors, span, reading, take, operation, config):
     left = tl.where(i < config.SHIFT, i >= before, lanes < after)[None, :]
     column = columns(lanes, span, config)
     mask = reading.edge & left
-    stored = stored_tiles(tensors, span, lanes, mask, reading.other, reading.EVICT, config)
+    stored = stored_tiles(tensors, starts_of(tensors, span, config), lanes, mask, reading.other, reading.EVICT, config)
     return take(state, Tile(stored, lanes, column, mask, left, left, reading.EVICT), operation, config)
 
 
@@ -273,10 +289,11 @@ def sweep(state, tensors, span, reading, take, operation, config):
     The last and the first, which may reach beyond the row, come first: read before it is known whether the row counts.
     A record that holds records with constants must have no tensors or numbers beside them: Triton 3.6 loses the constants in a loop.
     """
+    starts = starts_of(tensors, span, config)
     for edge in tl.static_range(2 if config.SHIFT > 1 else 1):
         at = span.high if edge == 0 else 0
         if at < span.end:
-            stored = read_edge(at, tensors, span, reading, config)
+            stored = read_edge(at, tensors, starts, span, reading, config)
             state = take_edge(state, stored, at, span, reading, take, operation, config)
     stop = span.high
     if reading.needed is not None:
@@ -285,7 +302,7 @@ def sweep(state, tensors, span, reading, take, operation, config):
         begin = stop + span.low - config.BC - step if reading.BACK else step
         lanes = begin + tl.arange(0, config.BC)
         column = columns(lanes, span, config)
-        tiles = stored_tiles(tensors, span, lanes, reading.full, reading.other, reading.EVICT, config)
+        tiles = stored_tiles(tensors, starts, lanes, reading.full, reading.other, reading.EVICT, config)
         state = take(state, Tile(tiles, lanes, column, reading.full, None, None, reading.EVICT), operation, config)
     return state
 
@@ -313,7 +330,9 @@ def edge_mask(keep, span, config):
 @triton.jit
 def read_one(tensors, span, keep, config):
     """The program's tile of rows, by its place on the grid's second axis."""
-    return read_edge(tl.program_id(1) * config.BC, tensors, span, Reading(edge_mask(keep, span, config), None, 0.0, ""), config)
+    reading = edge_mask(keep, span, config)
+    starts = starts_of(tensors, span, config)
+    return read_edge(tl.program_id(1) * config.BC, tensors, starts, span, Reading(reading, None, 0.0, ""), config)
 
 
 @triton.jit

@@ -30,6 +30,7 @@ from lossforge.kernels.row.sweep import (
     row_address,
     scaled,
     span_of,
+    start_of,
     store_stats,
     store_tile,
     stored_tile,
@@ -110,7 +111,7 @@ def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
     if config.ONE_TILE:
         lanes = tl.arange(0, config.BC)
         here = span.inside[:, None] & in_row(columns(lanes, span, config), span, config)
-        tile = stored_tile(x, span, lanes, here, float("-inf"), EVICT, config).to(tl.float32)
+        tile = stored_tile(x, start_of(x, span, config), lanes, here, float("-inf"), EVICT, config).to(tl.float32)
         top = tl.max(tile, 1)
         ls = log(tl.sum(exp2((tile - top[:, None]) * rate), 1))
     else:
@@ -183,14 +184,15 @@ def topk_kernel(
         mask = keep[:, None]
         if config.MULTIPLE > 1:
             mask = inside[:, None]
+        start, to = start_of(x, span, config), start_of(gradient, span, config)
         base = by_row(elsewhere * factor)
         tiles = tl.cdiv(classes, config.BC)
         for back in tl.range(0, tiles * config.BC, config.BC):  # what was read last is likelier still in the cache
             lanes = (tiles - 1) * config.BC - back + tl.arange(0, config.BC)
             within = (lanes < classes)[None, :]
-            again = stored_tile(x, span, lanes, mask & within, 0.0, "evict_first", config).to(tl.float32)
+            again = stored_tile(x, start, lanes, mask & within, 0.0, "evict_first", config).to(tl.float32)
             g = exp2((again - top[:, None]) * rate - shift[:, None]) * base
-            store_tile(tl.where(keep[:, None], g, 0.0), gradient, span, lanes, inside[:, None] & within, "evict_first", config)
+            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & within, "evict_first", config)
         tl.debug_barrier()
         g = (p * by_row(share) - own.q) * by_row(factor)
         tl.store(element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])
