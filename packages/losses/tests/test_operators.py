@@ -13,8 +13,8 @@ import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lossforge.kernels.call import KINDS
 from lossforge.losses import cross_entropy
-from lossforge.losses.operators import boxes, divergence, elementwise, overlap, rowwise
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import Sample, error, plain_sample, run, samples
 
@@ -69,8 +69,13 @@ def test_opcheck(loss, device, all_cases):
 
 
 def test_schemas_match_their_arguments():
-    for template in (boxes, divergence, elementwise, overlap, rowwise):
-        assert [a.split()[-1] for a in template.SCHEMA.split(", ")] == list(template.Arguments._fields)
+    for record, kind in KINDS.items():
+        arguments = [a.name for a in getattr(torch.ops.lossforge, kind.operator).default._schema.arguments]
+        wanted = [f"want_{name}" for name in kind.differentiable]
+        assert arguments == [*record._fields, *wanted, "keep"]
+        arguments = [a.name for a in getattr(torch.ops.lossforge, f"{kind.operator}_backward").default._schema.arguments]
+        assert arguments[: len(record._fields)] == list(record._fields)
+        assert arguments[-len(wanted) :] == wanted
 
 
 @EACH

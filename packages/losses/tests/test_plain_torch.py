@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 
-from lossforge.losses import mse_loss, plain_torch
-from lossforge.losses.operators import library
+from lossforge.losses import mse_loss, plain_torch, state
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def is_plain(device):
 
     def now() -> bool:
         assert mse_loss(x, x + 2) == 4
-        return library.state()[-1]
+        return state.state()[-1]
 
     return now
 
@@ -80,7 +79,7 @@ def test_compiled_functions(device):
         return graph
 
     compiled = torch.compile(lambda: mse_loss(x, x + 2), fullgraph=True, backend=backend)
-    kernels = library.backend(x) != "torch"
+    kernels = state.backend(x) != "torch"
     assert compiled() == 4
     with plain_torch():
         assert compiled() == 4
@@ -101,4 +100,4 @@ def test_compiled_functions(device):
     chosen.clear()
     assert torch.compile(inside, fullgraph=True, backend=backend)() == (4, 4)
     assert chosen == [kernels]
-    assert not library.state()[-1]
+    assert not state.state()[-1]

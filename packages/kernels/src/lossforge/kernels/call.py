@@ -257,7 +257,7 @@ class OverlapCall(NamedTuple):
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         regions, classes = self.regions
         each = (classes,) if self.batch else (regions, classes)
-        kept = (2 * regions + (self.lambda_ce is not None)) * self.x.shape[1]
+        kept = (2 * regions + int(self.lambda_ce is not None)) * self.x.shape[1]
         return (each if self.reduction == "none" else (), FLOAT), ((kept,), FLOAT)
 
 

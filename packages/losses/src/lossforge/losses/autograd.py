@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import KINDS, Formulas
+from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import reference
 from lossforge.losses.state import plain
-from lossforge.losses.torch_internals import ordinary
 
 Several = tuple[Tensor | None, ...]
 
@@ -110,9 +110,9 @@ def _anew(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -
         return written
     operator, numbers = f"{KINDS[type(call)].operator}_backward", getattr(ctx, "numbers", None)
     if numbers is None:
-        results = getattr(torch.ops.lossforge, operator)(*call, *kept, *arriving, list(wanted))
+        results = getattr(torch.ops.lossforge, operator)(*call, *kept, *arriving, *wanted)
     else:
-        results = getattr(torch.ops.lossforge, f"{operator}_scheduled")(numbers, *call, *kept, *arriving, list(wanted))
+        results = getattr(torch.ops.lossforge, f"{operator}_scheduled")(numbers, *call, *kept, *arriving, *wanted)
     several = (results,) if isinstance(results, Tensor) else results
     return [g if want else None for g, want in zip(several, wanted, strict=True)]
 

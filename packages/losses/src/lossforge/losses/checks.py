@@ -7,12 +7,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
+from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
 
 import torch
 from torch import Tensor, nn
 
-from lossforge.losses.torch_internals import transformed
+from lossforge.kernels.torch_internals import transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -178,18 +178,24 @@ def integer(name: str, t: object) -> None:
         raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}")
 
 
+class Allowed(NamedTuple):
+    """Which class indices are allowed: `ignored`, or at least `low` and below `end`; whether values on CUDA are checked too."""
+
+    low: int
+    end: int
+    ignored: int | None
+    validate: bool | None
+
+
 def indices(
     name: str,
     t: object,
-    shape: Sequence[int] | None,
     x: Tensor,
-    low: int,
-    end: int,
-    ignored: int | None,
-    validate: bool | None,
+    allowed: Allowed,
+    shape: Sequence[int] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.int32, torch.int64),
 ) -> Tensor:
-    """t as the kernels read it, of one of `dtypes` or else int64: `ignored`, or at least `low` and below `end`.
+    """t as the kernels read it, of one of `dtypes` or else int64.
 
     The values are read on the host: always on CPU, on CUDA where asked; but not under transforms of torch.func.
     """
@@ -198,6 +204,7 @@ def indices(
     if shape is not None and t.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)}")
     beside(name, t, x)
+    low, end, ignored, validate = allowed
     if (t.device.type == "cpu" or (VALIDATE if validate is None else validate)) and not transformed(x, t):
         if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):  # there are no values yet
             checked: Tensor = torch.ops.lossforge.checked_indices(t, name, low, end, ignored)

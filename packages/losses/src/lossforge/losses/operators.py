@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import KINDS
+from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.autograd import backward, forward, gradients, last_tensor, leaves, remember
 from lossforge.losses.state import plain
-from lossforge.losses.torch_internals import register_autograd
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted
@@ -44,10 +44,8 @@ def schemas(record: Any) -> tuple[str, str]:
     grads = ", ".join(f"Tensor grad_{name}" for name in kind.differentiable)
     given = [f"Tensor? kept_{name}" for name in (*kind.kept, *kind.saved)]
     given += [f"Tensor? grad_{name}" for name in kind.results[: kind.arriving]]
-    return (
-        f"({fields}, bool[] gradients, bool keep) -> ({results}, {grads})",
-        f"({fields}, {', '.join(given)}, bool[] gradients) -> ({grads})",
-    )
+    wanted = ", ".join(f"bool want_{name}" for name in kind.differentiable)  # no list, which torch.jit.trace cannot trace
+    return f"({fields}, {wanted}, bool keep) -> ({results}, {grads})", f"({fields}, {', '.join(given)}, {wanted}) -> ({grads})"
 
 
 def _placeholders(x: Tensor, results: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
@@ -63,18 +61,18 @@ def _register(record: Any) -> None:
     """Define the operator of a record, its backward, and the second form of both."""
     kind = KINDS[record]
     name, count = kind.operator, len(record._fields)
-    kept = len(kind.kept) + len(kind.saved)
+    kept, several = len(kind.kept) + len(kind.saved), len(kind.differentiable)
 
     def forwards(*args: Any) -> tuple[Tensor, ...]:
         call = record(*args[:count])
-        written = _new(call, args[count])
+        written = _new(call, args[count:-1])
         results, others = forward(call, written, args[-1])
         return _placeholders(call[1], (*results, *others[: len(kind.kept)], *written))
 
     def backwards(*args: Any) -> Any:
         call, given = record(*args[:count]), [None if t is None or t.numel() == 0 else t for t in args[count : count + kept]]
-        written = _new(call, args[-1])
-        backward(call, tuple(given), args[count + kept : -1], written)
+        written = _new(call, args[-several:])
+        backward(call, tuple(given), args[count + kept : -several], written)
         return _one_or_several(call, written)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
@@ -82,11 +80,11 @@ def _register(record: Any) -> None:
         x = call[1]
         shapes = call.shapes(args[-1])
         results = [torch.empty_like(s) if isinstance(s, Tensor) else None if s is None else x.new_empty(s[0], dtype=s[1]) for s in shapes]
-        return _placeholders(x, (*results, *_new(call, args[count])))
+        return _placeholders(x, (*results, *_new(call, args[count:-1])))
 
     def fake_backward(*args: Any) -> Any:
         call = record(*args[:count])
-        return _one_or_several(call, _new(call, args[-1]))
+        return _one_or_several(call, _new(call, args[-several:]))
 
     def setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         call, end = record(*inputs[:count]), len(kind.results)
@@ -94,13 +92,13 @@ def _register(record: Any) -> None:
         results = tuple([None if s is None else t for t, s in zip(output[:end], shapes, strict=False)])
         saved = [results[kind.results.index(each)] for each in kind.saved]
         others = tuple([None if t is None else t.detach() for t in (*output[end : end + len(kind.kept)], *saved)])
-        written = [g.detach() if want else None for g, want in zip(output[end + len(kind.kept) :], inputs[count], strict=True)]
+        written = [g.detach() if want else None for g, want in zip(output[end + len(kind.kept) :], inputs[count:-1], strict=True)]
         remember(ctx, call, results, others, written)
 
     def differentiate(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
-        first = len(ctx.needs_input_grad) - count - 1  # before it the dispatcher's keys, perhaps numbers, and the formula's name
-        found = gradients(ctx, arriving, ctx.needs_input_grad[first : first + len(kind.differentiable)])
-        return None, *found, *(None,) * (count + 1 - len(found))
+        first = len(ctx.needs_input_grad) - count - several  # before it the dispatcher's keys, perhaps numbers, and the formula's name
+        found = gradients(ctx, arriving, ctx.needs_input_grad[first : first + several])
+        return None, *found, *(None,) * count
 
     def setup_scheduled(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         numbers, *args = inputs
@@ -177,9 +175,9 @@ def by_operator(call: Any, gradients: Sequence[bool], keep: bool) -> list[Tensor
     others = [place(v) for v in call[end:]]
     if numbers:
         operator = getattr(torch.ops.lossforge, f"{KINDS[type(call)].operator}_scheduled")
-        found = operator(torch.stack(numbers), *call[:end], *others, list(gradients), keep)
+        found = operator(torch.stack(numbers), *call[:end], *others, *gradients, keep)
     else:
-        found = getattr(torch.ops.lossforge, KINDS[type(call)].operator)(*call, list(gradients), keep)
+        found = getattr(torch.ops.lossforge, KINDS[type(call)].operator)(*call, *gradients, keep)
     shapes = call.shapes(keep)[: len(KINDS[type(call)].results)]
     return [None if s is None else t for t, s in zip(found, shapes, strict=False)]
 

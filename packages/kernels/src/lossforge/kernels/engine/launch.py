@@ -19,8 +19,9 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.engine.torch_internals import current_device, current_stream, start, starts_directly, unobserved
+from lossforge.kernels.torch_internals import current_device, current_stream, triton_internals
 
+INTERNALS = triton_internals()
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 
@@ -121,19 +122,19 @@ class Plan:
         sums: list[Tensor] = []
         for number in range(self.totals):
             sums += new_sum(self.counting, first.device, number > 0)
-        if self.compiled and device == current_device() and unobserved(self.kernel):
+        if self.compiled and device == current_device() and INTERNALS.unobserved(self.kernel):
             pointers = [t.data_ptr() for t in (*tensors, *sums)]
             compiled = self.compiled.get(_aligned(pointers))
             if compiled is not None:
                 count = len(tensors)
-                start(compiled, self.grid, device, self.fill((*pointers[:count], *floats, *pointers[count:])))
+                INTERNALS.start(compiled, self.grid, device, self.fill((*pointers[:count], *floats, *pointers[count:])))
                 return tuple(sums[2::3])
         if device >= 0 and INTERPRETED:
             _warn_interpreted()
         elsewhere = self.direct and device >= 0 and device != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
             compiled = self._by_triton((*tensors, *map(float, floats), *sums))
-        if self.direct and device >= 0 and starts_directly(compiled):
+        if self.direct and device >= 0 and INTERNALS.starts_directly(compiled):
             self.compiled[_aligned([t.data_ptr() for t in (*tensors, *sums)])] = compiled
         return tuple(sums[2::3])
 

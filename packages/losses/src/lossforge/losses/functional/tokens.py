@@ -4,9 +4,12 @@ from typing import Literal, NamedTuple, overload
 
 from torch import Tensor
 
+from lossforge.kernels.call import RowCall
 from lossforge.losses import checks
-from lossforge.losses.functional.common import check_options
-from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss
+from lossforge.losses.templates.options import check_options
+from lossforge.losses.templates.row import RowOptions, rowwise_results
+
+__all__ = ["TokenLogps", "selective_log_softmax"]
 
 
 class TokenLogps(NamedTuple):
@@ -87,17 +90,8 @@ def selective_log_softmax(
     options: RowOptions = {"scale": 1.0 / temperature, "softcap": softcap, "inplace": inplace, "validate": validate}
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
-    logps, _, _, entropy, _ = rowwise_loss(
-        "cross_entropy",
-        x,
-        index,
-        [],
-        "none",
-        options,
-        ignore_index=ignore_index,
-        outputs=(False, False, return_entropy, False),
-        factor_of=-1.0,
-        target_name="index",
-    )
+    call = RowCall("cross_entropy", x, index, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
+    call = call._replace(outputs=[False, False, return_entropy, False])
+    logps, _, _, entropy, _ = rowwise_results(call, options, target_name="index")
     assert logps is not None
     return logps if entropy is None else TokenLogps(logps, entropy)

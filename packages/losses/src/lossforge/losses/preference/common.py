@@ -1,11 +1,32 @@
 """What the preference objectives share: checks, precision and reduction."""
 
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.functional.common import Options, check_options
+from lossforge.losses.templates.module import LossModule, Module, with_module
+from lossforge.losses.templates.options import Options, check_options
 from lossforge.losses.types import Empty
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PreferenceModule(LossModule):
+    def forward(self, *logps: Tensor | None, **per_call: Any) -> Any:
+        return self.compute(*logps, **per_call)
+
+
+def objective(name: str, summary: str, remark: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check a function's keywords, and make its module, whose `forward` takes the function's tensors in its order."""
+
+    def enter(function: Callable[P, R]) -> Callable[P, R]:
+        return with_module(Module(name, summary, remark, base=PreferenceModule), see="")(checks.named(function))
+
+    return enter
 
 
 def alike(tensors: dict[str, Tensor]) -> None:

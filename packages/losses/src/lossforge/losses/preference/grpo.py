@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_mask, check_reduction, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_mask, check_reduction, objective, reduced, same_device
 from lossforge.losses.types import Empty, Reduction
 
 LEVELS = ("token", "sequence")
@@ -23,7 +23,7 @@ def _clipped_ratio(log_ratio: Tensor, advantages: Tensor, low: float, high: floa
     return torch.where(clipped, bound, torch.where(clipped, 0.0, log_ratio).exp())
 
 
-@checks.named
+@objective("GRPOLoss", "Group-relative policy optimisation")
 def grpo_loss(
     per_token_logps: Tensor,  # (N, T)
     advantages: Tensor,  # (N,) or (N, T)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_reduction, objective, reduced, same_device
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -18,7 +18,7 @@ def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> f
     return weight
 
 
-@checks.named
+@objective("KTOLoss", "Kahneman-Tversky optimisation", " Weights per completion are given per call, as is the baseline kl.")
 def kto_loss(
     policy_chosen_logps: Tensor,  # (N_c,)
     policy_rejected_logps: Tensor,  # (N_r,)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_reduction, objective, reduced, same_device
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -69,7 +69,7 @@ def _with_nll(losses: Tensor, alpha: float, policy_nll_loss: Tensor | None, chos
     return losses + alpha * (-chosen if policy_nll_loss is None else policy_nll_loss.to(losses.dtype))
 
 
-@checks.named
+@objective("BradleyTerryLoss", "Bradley-Terry loss of a reward model", " The margin is given per call.")
 def bradley_terry_loss(
     rewards_chosen: Tensor,  # any shape, usually (N,)
     rewards_rejected: Tensor,  # as rewards_chosen
@@ -111,7 +111,7 @@ def bradley_terry_loss(
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("DPOLoss", "Direct preference optimisation")
 def dpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,)
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -160,7 +160,7 @@ def dpo_loss(
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("CPOLoss", "Contrastive preference optimisation")
 def cpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,)
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -202,7 +202,7 @@ def cpo_loss(
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("SimPOLoss", "Simple preference optimisation")
 def simpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,): means over tokens
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -240,7 +240,7 @@ def simpo_loss(
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("ORPOLoss", "Odds-ratio preference optimisation")
 def orpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,): means over tokens
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
