@@ -14,7 +14,7 @@ from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
-from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
+from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
 from lossforge.kernels.row.rows import Logits
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
 
@@ -58,8 +58,8 @@ def _prepare(call: DivergenceCall, numbers: Numbers, formulas: Formulas, gradien
         return None
     x, teacher, labels, weight, to = at.strided
     return Prepared(
-        Logits(*x, at.classes),
-        Logits(*teacher, at.classes),
+        logits_of(x, at.classes),
+        logits_of(teacher, at.classes),
         Marks(labels, weight),
         to,
         Formula(formulas.formula, formulas.sums, call.hyper, numbers.inverse, numbers.scale, divisor, call.ignore_index),

@@ -9,7 +9,7 @@ whose gradient then takes p alone: the special-function unit is what limits thes
 holds all, a chunk or two that the ring has no room for stay in registers, too.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import triton
 
@@ -33,16 +33,8 @@ from lossforge.kernels.math import log, widened
 from lossforge.kernels.row.chunks import finish, following, positions, row_of, scale_of
 from lossforge.kernels.row.rows import LOWEST
 
-
-class Rows(NamedTuple):
-    """Logits and teacher, what says which rows count, the label that does not, how many there are, and their classes."""
-
-    x: Any
-    teacher: Any
-    marks: Any
-    ignore: Any
-    rows: Any
-    classes: Any
+Rows = namedtuple("Rows", "x teacher marks ignore rows classes")
+"""Logits and teacher, what says which rows count, the label that does not, how many there are, and their classes."""
 
 
 @triton.jit

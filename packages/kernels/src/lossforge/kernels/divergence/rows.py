@@ -1,6 +1,7 @@
 """Device functions of the divergence template: a row's weight, the online softmaxes of logits and teacher, a formula over tiles of both."""
 
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -29,59 +30,29 @@ class Formula(NamedTuple):
 
     terms: Callable[..., Any]
     sums: Callable[..., Any] | None
-    hyper: tuple[float, ...]
+    hyper: Sequence[float]
     inverse: float
     scale: float
     divisor_ptr: Tensor | None
     ignore: int
 
 
-class Lanes(NamedTuple):
-    """Sums of each lane's classes, and of rows when joined, relative to the maxima: s = Σ exp(x - m) of logits and teacher.
+Lanes = namedtuple("Lanes", "m_x s_x m_t s_t dot")
+"""Sums of each lane's classes, and of rows when joined, relative to the maxima: s = Σ exp(x - m) of logits and teacher.
 
-    For a formula with a closed form, of q's exponentials e: dot = Σ e ((q's logit - q's m) - (p's logit - p's m)).
-    """
+For a formula with a closed form, of q's exponentials e: dot = Σ e ((q's logit - q's m) - (p's logit - p's m))."""
 
-    m_x: Any
-    s_x: Any
-    m_t: Any
-    s_t: Any
-    dot: Any
+Softmaxes = namedtuple("Softmaxes", "top_x ls_x top_t ls_t")
+"""A row's maxima and log-sums of logits and teacher."""
 
+Summed = namedtuple("Summed", "span to soft h_sum share keep")
+"""What is known of rows after their sums. keep, share: which have a gradient, and what it is multiplied by. to: where it begins."""
 
-class Softmaxes(NamedTuple):
-    """A row's maxima and log-sums of logits and teacher."""
+Gradient = namedtuple("Gradient", "gradient formula rows")
+"""The operation that writes the gradient."""
 
-    top_x: Any
-    ls_x: Any
-    top_t: Any
-    ls_t: Any
-
-
-class Summed(NamedTuple):
-    """What is known of rows after their sums. keep, share: which have a gradient, and what it is multiplied by. to: where it begins."""
-
-    span: Any
-    to: Any
-    soft: Any
-    h_sum: Any
-    share: Any
-    keep: Any
-
-
-class Gradient(NamedTuple):
-    """The operation that writes the gradient."""
-
-    gradient: Any
-    formula: Any
-    rows: Any  # Summed
-
-
-class Slopes(NamedTuple):
-    """The operation that sums f and h."""
-
-    formula: Any
-    soft: Any
+Slopes = namedtuple("Slopes", "formula soft")
+"""The operation that sums f and h."""
 
 
 @triton.jit

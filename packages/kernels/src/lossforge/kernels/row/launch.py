@@ -11,7 +11,7 @@ from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.backward import GradOutputs, Kept, rowwise_backward_kernel
 from lossforge.kernels.row.kernel import Outputs, rowwise_kernel
-from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
+from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
 from lossforge.kernels.row.rows import Labels, Logits, RowLoss, Target
 from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
 
@@ -72,10 +72,11 @@ def _prepare(call: RowCall, numbers: Numbers, formulas: Formulas, gradient: Any,
     at = row_layout(call.x.shape, (call.x, index, call.target_b, call.lam, dense, gradient), 1, gradient)
     if at is None:
         return None
-    x, *target, to = at.strided
+    x, index_a, index_b, lam, probability, to = at.strided
+    labels = Labels(call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus)
     return Prepared(
-        Logits(*x, at.classes, numbers.logit_scale, numbers.softcap, call.bias, numbers.tau),
-        Target(*target, Labels(call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus)),
+        logits_of(x, at.classes)._replace(scale=numbers.logit_scale, softcap=numbers.softcap, bias_ptr=call.bias, tau=numbers.tau),
+        Target(index_a, index_b, lam, probability, labels),
         to,
         RowLoss(formulas.formula, call.hyper, numbers.z_loss, numbers.scale, divisor),
         at,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from lossforge.kernels.call import DivergenceCall, RowCall, TopKCall
 from lossforge.kernels.engine.launch import aligned
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
+from lossforge.kernels.row.rows import Logits
 from lossforge.kernels.row.sweep import Config
 from lossforge.kernels.tiles import BackwardTiles, RowTiles
 
@@ -122,3 +123,7 @@ def scale_of(call: RowCall | DivergenceCall | TopKCall) -> float:
     rows = call.x.numel() // call.x.shape[1]
     known = call.reduction == "mean" and call.normalizer is None and not call.counted
     return float(call.loss_scale / rows if known else call.loss_scale)
+
+
+def logits_of(x: Strided, classes: int) -> Logits:
+    return Logits(x.ptr, x.s0, x.s1, x.s2, classes)

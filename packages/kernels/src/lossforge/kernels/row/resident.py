@@ -7,7 +7,7 @@ in the ring, and the second starts with them; each place that it frees is filled
 not fit (they are in the L2), then those of the next row, so that its reading overlaps with this row's writing.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -18,31 +18,14 @@ from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.row.chunks import finish, following, positions, row_of, scale_of
 from lossforge.kernels.row.rows import LOWEST, hard_loss, row_terms, shrunk
 
+Lanes = namedtuple("Lanes", "m s seen dot")
+"""What each lane keeps relative to its maximum m: s = Σ exp(x - m), dot = Σ (x - m), seen = Σ 1."""
 
-class Lanes(NamedTuple):
-    """What each lane keeps relative to its maximum m: s = Σ exp(x - m), dot = Σ (x - m), seen = Σ 1."""
+Line = namedtuple("Line", "base first end keep")
+"""A row: where it is read from, the lanes of its first class and after its last, whether it counts."""
 
-    m: Any
-    s: Any
-    seen: Any
-    dot: Any
-
-
-class Line(NamedTuple):
-    """A row: where it is read from, the lanes of its first class and after its last, whether it counts."""
-
-    base: Any
-    first: Any
-    end: Any
-    keep: Any
-
-
-class Shares(NamedTuple):
-    """What a row's gradient is made of: exp(x - top) · p - every."""
-
-    top: Any
-    p: Any
-    every: Any
+Shares = namedtuple("Shares", "top p every")
+"""What a row's gradient is made of: exp(x - top) · p - every."""
 
 
 @triton.jit

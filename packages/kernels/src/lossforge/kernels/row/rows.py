@@ -6,7 +6,8 @@ For a row whose targets are hard terms c[j = t] and dense terms dⱼ:
     loss = Σ c φ(m - x_t + ls) + Σ dⱼ (m - xⱼ + ls)
 """
 
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -27,10 +28,10 @@ class Logits(NamedTuple):
     x ← cap · tanh(scale · x / cap), or x ← scale · x + tau · bias. There is no bias with a cap.
     """
 
-    ptr: Tensor
-    s0: int
-    s1: int
-    s2: int
+    ptr: Tensor | None
+    s0: int | None
+    s1: int | None
+    s2: int | None
     classes: int
     scale: float | None = None
     softcap: float | None = None
@@ -65,86 +66,35 @@ class RowLoss(NamedTuple):
     """A row's loss: φ and its hyper-parameters, z-loss, what values are multiplied by and the divisor on the device."""
 
     phi: Callable[..., Any]
-    hyper: tuple[float, ...]
+    hyper: Sequence[float]
     z_loss: float | None
     scale: float
     divisor_ptr: Tensor | None
 
 
-class Terms(NamedTuple):
-    """Hard targets of rows: class, -1 where absent, its share c of the loss, its logit; of a pair both. Whether a row counts, is valid."""
+Terms = namedtuple("Terms", "a c_a logit_a b c_b logit_b keep valid")
+"""Hard targets of rows: class, -1 where absent, its share c of the loss, its logit; of a pair both. Whether a row counts, is valid."""
 
-    a: Any
-    c_a: Any
-    logit_a: Any
-    b: Any
-    c_b: Any
-    logit_b: Any
-    keep: Any
-    valid: Any
+Softmax = namedtuple("Softmax", "m s u d_sum d_dot ahead")
+"""Sums of each lane's classes, and of rows when joined, relative to their maximum m: s = Σ exp(x - m), u = Σ exp(x - m)(x - m),
+d_sum = Σ d, d_dot = Σ d (x - m); with EVEN d_dot = Σ (x - zero); with a focus d = exp(x - m)^γ.
 
+ahead: whether a class comes before the target in the order of the logits."""
 
-class Softmax(NamedTuple):
-    """Sums of each lane's classes, and of rows when joined, relative to their maximum m: s = Σ exp(x - m), u = Σ exp(x - m)(x - m),
-    d_sum = Σ d, d_dot = Σ d (x - m); with EVEN d_dot = Σ (x - zero); with a focus d = exp(x - m)^γ.
+Known = namedtuple("Known", "span terms zero")
+"""What is known of rows before their sweep. zero: as `origin` finds it."""
 
-    ahead: whether a class comes before the target in the order of the logits.
-    """
+Sums = namedtuple("Sums", "x target rows")
+"""The operation that finds a Softmax."""
 
-    m: Any
-    s: Any
-    u: Any
-    d_sum: Any
-    d_dot: Any
-    ahead: Any
+Shares = namedtuple("Shares", "top p q a b h shift even")
+"""What the gradient of a row is made of: see `slope_tile`. top: the row's maximum."""
 
+Summed = namedtuple("Summed", "span to terms shares keep")
+"""What is known of rows after it. keep: which may have a gradient. to: where it begins."""
 
-class Known(NamedTuple):
-    """What is known of rows before their sweep. zero: as `origin` finds it."""
-
-    span: Any
-    terms: Any
-    zero: Any
-
-
-class Sums(NamedTuple):
-    """The operation that finds a Softmax."""
-
-    x: Any
-    target: Any
-    rows: Any  # Known
-
-
-class Shares(NamedTuple):
-    """What the gradient of a row is made of: see `slope_tile`. top: the row's maximum."""
-
-    top: Any
-    p: Any
-    q: Any
-    a: Any
-    b: Any
-    h: Any
-    shift: Any
-    even: Any
-
-
-class Summed(NamedTuple):
-    """What is known of rows after it. keep: which may have a gradient. to: where it begins."""
-
-    span: Any
-    to: Any
-    terms: Any
-    shares: Any
-    keep: Any
-
-
-class Slope(NamedTuple):
-    """The operation that writes the gradient."""
-
-    x: Any
-    target: Any
-    gradient: Any
-    rows: Any  # Summed
+Slope = namedtuple("Slope", "x target gradient rows")
+"""The operation that writes the gradient."""
 
 
 @triton.jit

@@ -5,7 +5,8 @@ a row does not begin at an aligned address, its tiles begin up to SHIFT - 1 elem
 are read and written whole and aligned.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -44,42 +45,18 @@ class Config(NamedTuple):
     KP: int = 1  # entries of a row, up to a power of 2
 
 
-class Span(NamedTuple):
-    """A program's rows. A row's lanes are [0, end), in tiles of BC; the tiles from `low` to `high` lie wholly inside it."""
+Span = namedtuple("Span", "outer row inside rows_outer blocks first classes end low high")
+"""A program's rows. A row's lanes are [0, end), in tiles of BC; the tiles from `low` to `high` lie wholly inside it. inside: which rows
+exist."""
 
-    outer: Any
-    row: Any
-    inside: Any  # which rows exist
-    rows_outer: Any
-    blocks: Any
-    first: Any
-    classes: Any
-    end: Any
-    low: Any
-    high: Any
+Reading = namedtuple("Reading", "edge full other EVICT needed BACK", defaults=(None, False))
+"""What a sweep reads: masks of rows, of the first and the last tile (edge) and of those inside the row (full; None: all). needed: where
+no row is, the tiles inside the row are left out; None: all are. BACK: the tiles inside the row come in reverse: what was read last is
+likelier still in the cache."""
 
-
-class Reading(NamedTuple):
-    """What a sweep reads: masks of rows, of the first and the last tile (edge) and of those inside the row (full; None: all)."""
-
-    edge: Any
-    full: Any
-    other: Any
-    EVICT: Any
-    needed: Any = None  # where no row is, the tiles inside the row are left out; None: all are
-    BACK: Any = False  # the tiles inside the row come in reverse: what was read last is likelier still in the cache
-
-
-class Tile(NamedTuple):
-    """A tile of each tensor as it is stored, and its classes. None: all are read, exist, may be written."""
-
-    stored: Any
-    lanes: Any
-    column: Any  # class of each element, (BR or 1, BC)
-    mask: Any  # what was read
-    here: Any  # which classes exist
-    written: Any  # which classes may be written here
-    EVICT: Any
+Tile = namedtuple("Tile", "stored lanes column mask here written EVICT")
+"""A tile of each tensor as it is stored, and its classes. None: all are read, exist, may be written. column: class of each element, (BR
+or 1, BC). mask: what was read. here: which classes exist. written: which classes may be written here."""
 
 
 @triton.jit

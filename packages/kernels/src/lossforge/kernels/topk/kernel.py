@@ -8,7 +8,8 @@ A sweep of the row finds the softmax's maximum and sum, a second writes the grad
 Backward of the classic split is the same launch with the first sweep's results given.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -57,15 +58,8 @@ class Softening(NamedTuple):
     ignore: int
 
 
-class Members(NamedTuple):
-    """Of each row's K entries (BR, KP): class, ln q, q, the class's logit, present or not; and whether all are valid, per row."""
-
-    index: Any
-    lq: Any
-    q: Any
-    logit: Any
-    valid: Any
-    good: Any
+Members = namedtuple("Members", "index lq q logit valid good")
+"""Of each row's K entries (BR, KP): class, ln q, q, the class's logit, present or not; and whether all are valid, per row."""
 
 
 @triton.jit

@@ -12,8 +12,7 @@ from lossforge.kernels.divergence.kernel import Outputs
 from lossforge.kernels.divergence.launch import Numbers, counts_labels, find_divisor
 from lossforge.kernels.divergence.rows import Marks
 from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
-from lossforge.kernels.row.layout import row_layout
-from lossforge.kernels.row.rows import Logits
+from lossforge.kernels.row.layout import logits_of, row_layout
 from lossforge.kernels.tiles import forward_tiles
 from lossforge.kernels.topk.kernel import Entries, Softening, topk_kernel
 
@@ -48,7 +47,7 @@ def _plan(call: TopKCall, wanted: Wanted, numbers: Numbers) -> Plan | None:
         topk_kernel,
         (at.outer * blocks,),
         (
-            Logits(*x, at.classes),
+            logits_of(x, at.classes),
             Entries(indices, log_q, k),
             Marks(labels, weight),
             gradient,
