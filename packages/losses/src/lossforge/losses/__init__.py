@@ -2,22 +2,121 @@
 
 CUDA tensors go through the kernels; others, float64, and whatever the kernels do not differentiate through the plain-torch reference.
 """
-# ruff: noqa: F403
+# ruff: noqa: F403, F405
 
-import types as _types
-import typing as _typing
-
-from lossforge.losses.check import check as check
-from lossforge.losses.custom import CustomLoss as CustomLoss
-from lossforge.losses.custom import FormulaError as FormulaError
-from lossforge.losses.custom import boxes as boxes
-from lossforge.losses.custom import elementwise as elementwise
-from lossforge.losses.custom import rowwise as rowwise
+from lossforge.losses.check import check
+from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
 from lossforge.losses.functional import *
 from lossforge.losses.modules import *
 from lossforge.losses.preference import *
-from lossforge.losses.state import backend as backend
-from lossforge.losses.state import plain_torch as plain_torch
+from lossforge.losses.state import backend, plain_torch
 
-if not _typing.TYPE_CHECKING:  # checkers follow the imports
-    __all__ = [name for name, value in globals().items() if not (name.startswith("_") or isinstance(value, _types.ModuleType))]
+__all__ = [
+    "AsymmetricLossMultiLabel",
+    "AsymmetricLossSingleLabel",
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "BinaryCrossEntropy",
+    "BoxIoULoss",
+    "BoxL1Loss",
+    "BoxSmoothL1Loss",
+    "BradleyTerryLoss",
+    "CPOLoss",
+    "ClipLoss",
+    "CompleteBoxIoULoss",
+    "CrossEntropyLoss",
+    "CrossEntropyOutput",
+    "CustomLoss",
+    "DPOLoss",
+    "DiceCELoss",
+    "DiceLoss",
+    "DistanceBoxIoULoss",
+    "EfficientBoxIoULoss",
+    "FocalTverskyLoss",
+    "FormulaError",
+    "GRPOLoss",
+    "GeneralizedBoxIoULoss",
+    "GeneralizedCrossEntropyLoss",
+    "HuberLoss",
+    "JSDivWithLogitsLoss",
+    "JaccardLoss",
+    "KLDivLoss",
+    "KLDivWithLogitsLoss",
+    "KTOLoss",
+    "L1Loss",
+    "LogitAdjustedCrossEntropyLoss",
+    "MSELoss",
+    "NLLLoss",
+    "ORPOLoss",
+    "PolyBinaryCrossEntropy",
+    "PolyCrossEntropyLoss",
+    "PreferenceBCELoss",
+    "PreferenceBCEWithLogitsLoss",
+    "QualityFocalLoss",
+    "SigLIPLoss",
+    "SigmoidFocalLoss",
+    "SimPOLoss",
+    "SmoothL1Loss",
+    "SoftmaxFocalLoss",
+    "TokenLogps",
+    "TopKKLDivWithLogitsLoss",
+    "TotalVariationWithLogitsLoss",
+    "TverskyLoss",
+    "VarifocalLoss",
+    "asymmetric_loss_multi_label",
+    "asymmetric_loss_single_label",
+    "backend",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "box_iou_loss",
+    "box_l1_loss",
+    "box_smooth_l1_loss",
+    "boxes",
+    "bradley_terry_loss",
+    "check",
+    "class_balanced_weight",
+    "clip_loss",
+    "complete_box_iou_loss",
+    "cpo_loss",
+    "cross_entropy",
+    "dice_ce_loss",
+    "dice_loss",
+    "distance_box_iou_loss",
+    "dpo_loss",
+    "efficient_box_iou_loss",
+    "elementwise",
+    "focal_tversky_loss",
+    "generalized_box_iou_loss",
+    "generalized_cross_entropy",
+    "grpo_loss",
+    "huber_loss",
+    "jaccard_loss",
+    "js_div_with_logits",
+    "kl_div",
+    "kl_div_with_logits",
+    "kto_loss",
+    "l1_loss",
+    "logit_adjusted_cross_entropy",
+    "mse_loss",
+    "nll_loss",
+    "orpo_loss",
+    "plain_torch",
+    "poly_binary_cross_entropy",
+    "poly_cross_entropy",
+    "preference_bce",
+    "preference_bce_with_logits",
+    "quality_focal_loss",
+    "rowwise",
+    "selective_log_softmax",
+    "sequence_logps",
+    "siglip_loss",
+    "sigmoid_focal_loss",
+    "simpo_loss",
+    "smooth_l1_loss",
+    "smoothed_binary_cross_entropy",
+    "softmax_focal_loss",
+    "topk_kl_div_with_logits",
+    "total_variation_with_logits",
+    "tversky_loss",
+    "varifocal_loss",
+]

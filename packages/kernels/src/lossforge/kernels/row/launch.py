@@ -144,7 +144,7 @@ def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> P
     programs = multiprocessors * tiles.programs
     if bias:
         programs -= programs % at.shift  # each takes rows so far apart that they begin at the same lane
-    too_many = (itemsize == 2 and tiles.held > 0) or (smoothing and at.shift > 1)  # registers, left to the compiler
+    too_many = (itemsize == 2 and tiles.held > 0) or smoothing  # registers, left to the compiler
     counted = call.target.numel() if wanted.counted else 0
     return Plan(
         resident_kernel,
