@@ -144,7 +144,6 @@ def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> P
     programs = multiprocessors * tiles.programs
     if bias:
         programs -= programs % at.shift  # each takes rows so far apart that they begin at the same lane
-    too_many = (itemsize == 2 and tiles.held > 0) or smoothing  # registers, left to the compiler
     counted = call.target.numel() if wanted.counted else 0
     return Plan(
         resident_kernel,
@@ -163,7 +162,7 @@ def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> P
             B=tiles.ring if bias else 0,
         ),
         num_warps=tiles.warps,
-        **(most_registers(tiles.warps, tiles.programs) if too_many else {}),
+        **most_registers(tiles.warps, tiles.programs),
     )
 
 
