@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from lossforge.kernels.element import launch as element_launch
-from lossforge.kernels.tiles import ElementTiles, trial
+from lossforge.kernels.engine.launch import trial
+from lossforge.kernels.tiles import ElementTiles
 from lossforge.losses import (
     QualityFocalLoss,
     VarifocalLoss,

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lossforge.kernels.element import launch as element_launch
-from lossforge.kernels.tiles import ElementTiles, trial
+from lossforge.kernels.engine.launch import trial
+from lossforge.kernels.tiles import ElementTiles
 from lossforge.losses import binary_cross_entropy_with_logits, poly_binary_cross_entropy, siglip_loss, sigmoid_focal_loss
 from lossforge.losses.testing import error
 
