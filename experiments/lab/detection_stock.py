@@ -8,7 +8,7 @@ import torchvision.ops
 from torch import Tensor
 
 from lab.detection_types import IGNORED, Coder, DetectorOutput, Matched
-from lossforge.losses.registry.common import Loss
+from lossforge.losses.registry import Loss
 
 STOCK_BOXES = {
     "giou": torchvision.ops.generalized_box_iou_loss,

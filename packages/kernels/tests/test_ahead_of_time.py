@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import lossforge.kernels
-from lossforge.kernels.engine.torch_internals import RELEASE
+from lossforge.kernels.torch_internals import triton_internals
 from lossforge.losses.registry import LOSSES
 
 # Bytes of local memory a thread: a few variants keep some of a row's scalars there; a tile that does not fit shows as hundreds.
@@ -26,7 +26,7 @@ SPILL_OF = {
         ("elementwise_kernel", "huber"): 128,
         ("elementwise_kernel", "asymmetric"): 104,
     },
-}.get(RELEASE, {})
+}.get(triton_internals().release, {})
 # Stores to shared memory in a kernel: a tile that changes its layout takes some; a number spread over one in the wrong layout, thousands.
 STORES = 400
 # Bytes of shared memory that a program may have on an H100 or H200, of which the resident kernels take nearly all.

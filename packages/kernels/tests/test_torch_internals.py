@@ -14,6 +14,7 @@ from lossforge.kernels.engine import launch
 from lossforge.kernels.formulas.divergence import kl, kl_sums
 from lossforge.kernels.formulas.softmax import cross_entropy
 from lossforge.kernels.row import launch as row_launch
+from lossforge.kernels.torch_internals import triton_internals
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CE, KL = Formulas(cross_entropy), Formulas(kl, sums=kl_sums)
@@ -66,7 +67,7 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
     if interface == "no Gluon":
         monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     if interface == "a Triton to come":
-        monkeypatch.setattr("lossforge.kernels.engine.torch_internals.KNOWN", False)
+        monkeypatch.setattr(triton_internals(), "known", False)
     for name in ("engine.gluon", "row.resident", "divergence.resident"):
         monkeypatch.delitem(sys.modules, f"lossforge.kernels.{name}")
     launch._plans.clear()

@@ -227,7 +227,7 @@ def test_a_module_takes_what_its_function_takes(module, template):
             assert getattr(ours, name) == theirs[name], name
 
 
-@pytest.mark.parametrize("function", [cross_entropy, selective_log_softmax, CrossEntropyLoss.__init__], ids=lambda f: f.__qualname__)
+@pytest.mark.parametrize("function", [cross_entropy, selective_log_softmax], ids=lambda f: f.__name__)
 def test_overloads_have_the_signatures_defaults(function):
     signature = inspect.signature(function).parameters
     overloads = typing.get_overloads(inspect.unwrap(function))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import lossforge.losses
 from lossforge.losses import (
     AsymmetricLossMultiLabel,
     BCEWithLogitsLoss,
@@ -11,6 +12,9 @@ from lossforge.losses import (
     PolyBinaryCrossEntropy,
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
+    functional,
+    modules,
+    preference,
 )
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.registry import LOSSES
@@ -58,3 +62,9 @@ def test_registry_is_whole():
         assert loss.module.function is loss.function
         assert loss.function.__doc__
         assert loss.judged() is not None or name in JUDGED_BY_FORMULA or not loss.by_rows  # the others' judges are in their own tests
+
+
+def test_every_public_name_is_exported():
+    ours = {"CustomLoss", "FormulaError", "backend", "boxes", "check", "elementwise", "plain_torch", "rowwise"}
+    assert set(lossforge.losses.__all__) == {*functional.__all__, *modules.__all__, *preference.__all__, *ours}
+    assert lossforge.losses.__all__ == sorted(lossforge.losses.__all__)

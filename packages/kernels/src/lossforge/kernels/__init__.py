@@ -11,6 +11,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lossforge.kernels.torch_internals import triton_internals
+
 TRITON = importlib.util.find_spec("triton") is not None
 """Whether Triton is installed."""
 
@@ -34,7 +36,16 @@ INTERPRETED = _interpreted()
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 
 _LAZY = {"Turn": "engine.launch", "launch_counts": "engine.launch", "trial": "engine.launch", "scale_": "engine.reduce"}
-__all__ = ["INTERPRETED", "TRITON", "Turn", "launch_counts", "of_folder", "scale_", "trial"]
+__all__ = ["INTERPRETED", "TRITON", "Turn", "launch_counts", "load", "missing_triton", "of_folder", "scale_", "trial"]
+
+
+def missing_triton() -> ModuleNotFoundError:
+    """The error that says how to install Triton."""
+    return ModuleNotFoundError(
+        "kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton. "
+        "Without it lossforge.losses computes its own losses in plain PyTorch.",
+        name="triton",
+    )
 
 
 def load(name: str) -> ModuleType:
@@ -42,14 +53,11 @@ def load(name: str) -> ModuleType:
 
     Raises:
         ModuleNotFoundError: Triton is not installed; says how to install it.
+        ImportError: Triton is too old.
     """
     if not TRITON:
-        raise ModuleNotFoundError(
-            "kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton. "
-            "Without it lossforge.losses computes its own losses in plain PyTorch.",
-            name="triton",
-        )
-    importlib.import_module("lossforge.kernels.engine.torch_internals")  # refuses an old Triton
+        raise missing_triton()
+    triton_internals()
     return importlib.import_module(f"lossforge.kernels.{name}")
 
 

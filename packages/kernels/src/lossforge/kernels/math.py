@@ -5,6 +5,11 @@ Compiled, exp2 and reciprocal are the GPU's own approximate instructions without
 error 2⁻²² and 2⁻²³; results below the smallest normal float32 are 0.
 """
 
+from lossforge.kernels import TRITON, missing_triton
+
+if not TRITON:
+    raise missing_triton()
+
 import triton
 import triton.language as tl
 

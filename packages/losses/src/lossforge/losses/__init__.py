@@ -2,119 +2,13 @@
 
 CUDA tensors go through the kernels; others, float64, and whatever the kernels do not differentiate through the plain-torch reference.
 """
-
-import torch
-
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9):
-    raise ImportError(f"lossforge needs torch>=2.9,<2.16, found torch {torch.__version__}. Install a newer torch.")
+# ruff: noqa: F403, F405
 
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
-from lossforge.losses.functional import (
-    CrossEntropyOutput,
-    TokenLogps,
-    asymmetric_loss_multi_label,
-    asymmetric_loss_single_label,
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    box_iou_loss,
-    box_l1_loss,
-    box_smooth_l1_loss,
-    class_balanced_weight,
-    clip_loss,
-    complete_box_iou_loss,
-    cross_entropy,
-    dice_ce_loss,
-    dice_loss,
-    distance_box_iou_loss,
-    efficient_box_iou_loss,
-    focal_tversky_loss,
-    generalized_box_iou_loss,
-    generalized_cross_entropy,
-    huber_loss,
-    jaccard_loss,
-    js_div_with_logits,
-    kl_div,
-    kl_div_with_logits,
-    l1_loss,
-    logit_adjusted_cross_entropy,
-    mse_loss,
-    nll_loss,
-    poly_binary_cross_entropy,
-    poly_cross_entropy,
-    preference_bce,
-    preference_bce_with_logits,
-    quality_focal_loss,
-    selective_log_softmax,
-    siglip_loss,
-    sigmoid_focal_loss,
-    smooth_l1_loss,
-    smoothed_binary_cross_entropy,
-    softmax_focal_loss,
-    topk_kl_div_with_logits,
-    total_variation_with_logits,
-    tversky_loss,
-    varifocal_loss,
-)
-from lossforge.losses.modules import (
-    AsymmetricLossMultiLabel,
-    AsymmetricLossSingleLabel,
-    BCELoss,
-    BCEWithLogitsLoss,
-    BinaryCrossEntropy,
-    BoxIoULoss,
-    BoxL1Loss,
-    BoxSmoothL1Loss,
-    ClipLoss,
-    CompleteBoxIoULoss,
-    CrossEntropyLoss,
-    DiceCELoss,
-    DiceLoss,
-    DistanceBoxIoULoss,
-    EfficientBoxIoULoss,
-    FocalTverskyLoss,
-    GeneralizedBoxIoULoss,
-    GeneralizedCrossEntropyLoss,
-    HuberLoss,
-    JaccardLoss,
-    JSDivWithLogitsLoss,
-    KLDivLoss,
-    KLDivWithLogitsLoss,
-    L1Loss,
-    LogitAdjustedCrossEntropyLoss,
-    MSELoss,
-    NLLLoss,
-    PolyBinaryCrossEntropy,
-    PolyCrossEntropyLoss,
-    PreferenceBCELoss,
-    PreferenceBCEWithLogitsLoss,
-    QualityFocalLoss,
-    SigLIPLoss,
-    SigmoidFocalLoss,
-    SmoothL1Loss,
-    SoftmaxFocalLoss,
-    TopKKLDivWithLogitsLoss,
-    TotalVariationWithLogitsLoss,
-    TverskyLoss,
-    VarifocalLoss,
-)
-from lossforge.losses.preference import (
-    BradleyTerryLoss,
-    CPOLoss,
-    DPOLoss,
-    GRPOLoss,
-    KTOLoss,
-    ORPOLoss,
-    SimPOLoss,
-    bradley_terry_loss,
-    cpo_loss,
-    dpo_loss,
-    grpo_loss,
-    kto_loss,
-    orpo_loss,
-    sequence_logps,
-    simpo_loss,
-)
+from lossforge.losses.functional import *
+from lossforge.losses.modules import *
+from lossforge.losses.preference import *
 from lossforge.losses.state import backend, plain_torch
 
 __all__ = [

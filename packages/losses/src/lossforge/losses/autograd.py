@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import KINDS, Formulas
+from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import reference
 from lossforge.losses.state import plain
-from lossforge.losses.torch_internals import ordinary
 
 Several = tuple[Tensor | None, ...]
 

@@ -7,12 +7,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
+from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
 
 import torch
 from torch import Tensor, nn
 
-from lossforge.losses.torch_internals import transformed
+from lossforge.kernels.torch_internals import transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,24 +47,17 @@ def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
     return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
 
 
-def keywords(function: Callable[..., Any], further: type | None = None) -> list[str]:
-    """The arguments of a function or of a class's __init__, with those of a TypedDict in the place of its **options."""
-    names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            names.append(parameter.name)
-        else:
-            options = parameter.annotation.__args__[0] if get_origin(parameter.annotation) is Unpack else further
-            names += () if options is None else options.__annotations__
-    return [name for name in names if name != "self"]
-
-
 def named(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which answers a keyword that it does not take with all those that it takes."""
-    names = keywords(function)
-    if any(p.kind is p.VAR_KEYWORD and get_origin(p.annotation) is not Unpack for p in inspect.signature(function).parameters.values()):
-        return function  # it checks them itself
-    owner = function.__qualname__.removesuffix(".__init__")
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+        elif get_origin(parameter.annotation) is Unpack:
+            names += parameter.annotation.__args__[0].__annotations__
+        else:
+            return function  # it checks them itself
+    owner = function.__qualname__
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -88,7 +81,7 @@ def of_host(name: str, value: object) -> Any:
             )
         _without_gradient(name, value)
         return value.item()
-    if not isinstance(value, (bool, int, float)) and getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if type(value) not in (bool, int, float) and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     return value
 
@@ -165,9 +158,12 @@ def floating_beside(name: str, t: object, x: Tensor, of: str = "input") -> None:
     beside(name, t, x, of)
 
 
+def expands(t: Tensor, shape: Sequence[int]) -> bool:
+    return t.ndim <= len(shape) and all(a in (1, b) for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
+
+
 def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
-    """t expands to the shape of x."""
-    if t.ndim > x.ndim or any(a not in (1, b) for a, b in zip(reversed(t.shape), reversed(x.shape), strict=False)):
+    if not expands(t, x.shape):
         raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
 
 
@@ -178,18 +174,24 @@ def integer(name: str, t: object) -> None:
         raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}")
 
 
+class Allowed(NamedTuple):
+    """Which class indices are allowed: `ignored`, or at least `low` and below `end`; whether values on CUDA are checked too."""
+
+    low: int
+    end: int
+    ignored: int | None
+    validate: bool | None
+
+
 def indices(
     name: str,
     t: object,
-    shape: Sequence[int] | None,
     x: Tensor,
-    low: int,
-    end: int,
-    ignored: int | None,
-    validate: bool | None,
+    allowed: Allowed,
+    shape: Sequence[int] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.int32, torch.int64),
 ) -> Tensor:
-    """t as the kernels read it, of one of `dtypes` or else int64: `ignored`, or at least `low` and below `end`.
+    """t as the kernels read it, of one of `dtypes` or else int64.
 
     The values are read on the host: always on CPU, on CUDA where asked; but not under transforms of torch.func.
     """
@@ -198,6 +200,7 @@ def indices(
     if shape is not None and t.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(t.shape)}")
     beside(name, t, x)
+    low, end, ignored, validate = allowed
     if (t.device.type == "cpu" or (VALIDATE if validate is None else validate)) and not transformed(x, t):
         if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):  # there are no values yet
             checked: Tensor = torch.ops.lossforge.checked_indices(t, name, low, end, ignored)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import KINDS
+from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.autograd import backward, forward, gradients, last_tensor, leaves, remember
 from lossforge.losses.state import plain
-from lossforge.losses.torch_internals import register_autograd
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted

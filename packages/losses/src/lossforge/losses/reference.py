@@ -13,7 +13,6 @@ from torch import Tensor
 from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, TopKCall
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.formulas.softmax import focused
 
 
 def reference(call: Any) -> tuple[Tensor | None, ...]:
@@ -74,7 +73,7 @@ def _elementwise(a: ElementCall) -> Tensor:
     else:
         y, counts = a.target.to(x.dtype), None
     hyper = a.hyper if a.parameter is None else [*a.hyper, a.parameter.to(x.dtype)]
-    values = FORMULAS[a.loss].twin(x, y, *hyper)
+    values = FORMULAS[a.loss].reference(x, y, *hyper)
     if indices:
         values = torch.where(y.isnan(), torch.nan, values)
     if a.weight is not None:
@@ -102,7 +101,7 @@ def _boxes(a: BoxCall) -> Tensor:
     boxes2 = a.boxes2.to(boxes1.dtype)
     if a.centered:
         boxes1, boxes2 = _corners(boxes1), _corners(boxes2)
-    values = FORMULAS[a.loss].twin(boxes1, boxes2, *a.hyper)
+    values = FORMULAS[a.loss].reference(boxes1, boxes2, *a.hyper)
     if a.weight is not None:
         values = values * a.weight.to(values.dtype)
     divisor = a.normalizer
@@ -148,6 +147,14 @@ def _weighted(formula: Callable[..., Tensor], hyper: list[float], nll: Tensor, w
     return formula(torch.where((w == 0) & nll.isinf(), 0.0, nll), *hyper) * w
 
 
+def focused(z: Tensor, gamma: float) -> Tensor:
+    """p^γ z, 0 where p is; z itself at γ = 0."""
+    if not isinstance(gamma, Tensor) and gamma == 0:
+        return z
+    near = z.clamp(max=1e30)
+    return torch.exp(-gamma * near) * near
+
+
 def _rowwise(a: RowCall) -> tuple[Tensor | None, ...]:
     x = _accurate(a.x) * a.logit_scale
     if a.softcap is not None:
@@ -158,7 +165,7 @@ def _rowwise(a: RowCall) -> tuple[Tensor | None, ...]:
     weight = None if a.weight is None else a.weight.to(x.dtype)
     want_z_loss, want_lse, want_entropy, want_correct = a.outputs
     lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss or want_lse else None
-    dense, formula = None, FORMULAS[a.loss].twin
+    dense, formula = None, FORMULAS[a.loss].reference
     divisor: Tensor | None
     if a.target.is_floating_point():
         log_p, dense = x.log_softmax(1), a.target.to(x.dtype) * (1 - a.label_smoothing)
@@ -235,7 +242,7 @@ def _divergence(a: DivergenceCall | TopKCall) -> Tensor:
     lp = x.div(a.temperature).log_softmax(1)
     if isinstance(a, DivergenceCall):
         lq = teacher.div(a.temperature).log_softmax(1)
-        values = FORMULAS[a.loss].twin(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+        values = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
     else:
         values = _topk(a, lp, teacher, keep)
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
@@ -255,7 +262,7 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
         some = (lq > -torch.inf).any(1, keepdim=True)
         lq = torch.where(some, torch.where(some, lq, 0.0).div(a.temperature).log_softmax(1), -torch.inf)
     own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
-    values = FORMULAS[a.loss].twin(own, lq, a.tail).sum(1)
+    values = FORMULAS[a.loss].reference(own, lq, a.tail).sum(1)
     return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
 
 
@@ -288,7 +295,7 @@ def _overlap(a: OverlapCall) -> Tensor:
     if a.present_only:
         absent = (sums[2] == 0) & ~sums[1].isnan()
         sums = [torch.where(absent, 1.0, s) for s in sums]
-    values = FORMULAS[a.loss].twin(*sums, *a.hyper)
+    values = FORMULAS[a.loss].reference(*sums, *a.hyper)
     if a.present_only:
         values = torch.where(absent, 0.0, values)
     weight = None if a.weight is None else a.weight.to(x.dtype)

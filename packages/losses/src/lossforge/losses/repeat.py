@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
+from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
 from lossforge.losses.autograd import Run, Several, last_tensor, run
 from lossforge.losses.state import state
-from lossforge.losses.torch_internals import ordinary
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels import INTERPRETED, TRITON
-from lossforge.losses.torch_internals import NO_MODES, in_forward_mode, modes, ordinary, transformed
+from lossforge.kernels.torch_internals import NO_MODES, in_forward_mode, modes, ordinary, transformed
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

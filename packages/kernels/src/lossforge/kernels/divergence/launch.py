@@ -8,13 +8,15 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall, empty
-from lossforge.kernels.divergence.backward import divergence_backward_kernel
-from lossforge.kernels.divergence.kernel import divergence_kernel
+from lossforge.kernels.divergence.backward import GradOutput, divergence_backward_kernel
+from lossforge.kernels.divergence.kernel import Outputs, divergence_kernel
+from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
+from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
-from lossforge.kernels.row.layout import RowLayout, row_layout
+from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
 from lossforge.kernels.row.rows import Logits
-from lossforge.kernels.tiles import COUNTED, backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
+from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
 
 
 class Numbers(NamedTuple):
@@ -25,9 +27,7 @@ class Numbers(NamedTuple):
 
     @staticmethod
     def of(call: DivergenceCall | TopKCall) -> "Numbers":
-        rows = call.x.numel() // call.x.shape[1]
-        known = call.reduction == "mean" and call.normalizer is None and not call.counted
-        return Numbers(inverse=1.0 / call.temperature, scale=float(call.loss_scale / rows if known else call.loss_scale))
+        return Numbers(1.0 / call.temperature, scale_of(call))
 
 
 class Wanted(NamedTuple):
@@ -41,31 +41,42 @@ class Wanted(NamedTuple):
 
 
 class Prepared(NamedTuple):
+    """The kernels' arguments that say what is read and computed, and the layout."""
+
     x: Logits
     teacher: Logits
-    strided: Any  # labels, weight, gradient
+    marks: Marks
+    gradient: Strided
+    formula: Formula
     at: RowLayout
 
 
-def _prepare(call: DivergenceCall, gradient: Any) -> Prepared | None:
+def _prepare(call: DivergenceCall, numbers: Numbers, formulas: Formulas, gradient: Any, divisor: Any) -> Prepared | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, gradient), 2, gradient)
     if at is None:
         return None
-    x, teacher, *strided = at.strided
-    return Prepared(Logits(*x, at.classes, None, None), Logits(*teacher, at.classes, None, None), strided, at)
+    x, teacher, labels, weight, to = at.strided
+    return Prepared(
+        logits_of(x, at.classes),
+        logits_of(teacher, at.classes),
+        Marks(labels, weight),
+        to,
+        Formula(formulas.formula, formulas.sums, call.hyper, numbers.inverse, numbers.scale, divisor, call.ignore_index),
+        at,
+    )
 
 
 def _plan(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, wanted.gradient)
+    p = _prepare(call, numbers, formulas, wanted.gradient, wanted.divisor)
     if p is None:
         return None
     tiles = divergence_tiles(p.at.classes, min(call.x.itemsize, call.target.itemsize), p.at.adjacent)
-    blocks = triton.cdiv(p.at.rows, tiles.rows)
+    blocks = p.at.blocks(tiles)
     counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
     total = wanted.out is None
     if total and wanted.stats is None and wanted.gradient is not None:
-        plan = _resident(call, wanted, numbers, formulas, p)
+        plan = _resident(call, p, formulas.sums is None, counted)
         if plan is not None:
             return plan
     return Plan(
@@ -74,46 +85,33 @@ def _plan(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Form
         (
             p.x,
             p.teacher,
-            *p.strided,
-            wanted.out,
-            wanted.stats,
+            p.marks,
+            p.gradient,
+            Outputs(wanted.out, wanted.stats),
             sum_slots() if total else None,
-            wanted.divisor,
-            call.hyper,
-            numbers.inverse,
-            numbers.scale,
-            call.ignore_index,
+            p.formula,
             p.at.rows,
             blocks,
             counted,
         ),
         totals=int(total),
-        terms=formulas.formula,
-        sums=formulas.sums,
-        SWAP=call.swap,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        ONE_TILE=tiles.one,
-        COUNT=COUNTED if counted else 0,
-        SHIFT=1 if tiles.one else p.at.shift,
-        BR=tiles.rows,
-        BC=tiles.classes,
-        VEC=tiles.vector,
+        config=p.at.config(tiles, TENSORS=2, COUNT=counted > 0, EMPTY_IS_ZERO=call.empty_is_zero, SWAP=call.swap),
         num_warps=tiles.warps,
-        **p.at.constants,
     )
 
 
-def _resident(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Formulas, p: Prepared) -> Plan | None:
+def _resident(call: DivergenceCall, p: Prepared, slopes: bool, counted: int) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
     if on_chip is None or p.at.align == 1 or p.at.outer != 1 or itemsize != call.target.itemsize:
         return None
     multiprocessors, shared = on_chip
-    tiles = resident_pair_tiles(p.at.classes, itemsize, formulas.sums is None, shared)
+    tiles = resident_pair_tiles(p.at.classes, itemsize, slopes, shared)
     if tiles is None:
         return None
     try:
         from lossforge.kernels.divergence.resident import resident_divergence_kernel
+        from lossforge.kernels.row.chunks import Chunks
     except ImportError:  # its Gluon is not known: engine/gluon.py
         return None
     chunks = triton.cdiv(p.at.classes, tiles.chunk)
@@ -121,32 +119,20 @@ def _resident(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: 
     return Plan(
         resident_divergence_kernel,
         (min(p.at.rows, multiprocessors * tiles.programs),),
-        (
-            p.x,
-            p.teacher,
-            *p.strided,
-            sum_slots(),
-            wanted.divisor,
-            call.hyper,
-            numbers.inverse,
-            numbers.scale,
-            call.ignore_index,
-            p.at.rows,
-            call.labels.numel() if wanted.counted and call.labels is not None else 0,
-        ),
+        (p.x, p.teacher, p.marks, p.gradient, sum_slots(), p.formula, p.at.rows, counted),
         totals=1,
-        terms=formulas.formula,
-        sums=formulas.sums,
-        SWAP=call.swap,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        COUNT=COUNTED if wanted.counted else 0,
-        CHUNK=tiles.chunk,
-        N=ring,
-        P=chunks - ring,
-        K=tiles.ring,
-        HELD=min(tiles.held, ring),
-        VEC=p.at.align,
-        W=tiles.warps,
+        config=Chunks(
+            CHUNK=tiles.chunk,
+            K=tiles.ring,
+            P=chunks - ring,
+            VEC=p.at.align,
+            W=tiles.warps,
+            COUNT=counted > 0,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            N=ring,
+            HELD=min(tiles.held, ring),
+            SWAP=call.swap,
+        ),
         num_warps=tiles.warps,
         **most_registers(tiles.warps, tiles.programs),
     )
@@ -194,38 +180,17 @@ class Arriving(NamedTuple):
 
 
 def _plan_backward(call: DivergenceCall, a: Arriving, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, a.gradient)
+    p = _prepare(call, numbers, formulas, a.gradient, a.divisor)
     if p is None:
         return None
     tiles = backward_tiles(p.at.classes, p.at.shift, p.at.adjacent)
-    shift = 1 if tiles.rows > 1 else p.at.shift
-    blocks = triton.cdiv(p.at.rows, tiles.rows)
+    grad_output = GradOutput(a.grad_output, int(a.grad_output.ndim > 0))
     return Plan(
         divergence_backward_kernel,
-        (p.at.outer * blocks, triton.cdiv(p.at.classes + shift - 1, tiles.classes)),
-        (
-            p.x,
-            p.teacher,
-            *p.strided,
-            a.stats,
-            a.grad_output,
-            1 if a.grad_output.ndim else 0,
-            a.divisor,
-            call.hyper,
-            numbers.inverse,
-            numbers.scale,
-            call.ignore_index,
-            p.at.rows,
-            blocks,
-        ),
-        terms=formulas.formula,
-        SWAP=call.swap,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        SHIFT=shift,
-        BR=tiles.rows,
-        BC=tiles.classes,
+        p.at.backward_grid(tiles),
+        (p.x, p.teacher, p.marks, p.gradient, a.stats, grad_output, p.formula, p.at.rows, p.at.blocks(tiles)),
+        config=p.at.config(tiles, TENSORS=2, EMPTY_IS_ZERO=call.empty_is_zero, SWAP=call.swap, BACKWARD=True),
         num_warps=tiles.warps,
-        **p.at.constants,
     )
 
 

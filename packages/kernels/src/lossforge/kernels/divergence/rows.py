@@ -1,37 +1,87 @@
 """Device functions of the divergence template: a row's weight, the online softmaxes of logits and teacher, a formula over tiles of both."""
 
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from lossforge.kernels.math import LN2, LOG2E, exp2, widened
-from lossforge.kernels.row.rows import stored_tile
+from lossforge.kernels.engine.layout import Strided
+from lossforge.kernels.math import LN2, LOG2E, exp2, log, product, widened
+from lossforge.kernels.row.rows import LOWEST
+from lossforge.kernels.row.sweep import row_address, write_tile
+
+
+class Marks(NamedTuple):
+    """What says how much a row counts: labels, of which the ignored one leaves it out, and weights."""
+
+    labels: Strided
+    weight: Strided
+
+
+class Formula(NamedTuple):
+    """terms(ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
+
+    sums: for KL, whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q). inverse: 1 / T. scale: what values are
+    multiplied by. ignore: the label that leaves a row out.
+    """
+
+    terms: Callable[..., Any]
+    sums: Callable[..., Any] | None
+    hyper: Sequence[float]
+    inverse: float
+    scale: float
+    divisor_ptr: Tensor | None
+    ignore: int
+
+
+Lanes = namedtuple("Lanes", "m_x s_x m_t s_t dot")
+"""Sums of each lane's classes, and of rows when joined, relative to the maxima: s = Σ exp(x - m) of logits and teacher.
+
+For a formula with a closed form, of q's exponentials e: dot = Σ e ((q's logit - q's m) - (p's logit - p's m))."""
+
+Softmaxes = namedtuple("Softmaxes", "top_x ls_x top_t ls_t")
+"""A row's maxima and log-sums of logits and teacher."""
+
+Summed = namedtuple("Summed", "span to soft h_sum share keep")
+"""What is known of rows after their sums. keep, share: which have a gradient, and what it is multiplied by. to: where it begins."""
+
+Gradient = namedtuple("Gradient", "gradient formula rows")
+"""The operation that writes the gradient."""
+
+Slopes = namedtuple("Slopes", "formula soft")
+"""The operation that sums f and h."""
 
 
 @triton.jit
-def row_weight(labels, weight, ignore, outer, row, inside):
+def row_weight(marks, ignore, outer, row, inside):
     """(weight of each row, whether it counts): rows with the ignored label, or of weight 0, are left out."""
     w = tl.where(inside, 1.0, 0.0)
     keep = inside
-    if labels.ptr is not None:
-        label = tl.load(labels.ptr + outer * labels.s0 + row.to(tl.int64) * labels.s1, mask=inside, other=ignore)
+    if marks.labels.ptr is not None:
+        label = tl.load(row_address(marks.labels, outer, row), mask=inside, other=ignore)
         keep = keep & (label != ignore)
-    if weight.ptr is not None:
-        w = tl.load(weight.ptr + outer * weight.s0 + row.to(tl.int64) * weight.s1, mask=inside, other=0.0).to(tl.float32)
+    if marks.weight.ptr is not None:
+        w = tl.load(row_address(marks.weight, outer, row), mask=inside, other=0.0).to(tl.float32)
         keep = keep & (w != 0.0)
     return tl.where(keep, w, 0.0), keep
 
 
 @triton.jit
-def both(x, teacher, start, begin, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """Tiles of logits and teacher, as rows.stored_tile has them, in float32."""
-    own = stored_tile(x, start, lane, mask, other, WIDE, EVICT)
-    return widened(own), widened(stored_tile(teacher, begin, lane, mask, other, WIDE, EVICT))
+def both(tile, config):
+    """Tiles of logits and teacher in float32; -inf in what does not exist but was read."""
+    x, t = widened(tile.stored[0]), widened(tile.stored[1])
+    if config.SHIFT > 1 and tile.here is not None:
+        x, t = tl.where(tile.here, x, float("-inf")), tl.where(tile.here, t, float("-inf"))
+    return x, t
 
 
 @triton.jit
-def by_lane(tile, VEC: tl.constexpr):
+def by_lane(tile, config):
     """A tile (BR, BC) as (BR, L, VEC): each lane's neighbouring classes."""
-    return tl.reshape(tile, [tile.shape[0], tile.shape[1] // VEC, VEC])
+    return tl.reshape(tile, [config.BR, config.BC // config.VEC, config.VEC])
 
 
 @triton.jit
@@ -52,32 +102,33 @@ def weigh(dot, kept, fade, shift, e, ahead):
 
 
 @triton.jit
-def accumulate_both(m_x, s_x, m_t, s_t, dot, x, t, rate, DOT: tl.constexpr, SWAP: tl.constexpr):
-    """Take tiles (…, L, V) into the running sums that each lane (…, L) keeps of its V classes, relative to its own maxima.
-
-    s = Σ exp(x - m) of logits and teacher; with DOT, of q's exponentials e: dot = Σ e ((q's logit - q's m) - (p's logit - p's m)).
-    """
+def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
+    """Take tiles (…, L, V) into the running sums of each lane (…, L)."""
+    m_x, s_x, m_t, s_t, dot = lanes
+    rate = formula.inverse * LOG2E
     top_x, fade_x, step_x, e_x = step_up(m_x, x, rate)
     top_t, fade_t, step_t, e_t = step_up(m_t, t, rate)
     s_x *= fade_x
     s_t *= fade_t
-    if DOT:
+    if formula.sums is not None:
         shift = (m_t - top_t) - (m_x - top_x)
         if SWAP:
             dot = weigh(dot, s_x, fade_x, -shift, e_x, step_x - step_t)
         else:
             dot = weigh(dot, s_t, fade_t, shift, e_t, step_t - step_x)
-    return top_x, s_x + tl.sum(e_x, -1), top_t, s_t + tl.sum(e_t, -1), dot
+    return Lanes(top_x, s_x + tl.sum(e_x, -1), top_t, s_t + tl.sum(e_t, -1), dot)
 
 
 @triton.jit
-def merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, DOT: tl.constexpr, SWAP: tl.constexpr):
+def merge_both(lanes, top_x, top_t, formula, SWAP: tl.constexpr):
     """Join the lanes (…, L) of each row, relative to its maxima top_x and top_t (…, 1) or scalar: s_x, s_t and dot."""
+    m_x, s_x, m_t, s_t, dot = lanes
+    rate = formula.inverse * LOG2E
     step_x, step_t = m_x - top_x, m_t - top_t
     fade_x, fade_t = exp2(step_x * rate), exp2(step_t * rate)
     s_x *= fade_x
     s_t *= fade_t
-    if DOT:
+    if formula.sums is not None:
         if SWAP:
             dot = tl.where(s_x == 0.0, 0.0, dot * fade_x + s_x * (step_x - step_t))
         else:
@@ -86,40 +137,40 @@ def merge_both(m_x, s_x, m_t, s_t, dot, top_x, top_t, rate, DOT: tl.constexpr, S
 
 
 @triton.jit
-def closed(dot, total_x, total_t, ls_x, ls_t, inverse, sums: tl.constexpr, SWAP: tl.constexpr):
-    """(KL, Σ h) of rows from what merge_both joined and its logarithms; sums: the formula's."""
+def closed(dot, total_x, total_t, soft, formula, SWAP: tl.constexpr):
+    """(KL, Σ h) of rows from what merge_both joined and its logarithms."""
     if SWAP:
-        value = dot / total_x * inverse + (ls_t - ls_x)
-        _, h_sum = sums(value)
+        value = dot / total_x * formula.inverse + (soft.ls_t - soft.ls_x)
+        _, h_sum = formula.sums(value)
     else:
-        value = dot / total_t * inverse + (ls_x - ls_t)
-        h_sum, _ = sums(value)
+        value = dot / total_t * formula.inverse + (soft.ls_x - soft.ls_t)
+        h_sum, _ = formula.sums(value)
     return value, h_sum
 
 
 @triton.jit
-def log_softmax(x, top, ls, rate):
+def log_softmax(x, top, ls, formula):
     """log₂ softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
-    power = (x - top) * rate - ls * LOG2E
+    power = (x - top) * (formula.inverse * LOG2E) - ls * LOG2E
     return power, exp2(power)
 
 
 @triton.jit
-def value_and_slope(lp, lq, p, q, unit: tl.constexpr, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+def value_and_slope(lp, lq, p, q, unit: tl.constexpr, formula, SWAP: tl.constexpr):
     """f and its derivative by the logarithm of the logits' softmax; unit: of lp and lq, as formulas take it."""
     if SWAP:
-        f, _, h = terms(lq, lp, q, p, unit, *hyper)
+        f, _, h = formula.terms(lq, lp, q, p, unit, *formula.hyper)
     else:
-        f, h, _ = terms(lp, lq, p, q, unit, *hyper)
+        f, h, _ = formula.terms(lp, lq, p, q, unit, *formula.hyper)
     return f, h
 
 
 @triton.jit
-def of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+def of_tile(x, t, soft, formula, SWAP: tl.constexpr):
     """(f, h, p) of tiles of logits and teacher, from their rows' statistics, as log_softmax takes them."""
-    lp, p = log_softmax(x, top_x, ls_x, rate)
-    lq, q = log_softmax(t, top_t, ls_t, rate)
-    f, h = value_and_slope(lp, lq, p, q, LN2, terms, hyper, SWAP)
+    lp, p = log_softmax(x, soft.top_x, soft.ls_x, formula)
+    lq, q = log_softmax(t, soft.top_t, soft.ls_t, formula)
+    f, h = value_and_slope(lp, lq, p, q, LN2, formula, SWAP)
     return f, h, p
 
 
@@ -129,7 +180,54 @@ def at_logits(h, p, h_sum, share):
 
 
 @triton.jit
-def divergence_gradient(x, t, top_x, ls_x, top_t, ls_t, rate, h_sum, share, terms: tl.constexpr, hyper, SWAP: tl.constexpr):
+def divergence_gradient(x, t, of, SWAP: tl.constexpr):
     """(h - p Σ h) · share of tiles of logits and teacher."""
-    _, h, p = of_tile(x, t, top_x, ls_x, top_t, ls_t, rate, terms, hyper, SWAP)
-    return at_logits(h, p, h_sum, share)
+    _, h, p = of_tile(x, t, of.rows.soft, of.formula, SWAP)
+    return at_logits(h, p, of.rows.h_sum, of.rows.share)
+
+
+@triton.jit
+def one_tile(x, t, formula, SWAP: tl.constexpr):
+    """(softmaxes, f, h, p) of rows that one tile holds."""
+    rate = formula.inverse * LOG2E
+    top_x, top_t = tl.max(x, 1), tl.max(t, 1)
+    step_x, step_t = x - top_x[:, None], t - top_t[:, None]
+    e_x, e_t = exp2(step_x * rate), exp2(step_t * rate)
+    total_x, total_t = tl.sum(e_x, 1), tl.sum(e_t, 1)
+    ls_x, ls_t = log(total_x), log(total_t)
+    p, q = product(e_x, (1.0 / total_x)[:, None]), product(e_t, (1.0 / total_t)[:, None])  # equal where the logits are
+    lp, lq = step_x * formula.inverse - ls_x[:, None], step_t * formula.inverse - ls_t[:, None]
+    f, h = value_and_slope(lp, lq, p, q, 1.0, formula, SWAP)
+    return Softmaxes(top_x, ls_x, top_t, ls_t), f, h, p
+
+
+@triton.jit
+def no_lanes(config):
+    m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
+    s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
+    return Lanes(m, s, m, s, s)
+
+
+@triton.jit
+def add_both(lanes, tile, formula, config):
+    """Take a tile into the lanes' sums."""
+    x, t = both(tile, config)
+    return accumulate_both(lanes, by_lane(x, config), by_lane(t, config), formula, config.SWAP)
+
+
+@triton.jit
+def add_slopes(sums, tile, of, config):
+    """Add a tile's f and h to the lanes' sums."""
+    x, t = both(tile, config)
+    f, h, _ = of_tile(x, t, of.soft, of.formula, config.SWAP)
+    return sums[0] + tl.sum(by_lane(f, config), 2), sums[1] + tl.sum(by_lane(h, config), 2)
+
+
+@triton.jit
+def write_slope(state, tile, of, config):
+    """Write the gradient of a tile."""
+    g = divergence_gradient(widened(tile.stored[0]), widened(tile.stored[1]), of, config.SWAP)
+    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
+        g = tl.where(of.rows.keep[:, None], g, 0.0)
+    write_tile(g, tile, of, config)
+    return state

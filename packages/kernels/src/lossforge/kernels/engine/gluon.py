@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from lossforge.kernels.engine.torch_internals import KNOWN
+from lossforge.kernels.torch_internals import triton_internals
 
 __all__ = ["async_load", "barrier", "commit_group", "gl", "gluon", "wait_group"]
 
@@ -19,7 +19,7 @@ __all__ = ["async_load", "barrier", "commit_group", "gl", "gluon", "wait_group"]
 def _named(module: Any, *names: str) -> Any:
     """What the module calls by the first of `names` that it has: the newest first, since an old name may stay and raise when called."""
     found = next((getattr(module, name) for name in names if hasattr(module, name)), None)
-    if not KNOWN or found is None:
+    if not triton_internals().known or found is None:
         raise ImportError(f"lossforge does not know the Gluon of triton {triton.__version__}: looked for {' or '.join(names)}")
     return found
 

@@ -19,8 +19,9 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.engine.torch_internals import current_device, current_stream, start, starts_directly, unobserved
+from lossforge.kernels.torch_internals import current_device, current_stream, triton_internals
 
+INTERNALS = triton_internals()
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 
@@ -121,19 +122,19 @@ class Plan:
         sums: list[Tensor] = []
         for number in range(self.totals):
             sums += new_sum(self.counting, first.device, number > 0)
-        if self.compiled and device == current_device() and unobserved(self.kernel):
+        if self.compiled and device == current_device() and INTERNALS.unobserved(self.kernel):
             pointers = [t.data_ptr() for t in (*tensors, *sums)]
             compiled = self.compiled.get(_aligned(pointers))
             if compiled is not None:
                 count = len(tensors)
-                start(compiled, self.grid, device, self.fill((*pointers[:count], *floats, *pointers[count:])))
+                INTERNALS.start(compiled, self.grid, device, self.fill((*pointers[:count], *floats, *pointers[count:])))
                 return tuple(sums[2::3])
         if device >= 0 and INTERPRETED:
             _warn_interpreted()
         elsewhere = self.direct and device >= 0 and device != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
             compiled = self._by_triton((*tensors, *map(float, floats), *sums))
-        if self.direct and device >= 0 and starts_directly(compiled):
+        if self.direct and device >= 0 and INTERNALS.starts_directly(compiled):
             self.compiled[_aligned([t.data_ptr() for t in (*tensors, *sums)])] = compiled
         return tuple(sums[2::3])
 
@@ -221,9 +222,9 @@ def launch(template: Template, *records: Any, turn: Turn | None = None) -> tuple
     tensors = [v for v in values if isinstance(v, Tensor)]
     floats: list[float] = []
     for v in values:
-        if type(v) is float:
+        if isinstance(v, float):
             floats.append(v)
-        elif type(v) is list and v and type(v[0]) is float:
+        elif type(v) is list and v and isinstance(v[0], float):
             floats += v
     plan = planned(template, records, values) if turn is None else turn.plan(template, records, values)
     if plan is None:
@@ -248,10 +249,10 @@ def _kind(v: Any) -> Any:
     """Return what a plan may depend on of a record's value."""
     if isinstance(v, Tensor):
         return layout(v)
-    if type(v) is float:
+    if isinstance(v, float):
         return float
     if type(v) is list:
-        return len(v) if v and type(v[0]) is float else tuple(v)
+        return len(v) if v and isinstance(v[0], float) else tuple(v)
     return v
 
 
@@ -270,10 +271,10 @@ def _abstract(records: Sequence[Any]) -> list[Any]:
             if isinstance(v, Tensor):
                 fields.append(Operand(tensors, layout(v)))
                 tensors += 1
-            elif type(v) is float:
+            elif isinstance(v, float):
                 fields.append(Slot(floats))
                 floats += 1
-            elif type(v) is list and v and type(v[0]) is float:
+            elif type(v) is list and v and isinstance(v[0], float):
                 fields.append(tuple([Slot(floats + i) for i in range(len(v))]))
                 floats += len(v)
             else:

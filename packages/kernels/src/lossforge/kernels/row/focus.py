@@ -45,5 +45,5 @@ def spread_row(a, b, ls, h_share, focus):
 
 @triton.jit
 def spread_shares(c, ls, labels):
-    """What `gradient_tile` multiplies by and adds: c spread e^(-γ ls) and 1 - γ ls."""
+    """What `slope_tile` multiplies by and adds, h and shift: c spread e^(-γ ls) and 1 - γ ls."""
     return c * labels.spread * exp(-labels.focus * ls), 1.0 - labels.focus * ls

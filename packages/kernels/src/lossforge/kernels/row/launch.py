@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import triton
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowCall, empty
 from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
+from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
-from lossforge.kernels.row.backward import Upstream, rowwise_backward_kernel
+from lossforge.kernels.row.backward import GradOutputs, Kept, rowwise_backward_kernel
 from lossforge.kernels.row.kernel import Outputs, rowwise_kernel
-from lossforge.kernels.row.layout import RowLayout, row_layout
-from lossforge.kernels.row.rows import Labels, Logits
-from lossforge.kernels.tiles import COUNTED, backward_tiles, forward_tiles, most_registers, resident_tiles
+from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
+from lossforge.kernels.row.rows import Labels, Logits, RowLoss, Target
+from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
 
 
 class Numbers(NamedTuple):
@@ -30,10 +30,8 @@ class Numbers(NamedTuple):
 
     @staticmethod
     def of(call: RowCall) -> "Numbers":
-        rows = call.x.numel() // call.x.shape[1]
-        known = call.reduction == "mean" and call.normalizer is None and not call.counted
         return Numbers(
-            scale=float(call.loss_scale / rows if known else call.loss_scale),
+            scale=scale_of(call),
             smoothing=call.label_smoothing or None,
             logit_scale=None if call.logit_scale == 1.0 else call.logit_scale,
             softcap=call.softcap,
@@ -57,39 +55,43 @@ class Wanted(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """The kernels' arguments that say what is read, and the layout."""
+    """The kernels' arguments that say what is read and computed, and the layout."""
 
     x: Logits
-    strided: Any  # class indices, those of a pair, λ, probabilities, gradient
-    labels: Labels
+    target: Target
+    gradient: Strided
+    loss: RowLoss
     at: RowLayout
-
-    @property
-    def dense(self) -> bool:
-        return self.strided[3].ptr is not None or (self.labels.smoothing is not None and self.labels.weight_ptr is not None)
+    dense: bool
 
 
-def _prepare(call: RowCall, numbers: Numbers, gradient: Any) -> Prepared | None:
+def _prepare(call: RowCall, numbers: Numbers, formulas: Formulas, gradient: Any, divisor: Any) -> Prepared | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     probabilities = call.target.is_floating_point()
     index, dense = (None, call.target) if probabilities else (call.target, None)
     at = row_layout(call.x.shape, (call.x, index, call.target_b, call.lam, dense, gradient), 1, gradient)
     if at is None:
         return None
-    x, *strided = at.strided
-    logits = Logits(*x, at.classes, numbers.logit_scale, numbers.softcap, call.bias, numbers.tau)
+    x, index_a, index_b, lam, probability, to = at.strided
     labels = Labels(call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus)
-    return Prepared(logits, strided, labels, at)
+    return Prepared(
+        logits_of(x, at.classes)._replace(scale=numbers.logit_scale, softcap=numbers.softcap, bias_ptr=call.bias, tau=numbers.tau),
+        Target(index_a, index_b, lam, probability, labels),
+        to,
+        RowLoss(formulas.formula, call.hyper, numbers.z_loss, numbers.scale, divisor),
+        at,
+        dense=probabilities or (numbers.smoothing is not None and call.weight is not None),
+    )
 
 
 def _plan(call: RowCall, wanted: Wanted, out: Outputs, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, numbers, wanted.gradient)
+    p = _prepare(call, numbers, formulas, wanted.gradient, wanted.divisor)
     if p is None:
         return None
     total, z_total = out.loss is None, wanted.z_total
     counted = call.target.numel() if wanted.counted else 0
     if wanted.gradient is not None and total and not z_total and not any(one is not None for one in out):
-        plan = _resident(call, wanted, numbers, formulas, p)
+        plan = _resident(call, wanted, numbers, p)
         if plan is not None:
             return plan
     focus = numbers.focus is not None
@@ -97,44 +99,30 @@ def _plan(call: RowCall, wanted: Wanted, out: Outputs, numbers: Numbers, formula
     tiles = forward_tiles(p.at.classes, call.x.itemsize, p.at.adjacent, p.dense or (p.at.adjacent and focus), wanted.gradient is not None)
     if focus and not p.at.adjacent:
         tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
-    blocks = triton.cdiv(p.at.rows, tiles.rows)
-    sums = total + z_total
+    blocks = p.at.blocks(tiles)
+    totals = total + z_total
+    sums = sum_slots(0, totals) if total else None, sum_slots(1, totals) if z_total else None
     return Plan(
         rowwise_kernel,
         (p.at.outer * blocks,),
-        (
-            p.x,
-            *p.strided,
-            p.labels,
-            out,
-            sum_slots(0, sums) if total else None,
-            sum_slots(1, sums) if z_total else None,
-            wanted.divisor,
-            call.hyper,
-            numbers.z_loss,
-            numbers.scale,
-            p.at.rows,
-            blocks,
-            counted,
+        (p.x, p.target, p.gradient, out, sums, p.loss, p.at.rows, blocks, counted),
+        totals=totals,
+        config=p.at.config(
+            tiles,
+            STAGES=tiles.stages,
+            COUNT=counted > 0,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            DENSE=p.dense,
+            EVEN=numbers.smoothing is not None and not p.dense,
+            ENTROPY=out.entropy is not None,
+            CORRECT=out.correct is not None,
+            ALL_ROWS=out.lse is not None or out.entropy is not None,
         ),
-        totals=sums,
-        phi=formulas.formula,
-        ENTROPY=out.entropy is not None,
-        ALL_ROWS=out.lse is not None or out.entropy is not None,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        ONE_TILE=tiles.one,
-        COUNT=COUNTED if counted else 0,
-        SHIFT=1 if tiles.one else p.at.shift,
-        BR=tiles.rows,
-        BC=tiles.classes,
-        VEC=tiles.vector,
-        STAGES=tiles.stages,
         num_warps=tiles.warps,
-        **p.at.constants,
     )
 
 
-def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formulas, p: Prepared) -> Plan | None:
+def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
     changed = any(n is not None for n in (numbers.logit_scale, numbers.softcap, numbers.focus))
@@ -149,43 +137,31 @@ def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formula
     if tiles is None:
         return None
     try:
+        from lossforge.kernels.row.chunks import Chunks
         from lossforge.kernels.row.resident import resident_kernel
     except ImportError:  # its Gluon is not known: engine/gluon.py
         return None
     programs = multiprocessors * tiles.programs
     if bias:
         programs -= programs % at.shift  # each takes rows so far apart that they begin at the same lane
-    too_many = (itemsize == 2 and tiles.held > 0) or (smoothing and at.shift > 1)  # registers, left to the compiler
-    index_a, index_b, lam, _, gradient = p.strided
+    too_many = (itemsize == 2 and tiles.held > 0) or smoothing  # registers, left to the compiler
+    counted = call.target.numel() if wanted.counted else 0
     return Plan(
         resident_kernel,
         (min(at.rows, programs),),
-        (
-            p.x,
-            index_a,
-            index_b,
-            lam,
-            gradient,
-            p.labels,
-            sum_slots(),
-            wanted.divisor,
-            call.hyper,
-            numbers.z_loss,
-            numbers.scale,
-            at.rows,
-            call.target.numel() if wanted.counted else 0,
-        ),
+        (p.x, p.target, p.gradient, sum_slots(), p.loss, at.rows, counted),
         totals=1,
-        phi=formulas.formula,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        COUNT=COUNTED if wanted.counted else 0,
-        CHUNK=tiles.chunk,
-        K=tiles.ring,
-        P=tiles.held,
-        B=tiles.ring if bias else 0,
-        VEC=max(at.align, at.shift),
-        SHIFT=at.shift,
-        W=tiles.warps,
+        config=Chunks(
+            CHUNK=tiles.chunk,
+            K=tiles.ring,
+            P=tiles.held,
+            VEC=max(at.align, at.shift),
+            W=tiles.warps,
+            COUNT=counted > 0,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            SHIFT=at.shift,
+            B=tiles.ring if bias else 0,
+        ),
         num_warps=tiles.warps,
         **(most_registers(tiles.warps, tiles.programs) if too_many else {}),
     )
@@ -233,37 +209,26 @@ class Arriving(NamedTuple):
 
 
 def _plan_backward(call: RowCall, a: Arriving, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, numbers, a.gradient)
+    p = _prepare(call, numbers, formulas, a.gradient, a.divisor)
     if p is None:
         return None
     loss_stride, z_stride = (0 if t is None or t.ndim == 0 else 1 for t in (a.loss, a.z_loss))
     tiles = backward_tiles(p.at.classes, p.at.shift, p.at.adjacent)
-    shift = 1 if tiles.rows > 1 else p.at.shift
-    blocks = triton.cdiv(p.at.rows, tiles.rows)
+    grad_outputs = GradOutputs(a.loss, loss_stride, a.z_loss, z_stride, a.lse, a.entropy)
     return Plan(
         rowwise_backward_kernel,
-        (p.at.outer * blocks, triton.cdiv(p.at.classes + shift - 1, tiles.classes)),
-        (
-            p.x,
-            *p.strided,
-            p.labels,
-            a.stats,
-            a.row_entropy,
-            Upstream(a.loss, loss_stride, a.z_loss, z_stride, a.lse, a.entropy),
-            a.divisor,
-            call.hyper,
-            numbers.z_loss,
-            numbers.scale,
-            p.at.rows,
-            blocks,
+        p.at.backward_grid(tiles),
+        (p.x, p.target, p.gradient, Kept(a.stats, a.row_entropy), grad_outputs, p.loss, p.at.rows, p.at.blocks(tiles)),
+        config=p.at.config(
+            tiles,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            DENSE=p.dense,
+            EVEN=numbers.smoothing is not None and not p.dense,
+            ENTROPY=a.entropy is not None,
+            ALL_ROWS=a.lse is not None or a.entropy is not None,
+            BACKWARD=True,
         ),
-        phi=formulas.formula,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        SHIFT=shift,
-        BR=tiles.rows,
-        BC=tiles.classes,
         num_warps=tiles.warps,
-        **p.at.constants,
     )
 
 

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lossforge.kernels.call import DivergenceCall, RowCall, TopKCall
 from lossforge.kernels.engine.launch import aligned
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
+from lossforge.kernels.row.rows import Logits
+from lossforge.kernels.row.sweep import Config
+from lossforge.kernels.tiles import BackwardTiles, RowTiles
 
 
 class Rows(NamedTuple):
@@ -44,14 +48,30 @@ class RowLayout(NamedTuple):
     align: int
     shift: int
 
-    @property
-    def multiple(self) -> int:
-        """What the number of rows is a multiple of, where a program reads neighbouring rows at once."""
-        return 16 if self.adjacent and self.rows % 16 == 0 else 1
+    def config(self, tiles: Any, **others: Any) -> Config:
+        """Return what a kernel is compiled for with these tiles; with BackwardTiles the grid's second axis walks the classes."""
+        if isinstance(tiles, RowTiles):
+            others |= {"VEC": tiles.vector, "ONE_TILE": tiles.one}
+        return Config(
+            tiles.rows,
+            tiles.classes,
+            WIDE=self.wide,
+            ALIGN=self.align,
+            SHIFT=self.shift_of(tiles),
+            MULTIPLE=16 if self.adjacent and self.rows % 16 == 0 else 1,
+            **others,
+        )
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        return {"WIDE": self.wide, "ALIGN": self.align, "ROWS": self.multiple}
+    def shift_of(self, tiles: Any) -> int:
+        single = tiles.one if isinstance(tiles, RowTiles) else tiles.rows > 1
+        return 1 if single else self.shift
+
+    def backward_grid(self, tiles: BackwardTiles) -> tuple[int, int]:
+        return self.outer * self.blocks(tiles), -(-(self.classes + self.shift_of(tiles) - 1) // tiles.classes)
+
+    def blocks(self, tiles: Any) -> int:
+        """Return the programs that the rows of an outer index take."""
+        return -(-self.rows // tiles.rows)
 
 
 def row_layout(shape: Sequence[int], tensors: Sequence[Any], read: int, written: Any) -> RowLayout | None:
@@ -96,3 +116,14 @@ def _alignment(tensors: Sequence[tuple[Any, tuple[int, int, int]]], classes: int
         return vector, 1
     alike = all((own[k] - strides[k]) % vector == 0 for _, strides in tensors for k in (0, 1))
     return 1, vector if alike and classes > 8192 else 1
+
+
+def scale_of(call: RowCall | DivergenceCall | TopKCall) -> float:
+    """Return what a loss is multiplied by, over its divisor where the host knows it: the number of rows."""
+    rows = call.x.numel() // call.x.shape[1]
+    known = call.reduction == "mean" and call.normalizer is None and not call.counted
+    return float(call.loss_scale / rows if known else call.loss_scale)
+
+
+def logits_of(x: Strided, classes: int) -> Logits:
+    return Logits(x.ptr, x.s0, x.s1, x.s2, classes)

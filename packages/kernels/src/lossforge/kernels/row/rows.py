@@ -1,22 +1,23 @@
-"""Device functions of the row-wise template: a tile of logits, a row's target, the online softmax, the gradient of a tile.
+"""Device functions of the row-wise template: a row's target, the online softmax as operation of a sweep, the gradient of a tile.
 
-A tile has BR rows and BC classes. For a row whose targets are hard terms c[j = t] and dense terms dⱼ:
+For a row whose targets are hard terms c[j = t] and dense terms dⱼ:
 
     m = max xⱼ,  ls = ln Σ exp(xⱼ - m),  lse = m + ls
     loss = Σ c φ(m - x_t + ls) + Σ dⱼ (m - xⱼ + ls)
-
-Classes are counted from `first`, the place of class 0 in the tile's row of lanes: where a row does not begin at an aligned address,
-its tiles begin up to SHIFT - 1 elements before it, so that all but the first and the last are read and written whole and aligned.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.math import LOG2E, exp2, tanh
 from lossforge.kernels.row.focus import focused, focused_sums, moved
+from lossforge.kernels.row.sweep import class_offset, element_address, row_address, sweep, write_rows, write_tile
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
 
@@ -27,13 +28,13 @@ class Logits(NamedTuple):
     x ← cap · tanh(scale · x / cap), or x ← scale · x + tau · bias. There is no bias with a cap.
     """
 
-    ptr: Tensor
-    s0: int
-    s1: int
-    s2: int
+    ptr: Tensor | None
+    s0: int | None
+    s1: int | None
+    s2: int | None
     classes: int
-    scale: float | None
-    softcap: float | None
+    scale: float | None = None
+    softcap: float | None = None
     bias_ptr: Tensor | None = None
     tau: float | None = None
 
@@ -47,8 +48,53 @@ class Labels(NamedTuple):
     weight_ptr: Tensor | None
     ignore: int
     smoothing: float | None
-    spread: float | None = None
-    focus: float | None = None
+    spread: float | None
+    focus: float | None
+
+
+class Target(NamedTuple):
+    """Class indices, those of a mixup pair with their λ, or probabilities."""
+
+    a: Strided
+    b: Strided
+    lam: Strided
+    dense: Strided
+    labels: Labels
+
+
+class RowLoss(NamedTuple):
+    """A row's loss: φ and its hyper-parameters, z-loss, what values are multiplied by and the divisor on the device."""
+
+    phi: Callable[..., Any]
+    hyper: Sequence[float]
+    z_loss: float | None
+    scale: float
+    divisor_ptr: Tensor | None
+
+
+Terms = namedtuple("Terms", "a c_a logit_a b c_b logit_b keep valid")
+"""Hard targets of rows: class, -1 where absent, its share c of the loss, its logit; of a pair both. Whether a row counts, is valid."""
+
+Softmax = namedtuple("Softmax", "m s u d_sum d_dot ahead")
+"""Sums of each lane's classes, and of rows when joined, relative to their maximum m: s = Σ exp(x - m), u = Σ exp(x - m)(x - m),
+d_sum = Σ d, d_dot = Σ d (x - m); with EVEN d_dot = Σ (x - zero); with a focus d = exp(x - m)^γ.
+
+ahead: whether a class comes before the target in the order of the logits."""
+
+Known = namedtuple("Known", "span terms zero")
+"""What is known of rows before their sweep. zero: as `origin` finds it."""
+
+Sums = namedtuple("Sums", "x target rows")
+"""The operation that finds a Softmax."""
+
+Shares = namedtuple("Shares", "top p q a b h shift even")
+"""What the gradient of a row is made of: see `slope_tile`. top: the row's maximum."""
+
+Summed = namedtuple("Summed", "span to terms shares keep")
+"""What is known of rows after it. keep: which may have a gradient. to: where it begins."""
+
+Slope = namedtuple("Slope", "x target gradient rows")
+"""The operation that writes the gradient."""
 
 
 @triton.jit
@@ -68,96 +114,9 @@ def transform(seen, x, column, mask):
 
 
 @triton.jit
-def row_start(t, outer, row, ALIGN: tl.constexpr, SHIFT: tl.constexpr):
-    """Offset of the rows in a tensor with s0, s1, s2, at or before class 0, and how far before it.
-
-    ALIGN: what offsets are multiples of. SHIFT: go back to a multiple of it.
-    """
-    offset = outer * t.s0 + row.to(tl.int64) * t.s1
-    first = (offset * 0).to(tl.int32)
-    if ALIGN > 1:
-        offset = offset // ALIGN * ALIGN  # changes nothing but what the compiler knows
-    if SHIFT > 1:
-        aligned = offset // SHIFT * SHIFT
-        first = (offset - aligned).to(tl.int32)
-        offset = aligned
-    return offset, first
-
-
-@triton.jit
-def columns(lanes, first, SHIFT: tl.constexpr):
-    """Classes (BR or 1, BC) of lanes."""
-    column = lanes[None, :]
-    if SHIFT > 1:
-        column = column - first[:, None]
-    return column
-
-
-@triton.jit
-def in_row(column, classes, SHIFT: tl.constexpr):
-    here = column < classes
-    if SHIFT > 1:
-        here = here & (column >= 0)
-    return here
-
-
-@triton.jit
-def near(lanes, end, here, SHIFT: tl.constexpr):
-    """What may be read of lanes: with SHIFT whole aligned vectors that hold a class of the row, else `here`."""
-    mask = here
-    if SHIFT > 1:
-        mask = (lanes < tl.cdiv(end, SHIFT) * SHIFT)[None, :]
-    return mask
-
-
-@triton.jit
-def whole(lanes, first, end, here, SHIFT: tl.constexpr):
-    """What may be written of lanes: with SHIFT whole aligned vectors that lie in the row, else `here`; the rest are the leftovers."""
-    mask = here
-    if SHIFT > 1:
-        mask = ((lanes >= tl.cdiv(tl.max(first, 0), SHIFT) * SHIFT) & (lanes < end // SHIFT * SHIFT))[None, :]
-    return mask
-
-
-@triton.jit
-def leftovers(first, end, classes, SHIFT: tl.constexpr):
-    """Lanes of the row before its first whole vector and after its last, and which of them exist."""
-    i = tl.arange(0, 2 * SHIFT)
-    begin = tl.max(first, 0)
-    tail = end // SHIFT * SHIFT
-    lane = tl.where(i < SHIFT, i, tail + i - SHIFT)
-    # a number chosen before it is compared: in Triton's interpreter a lone condition joined with a block's is no mask
-    exists = tl.where(i < SHIFT, i >= tl.where(begin > 0, begin, SHIFT), lane < tl.where(tail >= SHIFT, end, 0))
-    return lane, exists[None, :]
-
-
-@triton.jit
-def class_offset(lane, stride, WIDE: tl.constexpr):
-    """Offset of lanes within a row; WIDE where 32 bits do not hold it."""
-    return lane.to(tl.int64) * stride if WIDE else lane * stride
-
-
-@triton.jit
-def stored_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """Logits (BR, BC) as they lie in memory; `other` where the mask is false. Without a mask all are read."""
-    at = x.ptr + start[:, None] + class_offset(lane, x.s2, WIDE)[None, :]
-    if mask is None:
-        seen = tl.load(at, eviction_policy=EVICT)
-    else:
-        seen = tl.load(at, mask=mask, other=other, eviction_policy=EVICT)
-    return seen
-
-
-@triton.jit
-def read_tile(x, start, lane, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """As stored_tile, in float32."""
-    return stored_tile(x, start, lane, mask, other, WIDE, EVICT).to(tl.float32)
-
-
-@triton.jit
-def logit_tile(x, start, lane, column, mask, other, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    """Logits (BR, BC) of classes `column` as the loss sees them; `other` where the mask is false. Without a mask all are read."""
-    tile = read_tile(x, start, lane, mask, other, WIDE, EVICT)
+def logits(stored, x, column, mask, other):
+    """A stored tile as the loss sees it, in float32; `other` where the mask is false."""
+    tile = stored.to(tl.float32)
     if mask is None:
         tile = transform(tile, x, column, None)
     else:
@@ -168,41 +127,69 @@ def logit_tile(x, start, lane, column, mask, other, WIDE: tl.constexpr, EVICT: t
 
 
 @triton.jit
-def store_tile(g, gradient, start, lane, mask, WIDE: tl.constexpr, EVICT: tl.constexpr):
-    at = gradient.ptr + start[:, None] + class_offset(lane, gradient.s2, WIDE)[None, :]
-    tl.store(at, g, mask=mask, eviction_policy=EVICT)
-
-
-@triton.jit
-def hard_term(index, outer, row, inside, weight_ptr, ignore, x):
+def hard_term(index, target, outer, row, inside, x):
     """A class index per row: (class, class weight, counts, valid, the class's logit)."""
-    t = tl.load(index.ptr + outer * index.s0 + row.to(tl.int64) * index.s1, mask=inside, other=ignore)
-    counts = inside & (t != ignore)
+    t = tl.load(row_address(index, outer, row), mask=inside, other=target.labels.ignore)
+    counts = inside & (t != target.labels.ignore)
     valid = (t >= 0) & (t < x.classes)
     safe = counts & valid
     w = tl.where(counts, 1.0, 0.0)
-    if weight_ptr is not None:
-        w = tl.load(weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
-    at = outer * x.s0 + row.to(tl.int64) * x.s1 + t.to(tl.int64) * x.s2
-    logit = transform(tl.load(x.ptr + at, mask=safe, other=0.0).to(tl.float32), x, t, safe)
-    return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == ignore), logit
+    if target.labels.weight_ptr is not None:
+        w = tl.load(target.labels.weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
+    logit = transform(tl.load(element_address(x, outer, row, t), mask=safe, other=0.0).to(tl.float32), x, t, safe)
+    return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == target.labels.ignore), logit
 
 
 @triton.jit
-def dense_tile(dense, labels, outer, row, exists, column, x, WIDE: tl.constexpr):
+def row_terms(target, outer, row, inside, x):
+    """What the targets of the rows say."""
+    keep, valid = inside, inside
+    a = row * 0 - 1
+    b = a
+    c_a = (row * 0).to(tl.float32)
+    c_b, logit_a, logit_b = c_a, c_a, c_a
+    if target.a.ptr is not None:
+        a, c_a, keep, valid, logit_a = hard_term(target.a, target, outer, row, inside, x)
+        if target.b.ptr is not None:
+            b, c_b, keep_b, valid_b, logit_b = hard_term(target.b, target, outer, row, inside, x)
+            share = tl.load(row_address(target.lam, outer, row), mask=inside, other=1.0).to(tl.float32)
+            c_a, c_b = share * c_a, (1.0 - share) * c_b
+            keep, valid = keep | keep_b, valid & valid_b
+        if target.labels.smoothing is not None:
+            c_a, c_b = (1.0 - target.labels.smoothing) * c_a, (1.0 - target.labels.smoothing) * c_b
+    return Terms(a, c_a, logit_a, b, c_b, logit_b, keep, valid)
+
+
+@triton.jit
+def nll(c, m, ls, logit):
+    """z = lse - x_t, 0 where its share c is."""
+    return tl.where(c == 0.0, 0.0, m - logit + ls)
+
+
+@triton.jit
+def hard_loss(c, logit, top, ls, loss):
+    """c φ(z) and c φ′(z) of a hard target."""
+    value, slope = loss.phi(nll(c, top, ls, logit), *loss.hyper)
+    return c * value, c * slope
+
+
+@triton.jit
+def dense_tile(target, span, exists, column, x, config):
     """Dense part dⱼ (BR, BC) of the targets at classes `column` (BR or 1, BC): probabilities and smoothing, times the class weights."""
     inside = (column >= 0) & (column < x.classes)
     mask = exists[:, None] & inside
-    d = tl.zeros([row.shape[0], column.shape[1]], tl.float32)
-    if dense.ptr is not None:
-        base = dense.ptr + (outer * dense.s0 + row.to(tl.int64) * dense.s1)[:, None]
-        d = tl.load(base + class_offset(column, dense.s2, WIDE), mask=mask, other=0.0).to(tl.float32)
-        if labels.smoothing is not None:
-            d = d * (1.0 - labels.smoothing)
-    if labels.smoothing is not None:
-        d = d + tl.where(mask, labels.smoothing / x.classes, 0.0)
-    if labels.weight_ptr is not None:
-        d = d * tl.load(labels.weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    d = tl.zeros([span.row.shape[0], column.shape[1]], tl.float32)
+    if config.DENSE:
+        if target.dense.ptr is not None:
+            start = span.outer * target.dense.s0 + span.row.to(tl.int64) * target.dense.s1
+            at = target.dense.ptr + start[:, None] + class_offset(column, target.dense.s2, config.WIDE)
+            d = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+            if target.labels.smoothing is not None:
+                d = d * (1.0 - target.labels.smoothing)
+        if target.labels.smoothing is not None:
+            d = d + tl.where(mask, target.labels.smoothing / x.classes, 0.0)
+        if target.labels.weight_ptr is not None:
+            d = d * tl.load(target.labels.weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     return d
 
 
@@ -213,168 +200,178 @@ def shrunk(before, top):
 
 
 @triton.jit
-def origin(x, outer, row, inside):
+def origin(x, span):
     """A logit relative to which a row's are summed, so that a common offset costs no digits: its first, if finite."""
-    first = tl.load(x.ptr + outer * x.s0 + row.to(tl.int64) * x.s1, mask=inside, other=0.0).to(tl.float32)
-    first = transform(first, x, row * 0, inside)
+    first = tl.load(row_address(x, span.outer, span.row), mask=span.inside, other=0.0).to(tl.float32)
+    first = transform(first, x, span.row * 0, span.inside)
     return tl.where(tl.abs(first) < float("inf"), first, 0.0)
 
 
 @triton.jit
-def accumulate(m, s, u, d_sum, d_dot, x, d, inside, zero, focus, ENTROPY: tl.constexpr, DENSE: tl.constexpr, EVEN: tl.constexpr):
-    """Take a tile (BR, BC) into the running sums that each lane (BR, L) keeps of its BC / L classes, relative to its own maximum m.
+def before_target(tile, column, here, terms):
+    """Which classes come before the target in the order of the logits; of equal logits the first comes first."""
+    logit, a = terms.logit_a[:, None], terms.a[:, None]
+    return ((tile > logit) | ((tile == logit) & (column < a))) & (column != a) & here
 
-    s = Σ exp(x - m),  u = Σ exp(x - m)(x - m),  d_sum = Σ d,  d_dot = Σ d (x - m), with EVEN instead Σ (x - zero) of those `inside`,
-    with a focus d = exp(x - m)^γ.
+
+@triton.jit
+def softmax_tile(tile, d, here, column, of, config):
+    """The joined Softmax of rows that one tile holds."""
+    top = tl.max(tile, 1)
+    step = tile - top[:, None]
+    e = exp2(step * LOG2E)
+    u = tl.full([config.BR], 0.0, tl.float32)
+    d_sum, d_dot, ahead = u, u, u
+    if config.ENTROPY:
+        u = tl.sum(tl.where(e > 0, e * step, 0.0), 1)
+    if config.DENSE:
+        d_sum = tl.sum(d, 1)
+        d_dot = tl.sum(tl.where(d == 0, 0.0, d * step), 1)
+    if config.EVEN:
+        d_dot = tl.sum(tl.where(here, step, 0.0), 1)
+    if of.target.labels.focus is not None:
+        d_sum, d_dot = focused_sums(step, here, of.target.labels.focus, 1)
+    if config.CORRECT:
+        ahead = tl.max(before_target(tile, column, here, of.rows.terms).to(tl.int32), 1)
+    return Softmax(top, tl.sum(e, 1), u, d_sum, d_dot, ahead)
+
+
+@triton.jit
+def no_softmax(config):
+    m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
+    s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
+    return Softmax(m, s, s, s, s, s)
+
+
+@triton.jit
+def add_softmax(so_far, tile, of, config):
+    """Take a tile into the sums that each lane keeps of its VEC neighbouring classes.
+
     One exponential an element: the maximum of the classes that a lane takes at once comes first.
     """
-    BR: tl.constexpr = m.shape[0]
-    L: tl.constexpr = m.shape[1]
-    V: tl.constexpr = x.shape[1] // L
-    if EVEN:
-        above = x - zero[:, None]
-        if inside is not None:
-            above = tl.where(inside, above, 0.0)
+    BR: tl.constexpr = config.BR
+    L: tl.constexpr = config.BC // config.VEC
+    V: tl.constexpr = config.VEC
+    m, s, u, d_sum, d_dot, ahead = so_far
+    x = logits(tile.stored[0], of.x, tile.column, tile.mask, float("-inf"))
+    if config.SHIFT > 1 and tile.here is not None:
+        x = tl.where(tile.here, x, float("-inf"))
+    if config.EVEN:
+        above = x - of.rows.zero[:, None]
+        if tile.here is not None:
+            above = tl.where(tile.here, above, 0.0)
         d_dot += tl.sum(tl.reshape(above, [BR, L, V]), 2)
-    x = tl.reshape(x, [BR, L, V])
-    top = tl.maximum(m, tl.max(x, 2))
+    grouped = tl.reshape(x, [BR, L, V])
+    top = tl.maximum(m, tl.max(grouped, 2))
     fade = shrunk(m, top)
-    step = x - top[:, :, None]
+    step = grouped - top[:, :, None]
     e = exp2(step * LOG2E)
-    if ENTROPY:
+    if config.ENTROPY:
         before = tl.where(s == 0, 0.0, fade * (u + (m - top) * s))
         u = before + tl.sum(tl.where(e > 0, e * step, 0.0), 2)
     s = s * fade + tl.sum(e, 2)
-    if DENSE:
-        d = tl.reshape(d, [BR, L, V])
+    if config.DENSE:
+        d = tl.reshape(dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config), [BR, L, V])
         d_dot += tl.where(d_sum == 0, 0.0, d_sum * (m - top)) + tl.sum(tl.where(d == 0, 0.0, d * step), 2)
         d_sum += tl.sum(d, 2)
-    if focus is not None:
-        if inside is not None:
-            inside = tl.reshape(tl.broadcast_to(inside, [BR, L * V]), [BR, L, V])
-        d_sum, d_dot = moved(d_sum, d_dot, m - top, focus)
-        d_more, dot_more = focused_sums(step, inside, focus, 2)
+    if of.target.labels.focus is not None:
+        d_sum, d_dot = moved(d_sum, d_dot, m - top, of.target.labels.focus)
+        if tile.here is None:
+            d_more, dot_more = focused_sums(step, None, of.target.labels.focus, 2)
+        else:
+            here = tl.reshape(tl.broadcast_to(tile.here, [BR, L * V]), [BR, L, V])
+            d_more, dot_more = focused_sums(step, here, of.target.labels.focus, 2)
         d_sum += d_more
         d_dot += dot_more
-    return top, s, u, d_sum, d_dot
+    if config.CORRECT:
+        marks = before_target(x, tile.column, True if tile.here is None else tile.here, of.rows.terms)
+        ahead = tl.maximum(ahead, tl.max(tl.reshape(marks.to(tl.float32), [BR, L, V]), 2))
+    return Softmax(top, s, u, d_sum, d_dot, ahead)
 
 
 @triton.jit
-def merge(m, s, u, d_sum, d_dot, focus, ENTROPY: tl.constexpr, DENSE: tl.constexpr):
-    """Join the lanes of each row: (m, Σexp, u, d_sum, d_dot), each (BR,)."""
+def join_softmax(lanes, of, config):
+    """Join the lanes of each row."""
+    m, s, u, d_sum, d_dot, ahead = lanes
     top = tl.max(m, 1)
     step = m - top[:, None]
     e = exp2(step * LOG2E)
-    if ENTROPY:
+    if config.ENTROPY:
         u = tl.where(s == 0, 0.0, e * (u + step * s))
-    if DENSE:
+    if config.DENSE:
         d_dot = tl.where(d_sum == 0, 0.0, d_dot + d_sum * step)
-    if focus is not None:
-        d_sum, d_dot = moved(d_sum, d_dot, step, focus)
-    return top, tl.sum(s * e, 1), tl.sum(u, 1), tl.sum(d_sum, 1), tl.sum(d_dot, 1)
+    if of.target.labels.focus is not None:
+        d_sum, d_dot = moved(d_sum, d_dot, step, of.target.labels.focus)
+    d_dot = tl.sum(d_dot, 1)
+    if config.EVEN:
+        d_dot += of.rows.span.classes * (of.rows.zero - top)
+    return Softmax(top, tl.sum(s * e, 1), tl.sum(u, 1), tl.sum(d_sum, 1), d_dot, tl.max(ahead, 1).to(tl.int32))
 
 
 @triton.jit
-def taken(column, a, q_a, b, q_b, q_share, d, DENSE: tl.constexpr, HARD: tl.constexpr, PAIR: tl.constexpr):
-    """What the targets take from the gradient at classes `column`: q_a [j = a] + q_b [j = b] + q_share d. d: (BR, BC) or a number."""
-    share = q_share[:, None] * d if DENSE else q_share[:, None] * 0.0
-    if HARD:
-        share += tl.where(column == a[:, None], q_a[:, None], 0.0)
-    if PAIR:
-        share += tl.where(column == b[:, None], q_b[:, None], 0.0)
-    return share
+def softmax_of(of, reading, config):
+    """The Softmax of rows in a sweep."""
+    return join_softmax(sweep(no_softmax(config), (of.x,), of.rows.span, reading, add_softmax, of, config), of, config)
 
 
 @triton.jit
-def gradient_tile(x, z, m, p_share, h_share, h_shift, share, focus, ENTROPY: tl.constexpr):
-    """Gradient at the logits as they lie in memory, from per-row shares; e = exp(x - m), which is p up to the row's sum.
+def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
+    """Gradient at the logits as they lie in memory; e = exp(x - m), which is p up to the row's sum, t the targets' part, with OWN whole:
 
-    e p_share - e h_share (x - m + h_shift) - share, times dx/draw; with a focus γ in the middle e^γ h_share (γ (x - m) + h_shift).
+    e p - e h (x - m + shift) - t, times dx/draw; with a focus γ in the middle e^γ h (γ (x - m) + shift).
     """
-    step = x - m[:, None]
+    shares = of.rows.shares
+    share = shares.q[:, None] * d if config.DENSE else shares.q[:, None] * 0.0
+    if OWN and of.target.a.ptr is not None:
+        share += tl.where(column == of.rows.terms.a[:, None], shares.a[:, None], 0.0)
+    if OWN and of.target.b.ptr is not None:
+        share += tl.where(column == of.rows.terms.b[:, None], shares.b[:, None], 0.0)
+    share = shares.even + share
+    step = x - shares.top[:, None]
     e = exp2(step * LOG2E)
-    g = e * p_share[:, None] - share
-    if ENTROPY:
-        g -= tl.where(e > 0, e * h_share[:, None] * (step + h_shift[:, None]), 0.0)
-    if focus is not None:
-        tl.static_assert(not ENTROPY, "a loss with a focus has no entropy to differentiate")
-        power, t = focused(step, focus)
-        g -= tl.where(power == 0.0, 0.0, power * h_share[:, None] * (t + h_shift[:, None]))
-    if z.softcap is not None:
-        t = x / z.softcap
+    g = e * shares.p[:, None] - share
+    if config.BACKWARD and config.ENTROPY:
+        g -= tl.where(e > 0, e * shares.h[:, None] * (step + shares.shift[:, None]), 0.0)
+    if of.target.labels.focus is not None:
+        tl.static_assert(not (config.BACKWARD and config.ENTROPY), "a loss with a focus has no entropy to differentiate")
+        power, t = focused(step, of.target.labels.focus)
+        g -= tl.where(power == 0.0, 0.0, power * shares.h[:, None] * (t + shares.shift[:, None]))
+    if of.x.softcap is not None:
+        t = x / of.x.softcap
         g *= 1.0 - t * t
-    if z.scale is not None:
-        g *= z.scale
+    if of.x.scale is not None:
+        g *= of.x.scale
     return g
 
 
 @triton.jit
-def row_terms(index_a, index_b, lam, labels, outer, row, inside, x):
-    """What the targets of the rows say: (a, c_a, logit_a, b, c_b, logit_b, keep, valid); absent terms name class -1 with c = 0."""
-    keep, valid = inside, inside
-    a = row * 0 - 1
-    b = a
-    c_a = (row * 0).to(tl.float32)
-    c_b, logit_a, logit_b = c_a, c_a, c_a
-    if index_a.ptr is not None:
-        a, c_a, keep, valid, logit_a = hard_term(index_a, outer, row, inside, labels.weight_ptr, labels.ignore, x)
-        if index_b.ptr is not None:
-            b, c_b, keep_b, valid_b, logit_b = hard_term(index_b, outer, row, inside, labels.weight_ptr, labels.ignore, x)
-            share = tl.load(lam.ptr + outer * lam.s0 + row.to(tl.int64) * lam.s1, mask=inside, other=1.0).to(tl.float32)
-            c_a, c_b = share * c_a, (1.0 - share) * c_b
-            keep, valid = keep | keep_b, valid & valid_b
-        if labels.smoothing is not None:
-            c_a, c_b = (1.0 - labels.smoothing) * c_a, (1.0 - labels.smoothing) * c_b
-    return a, c_a, logit_a, b, c_b, logit_b, keep, valid
+def write_slope(state, tile, of, config):
+    """Write the gradient of a tile."""
+    x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
+    d = dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config)
+    g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
+    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
+        g = tl.where(of.rows.keep[:, None], g, 0.0)
+    write_tile(g, tile, of, config)
+    return state
 
 
 @triton.jit
-def surprise(c, m, ls, logit):
-    """z = lse - x_t, 0 where its share c is."""
-    return tl.where(c == 0.0, 0.0, m - logit + ls)
+def write_own(of, t, logit, config):
+    """Write the gradient at the targets' own classes `t`, over what was stored there without them: a comparison an element costs more."""
+    column = t[:, None]
+    d = dense_tile(of.target, of.rows.span, of.rows.keep, column, of.x, config)
+    g = slope_tile(logit[:, None], column, d, of, True, config)
+    at = element_address(of.gradient, of.rows.span.outer, of.rows.span.row, t)
+    tl.store(at[:, None], g, mask=(of.rows.keep & (t >= 0))[:, None])
 
 
 @triton.jit
-def ahead(found, tile, column, here, a, logit_a):
-    """Mark lanes that hold a class before the target in the order of the logits; of equal logits the first comes first."""
-    first = (tile > logit_a[:, None]) | ((tile == logit_a[:, None]) & (column < a[:, None]))
-    first = first & (column != a[:, None]) & here
-    marks = tl.reshape(first.to(tl.float32), [found.shape[0], found.shape[1], tile.shape[1] // found.shape[1]])
-    return tl.maximum(found, tl.max(marks, 2))
-
-
-@triton.jit
-def own_classes(
-    gradient,
-    x,
-    dense,
-    labels,
-    outer,
-    row,
-    here,
-    top,
-    a,
-    logit_a,
-    b,
-    logit_b,
-    shares,
-    h_share,
-    h_shift,
-    even,
-    DENSE: tl.constexpr,
-    PAIR: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Write the gradient at the targets' own classes, over what was stored there without them: a comparison an element would cost more."""
-    p_share, q_share, q_a, q_b = shares
-    tl.debug_barrier()
-    for which in tl.static_range(2 if PAIR else 1):
-        t, logit = (a, logit_a) if which == 0 else (b, logit_b)
-        d = 0.0
-        if DENSE:
-            d = dense_tile(dense, labels, outer, row, here, t[:, None], x, WIDE)
-        share = even + taken(t[:, None], a, q_a, b, q_b, q_share, d, DENSE, True, PAIR)
-        g = gradient_tile(logit[:, None], x, top, p_share, h_share, h_shift, share, labels.focus, ENTROPY)
-        at = outer * gradient.s0 + row.to(tl.int64) * gradient.s1 + t.to(tl.int64) * gradient.s2
-        store_tile(g, gradient, at, tl.arange(0, 1), (here & (t >= 0))[:, None], WIDE, "")
+def write_slopes(of, mask, config):
+    """Write the gradient of whole rows in a sweep of their own."""
+    write_rows((of.x,), of, mask, write_slope, True, config)
+    if of.target.a.ptr is not None:
+        tl.debug_barrier()
+        write_own(of, of.rows.terms.a, of.rows.terms.logit_a, config)
+    if of.target.b.ptr is not None:
+        write_own(of, of.rows.terms.b, of.rows.terms.logit_b, config)

@@ -8,37 +8,77 @@ A sweep of the row finds the softmax's maximum and sum, a second writes the grad
 Backward of the classic split is the same launch with the first sweep's results given.
 """
 
+from collections import namedtuple
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from lossforge.kernels.divergence.rows import row_weight
-from lossforge.kernels.engine.reduce import count_rows, divided, finish, over
+from lossforge.kernels.engine.layout import Strided
+from lossforge.kernels.engine.reduce import finish
 from lossforge.kernels.math import LOG2E, exp, exp2, log
-from lossforge.kernels.row.rows import LOWEST, in_row, read_tile, row_start, store_tile
+from lossforge.kernels.row.rows import LOWEST
+from lossforge.kernels.row.sweep import (
+    COUNTED,
+    Reading,
+    columns,
+    element_address,
+    in_row,
+    load_stats,
+    place_of,
+    row_address,
+    scaled,
+    span_of,
+    start_of,
+    store_stats,
+    store_tile,
+    stored_tile,
+    sweep,
+)
 
 LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: below it 1 - Σ p[i] is rounding
 
 
+class Entries(NamedTuple):
+    """The likeliest classes of each row, with K in place of the classes: their indices and log-probabilities."""
+
+    indices: Strided
+    log_q: Strided
+    k: int
+
+
+class Softening(NamedTuple):
+    """inverse: 1 / T. scale: what values are multiplied by. ignore: the label that leaves a row out."""
+
+    inverse: float
+    scale: float
+    divisor_ptr: Tensor | None
+    ignore: int
+
+
+Members = namedtuple("Members", "index lq q logit valid good")
+"""Of each row's K entries (BR, KP): class, ln q, q, the class's logit, present or not; and whether all are valid, per row."""
+
+
 @triton.jit
-def members(indices, values, outer, row, keep, k, x, inverse, RENORMALIZE: tl.constexpr, KP: tl.constexpr):
-    """Of each row's K entries (BR, KP): class, ln q, q, the class's logit, present or not; and whether all are valid, per row."""
-    at = tl.arange(0, KP)[None, :]
-    exists = keep[:, None] & (at < k)
-    lane = row.to(tl.int64)[:, None]
-    index = tl.load(indices.ptr + outer * indices.s0 + lane * indices.s1 + at * indices.s2, mask=exists, other=-1)
-    lq = tl.load(values.ptr + outer * values.s0 + lane * values.s1 + at * values.s2, mask=exists, other=float("-inf")).to(tl.float32)
+def members(entries, span, keep, x, inverse, config):
+    at = tl.arange(0, config.KP)[None, :]
+    exists = keep[:, None] & (at < entries.k)
+    lane = span.row[:, None]
+    index = tl.load(row_address(entries.indices, span.outer, lane) + at * entries.indices.s2, mask=exists, other=-1)
+    lq = tl.load(row_address(entries.log_q, span.outer, lane) + at * entries.log_q.s2, mask=exists, other=float("-inf")).to(tl.float32)
     valid = (index >= 0) & (index < x.classes)
     lq = tl.where(index == -1, float("-inf"), lq)
-    if RENORMALIZE:
+    if config.RENORMALIZE:
         top = tl.maximum(tl.max(lq, 1), LOWEST)
         step = (lq - top[:, None]) * inverse
         total = tl.sum(exp(step), 1)
         lq = step - log(tl.where(total == 0.0, 1.0, total))[:, None]  # a row without entries: -inf, not nan
-    q = exp(lq)
-    offset = outer * x.s0 + lane * x.s1 + index.to(tl.int64) * x.s2
-    logit = tl.load(x.ptr + offset, mask=valid, other=0.0).to(tl.float32)
+    logit = tl.load(element_address(x, span.outer, span.row[:, None], index), mask=valid, other=0.0).to(tl.float32)
     wrong = tl.max(tl.where(valid | (index == -1), 0, 1), 1)
-    return index, lq, q, logit, valid, wrong == 0
+    return Members(index, lq, exp(lq), logit, valid, wrong == 0)
 
 
 @triton.jit
@@ -51,98 +91,68 @@ def by_row(v):
 
 
 @triton.jit
-def sweep(m, s, tile, rate):
-    """Take a tile (BR, BC) into the sums s = Σ exp(x - m) that each lane (BR, L) keeps of its BC / L classes."""
-    x = tl.reshape(tile, [m.shape[0], m.shape[1], tile.shape[1] // m.shape[1]])
+def add_exponentials(lanes, tile, rate, config):
+    """Take a tile (BR, BC) into the sums s = Σ exp(x - m) that each lane (BR, L) keeps of its VEC classes."""
+    m, s = lanes
+    x = tl.reshape(tile.stored[0].to(tl.float32), [config.BR, config.BC // config.VEC, config.VEC])
     top = tl.maximum(m, tl.max(x, 2))
     return top, s * exp2((m - top) * rate) + tl.sum(exp2((x - top[:, :, None]) * rate), 2)
+
+
+@triton.jit
+def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
+    """Maximum and log-sum of each row, 0 of those not kept."""
+    if config.ONE_TILE:
+        lanes = tl.arange(0, config.BC)
+        here = span.inside[:, None] & in_row(columns(lanes, span, config), span, config)
+        tile = stored_tile(x, start_of(x, span, config), lanes, here, float("-inf"), EVICT, config).to(tl.float32)
+        top = tl.max(tile, 1)
+        ls = log(tl.sum(exp2((tile - top[:, None]) * rate), 1))
+    else:
+        edge = span.inside[:, None]
+        full = None if config.BR == 1 else edge
+        m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
+        s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
+        m, s = sweep((m, s), (x,), span, Reading(edge, full, float("-inf"), EVICT), add_exponentials, rate, config)
+        top = tl.max(m, 1)
+        ls = log(tl.sum(s * exp2((m - top[:, None]) * rate), 1))
+    return tl.where(keep, top, 0.0), tl.where(keep, ls, 0.0)
 
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
 def topk_kernel(
     x,  # Logits
-    indices,  # this and the next four: Strided; the first two with K in place of the classes
-    values,
-    labels,
-    weight,
-    gradient,
-    loss_ptr,  # per row
-    stats_ptr,  # (2, rows): max and log-sum; read where a gradient arrives, else written
-    upstream_ptr,
-    upstream_stride,  # 0 where one gradient arrives for all rows
-    sum,
-    divisor_ptr,
-    inverse,  # 1 / T
-    scale,
-    ignore,
-    k,
+    entries,  # Entries
+    marks,  # Marks
+    gradient,  # Strided
+    out,  # divergence's Outputs; the statistics, max and log-sum, are read where a gradient arrives, else written
+    grad_output,  # divergence's GradOutput
+    sum,  # Sum
+    softening,  # Softening
     rows_outer,
     blocks,
-    counted,
-    RENORMALIZE: tl.constexpr,
-    TAIL: tl.constexpr,
-    EMPTY_IS_ZERO: tl.constexpr,
-    ONE_TILE: tl.constexpr,
-    WIDE: tl.constexpr,  # this and the next three: as in rowwise.py
-    COUNT: tl.constexpr,
-    ALIGN: tl.constexpr,
-    ROWS: tl.constexpr,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
-    VEC: tl.constexpr,
-    KP: tl.constexpr,  # K up to a power of 2
+    counted,  # labels
+    config: tl.constexpr,
 ):
-    RESUME: tl.constexpr = upstream_ptr is not None
-    if COUNT:
-        rows = count_rows(labels.ptr, None, None, None, tl.arange(0, COUNT), counted, x.classes, ignore)
-        scale = over(scale, rows, EMPTY_IS_ZERO)
-    else:
-        scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
-    classes = x.classes
-    if ALIGN > 1:
-        classes = classes // ALIGN * ALIGN  # changes nothing but what the compiler knows
+    BACKWARD: tl.constexpr = grad_output.ptr is not None
+    scale = scaled(softening, marks.labels, None, softening.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
+    inverse = softening.inverse
     rate = inverse * LOG2E
-    lanes = tl.arange(0, BC)
-    program = tl.program_id(0).to(tl.int64)
-    outer = program // blocks
-    row = (program - outer * blocks).to(tl.int32) * BR + tl.arange(0, BR)
-    inside = row < rows_outer // ROWS * ROWS
-    w, keep = row_weight(labels, weight, ignore, outer, row, inside)
-    index, lq, q, logit, valid, good = members(indices, values, outer, row, keep, k, x, inverse, RENORMALIZE, KP)
-    start, _ = row_start(x, outer, row, ALIGN, 1)
-    high = classes // BC * BC
-    at_row = outer * rows_outer + row
-    rows_all = (tl.num_programs(0) // blocks).to(tl.int64) * rows_outer
-
-    EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None else "evict_first"
-    if RESUME:
-        top = tl.load(stats_ptr + at_row, mask=inside, other=0.0)
-        ls = tl.load(stats_ptr + rows_all + at_row, mask=inside, other=0.0)
+    span = span_of(x, rows_outer, blocks, config)
+    inside, classes = span.inside, span.classes
+    w, keep = row_weight(marks, softening.ignore, span.outer, span.row, inside)
+    own = members(entries, span, keep, x, inverse, config)
+    if BACKWARD:
+        top, ls = load_stats(out.stats, 2, span)
     else:
-        if ONE_TILE:
-            here = in_row(lanes[None, :], classes, 1)
-            tile = read_tile(x, start, lanes, inside[:, None] & here, float("-inf"), WIDE, EVICT)
-            top = tl.max(tile, 1)
-            ls = log(tl.sum(exp2((tile - top[:, None]) * rate), 1))
-        else:
-            m = tl.full([BR, BC // VEC], LOWEST, tl.float32)
-            s = tl.zeros([BR, BC // VEC], tl.float32)
-            if high < classes:
-                last = read_tile(x, start, high + lanes, inside[:, None] & (high + lanes < classes)[None, :], float("-inf"), WIDE, EVICT)
-                m, s = sweep(m, s, last, rate)
-            for at in tl.range(0, high, BC):
-                full = read_tile(x, start, at + lanes, None if BR == 1 else inside[:, None], float("-inf"), WIDE, EVICT)
-                m, s = sweep(m, s, full, rate)
-            top = tl.max(m, 1)
-            ls = log(tl.sum(s * exp2((m - top[:, None]) * rate), 1))
-        top, ls = tl.where(keep, top, 0.0), tl.where(keep, ls, 0.0)
+        top, ls = softmax_of(x, span, keep, rate, "evict_last" if gradient.ptr is not None else "evict_first", config)
 
-    lp = (logit - top[:, None]) * inverse - ls[:, None]
-    p = tl.where(valid, exp(lp), 0.0)
-    share = tl.sum(q, 1)  # what p is multiplied by in the gradient
+    lp = (own.logit - top[:, None]) * inverse - ls[:, None]
+    p = tl.where(own.valid, exp(lp), 0.0)
+    share = tl.sum(own.q, 1)  # what p is multiplied by in the gradient
     elsewhere = share
-    value = tl.sum(tl.where(q == 0.0, 0.0, q * (lq - lp)), 1)
-    if TAIL:
+    value = tl.sum(tl.where(own.q == 0.0, 0.0, own.q * (own.lq - lp)), 1)
+    if config.TAIL:
         left_q = tl.maximum(1.0 - share, 0.0)
         left_p = 1.0 - tl.sum(p, 1)
         counts = left_p > LEAST
@@ -150,34 +160,33 @@ def topk_kernel(
         value += tl.where(left_q > 0.0, left_q * (log(left_q) - log(left_p)), 0.0)
         share += tl.where(counts, left_q, 0.0)
         elsewhere += tl.where(counts, left_q - left_q / left_p, 0.0)
-    value = tl.where(keep, tl.where(good & (ls == ls), w * value, float("nan")), 0.0)
-    if not RESUME:
-        if loss_ptr is not None:
-            tl.store(loss_ptr + at_row, value * scale, mask=inside)
-        if stats_ptr is not None:
-            tl.store(stats_ptr + at_row, top, mask=inside)
-            tl.store(stats_ptr + rows_all + at_row, ls, mask=inside)
+    value = tl.where(keep, tl.where(own.good & (ls == ls), w * value, float("nan")), 0.0)
+    if not BACKWARD:
+        if out.loss is not None:
+            tl.store(out.loss + place_of(span), value * scale, mask=inside)
+        if out.stats is not None:
+            store_stats(out.stats, (top, ls), span)
         if sum is not None:
             finish(tl.sum(value, 0), sum, scale)
 
     if gradient.ptr is not None:
         factor = w * scale * inverse
-        if RESUME:
-            factor *= tl.load(upstream_ptr + at_row * upstream_stride, mask=inside, other=0.0).to(tl.float32)
-        factor = tl.where(keep, tl.where(good, factor, float("nan")), 0.0)
-        to, _ = row_start(gradient, outer, row, ALIGN, 1)
+        if BACKWARD:
+            factor *= tl.load(grad_output.ptr + place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
         shift = ls * LOG2E
         mask = keep[:, None]
-        if ROWS > 1:
+        if config.MULTIPLE > 1:
             mask = inside[:, None]
+        start, to = start_of(x, span, config), start_of(gradient, span, config)
         base = by_row(elsewhere * factor)
-        for back in tl.range(0, tl.cdiv(classes, BC) * BC, BC):  # what was read last is likelier still in the cache
-            at = (tl.cdiv(classes, BC) - 1) * BC - back
-            within = (at + lanes < classes)[None, :]
-            again = read_tile(x, start, at + lanes, mask & within, 0.0, WIDE, "evict_first")
+        tiles = tl.cdiv(classes, config.BC)
+        for back in tl.range(0, tiles * config.BC, config.BC):  # what was read last is likelier still in the cache
+            lanes = (tiles - 1) * config.BC - back + tl.arange(0, config.BC)
+            within = (lanes < classes)[None, :]
+            again = stored_tile(x, start, lanes, mask & within, 0.0, "evict_first", config).to(tl.float32)
             g = exp2((again - top[:, None]) * rate - shift[:, None]) * base
-            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, at + lanes, inside[:, None] & within, WIDE, "evict_first")
+            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & within, "evict_first", config)
         tl.debug_barrier()
-        own = (p * by_row(share) - q) * by_row(factor)
-        offset = outer * gradient.s0 + row.to(tl.int64)[:, None] * gradient.s1 + index.to(tl.int64) * gradient.s2
-        tl.store(gradient.ptr + offset, own, mask=valid & keep[:, None])
+        g = (p * by_row(share) - own.q) * by_row(factor)
+        tl.store(element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])

@@ -7,12 +7,14 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, TopKCall, empty
+from lossforge.kernels.divergence.backward import GradOutput
+from lossforge.kernels.divergence.kernel import Outputs
 from lossforge.kernels.divergence.launch import Numbers, counts_labels, find_divisor
+from lossforge.kernels.divergence.rows import Marks
 from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
-from lossforge.kernels.row.layout import row_layout
-from lossforge.kernels.row.rows import Logits
-from lossforge.kernels.tiles import COUNTED, forward_tiles
-from lossforge.kernels.topk.kernel import topk_kernel
+from lossforge.kernels.row.layout import logits_of, row_layout
+from lossforge.kernels.tiles import forward_tiles
+from lossforge.kernels.topk.kernel import Entries, Softening, topk_kernel
 
 
 class Wanted(NamedTuple):
@@ -35,9 +37,9 @@ def _plan(call: TopKCall, wanted: Wanted, numbers: Numbers) -> Plan | None:
     at = row_layout(call.x.shape, tensors, 1, wanted.gradient)
     if at is None:
         return None
-    x, *strided = at.strided
+    x, indices, log_q, labels, weight, gradient = at.strided
     tiles = forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True)
-    blocks = triton.cdiv(at.rows, tiles.rows)
+    blocks = at.blocks(tiles)
     counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
     total = wanted.out is None and wanted.grad_output is None
     k = call.indices.shape[1]
@@ -45,34 +47,28 @@ def _plan(call: TopKCall, wanted: Wanted, numbers: Numbers) -> Plan | None:
         topk_kernel,
         (at.outer * blocks,),
         (
-            Logits(*x, at.classes, None, None),
-            *strided,
-            wanted.out,
-            wanted.stats,
-            wanted.grad_output,
-            1 if wanted.grad_output is not None and wanted.grad_output.ndim else 0,
+            logits_of(x, at.classes),
+            Entries(indices, log_q, k),
+            Marks(labels, weight),
+            gradient,
+            Outputs(wanted.out, wanted.stats),
+            GradOutput(wanted.grad_output, int(wanted.grad_output is not None and wanted.grad_output.ndim > 0)),
             sum_slots() if total else None,
-            wanted.divisor,
-            numbers.inverse,
-            numbers.scale,
-            call.ignore_index,
-            k,
+            Softening(numbers.inverse, numbers.scale, wanted.divisor, call.ignore_index),
             at.rows,
             blocks,
             counted,
         ),
         totals=int(total),
-        RENORMALIZE=call.renormalize,
-        TAIL=call.tail,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        ONE_TILE=tiles.one,
-        COUNT=COUNTED if counted else 0,
-        BR=tiles.rows,
-        BC=tiles.classes,
-        VEC=tiles.vector,
-        KP=triton.next_power_of_2(k),
+        config=at.config(
+            tiles,
+            COUNT=counted > 0,
+            EMPTY_IS_ZERO=call.empty_is_zero,
+            RENORMALIZE=call.renormalize,
+            TAIL=call.tail,
+            KP=triton.next_power_of_2(k),
+        )._replace(SHIFT=1),
         num_warps=tiles.warps,
-        **at.constants,
     )
 
 

@@ -30,7 +30,7 @@ def main() -> int:
     except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
         print(f"{given.loss}: {problem}. In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
         return 2
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")  # numpy's, of infinities on purpose
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\..*interpreter")  # numpy's, of infinities on purpose
     report = check(loss, device=given.device, seed=given.seed)
     print(report)
     return 0 if report else 1

@@ -57,11 +57,11 @@ def formula_hyper(loss: Loss) -> list[tuple[float, ...]]:
     leading = {"elementwise": 2, "rowwise": 1, "boxes": 2}[loss.template]
     seen: dict[tuple[Any, ...], None] = {}
 
-    def twin(*args: Any) -> Any:
+    def recorded(*args: Any) -> Any:
         seen[args[leading:]] = None
-        return formula.twin(*args)
+        return formula.reference(*args)
 
-    FORMULAS[loss.formula] = Formula(twin, formula.load)
+    FORMULAS[loss.formula] = Formula(recorded, formula.load)
     try:
         for options in ({}, *(loss.options or _others(loss))):
             loss.reference(sample.x, sample.target, **{**sample.kwargs, **options})
@@ -115,7 +115,7 @@ def check_formula(loss: Loss, report: Report, seed: int) -> None:
             report.add(SECTION, f"gradient against differences, {name}", None, HELD[loss.name])
         else:
             _compare(name, loss, both, report, [p for p in found if p.name == name])
-    _reference(loss, both, formula.twin, report, found)
+    _reference(loss, both, formula.reference, report, found)
 
 
 def _inlined(formula: Formula, leading: int) -> Callable[..., Sequence[Any]]:
@@ -162,14 +162,14 @@ def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: 
 
 
 def _reference(
-    loss: Loss, both: Callable[..., Sequence[Any]], twin: Callable[..., Tensor], report: Report, found: Sequence[Points]
+    loss: Loss, both: Callable[..., Sequence[Any]], reference: Callable[..., Tensor], report: Report, found: Sequence[Points]
 ) -> None:
     problem = ""
     for p in found:
         value = both(*p.values, *p.hyper)[0]
         values = p.values if loss.template != "boxes" else (torch.stack(p.values[:4], -1), torch.stack(p.values[4:], -1))
         try:
-            wanted = twin(*values, *p.hyper)
+            wanted = reference(*values, *p.hyper)
         except FormulaError as missing:
             report.add(SECTION, "reference", None, str(missing))
             return

@@ -1,31 +1,35 @@
 """Losses of one's own: a formula becomes a function and a module that keep every promise of the losses here."""
 
 import ast
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Unpack, get_args, overload
 
 from torch import Tensor, nn
 
 from lossforge import kernels
-from lossforge.kernels.call import Formulas
+from lossforge.kernels.call import BoxCall, ElementCall, Formulas, RowCall
 from lossforge.losses import checks
 from lossforge.losses.custom.error import FormulaError
-from lossforge.losses.formulas import FORMULAS, Formula
-from lossforge.losses.functional.box import box_loss
-from lossforge.losses.functional.common import BoxOptions, ElementwiseOptions
-from lossforge.losses.functional.elementwise import elementwise_loss
-from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
-from lossforge.losses.modules.common import BoxModule, ElementwiseModule, LossModule, RowModule
+from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.registry import Loss
 from lossforge.losses.repeat import repeated
-from lossforge.losses.types import Reduction
+from lossforge.losses.templates.box import box_loss
+from lossforge.losses.templates.element import elementwise_loss
+from lossforge.losses.templates.module import BoxModule, ElementModule, LossModule, Module, RowModule, constructor_of
+from lossforge.losses.templates.options import BoxOptions, ElementwiseOptions
+from lossforge.losses.templates.row import RowOptions, rowwise_loss
+from lossforge.losses.types import BoxFormat, Reduction
 
 if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source
 
-Twin = Callable[..., Tensor]
+Reference = Callable[..., Tensor]
+Domain = Literal["logits", "probabilities"]
+CORNERS = ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")
 
 
 class CustomLoss:
@@ -35,11 +39,13 @@ class CustomLoss:
     hyper-parameters and their defaults.
     """
 
-    def __init__(self, source: "Source", loss: Loss, gradient: str) -> None:
-        self.loss, self.gradient, self.hyper = loss, gradient, dict(loss.hyper)
-        self.__name__, self.__qualname__ = source.name, source.name
-        self.__module__, self.__doc__ = loss.name.rpartition(":")[0], inspect.getdoc(loss.function)
-        self.function = loss.function
+    __name__: str
+
+    def __init__(self, loss: Loss, gradient: str, base: type[LossModule]) -> None:
+        self.loss, self.gradient, self.hyper, self.function = loss, gradient, dict(loss.hyper), loss.function
+        functools.update_wrapper(self, loss.function, updated=())
+        self.__module__ = loss.name.rpartition(":")[0]
+        self.constructor, self.shared = constructor_of(loss.function, base, Module(self.__name__, ""))
 
     def __call__(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:
         return self.function(input, target, **options)
@@ -68,16 +74,8 @@ class CustomModule(LossModule):
     def __init__(self, loss: CustomLoss, reduction: Reduction, options: dict[str, Any]) -> None:
         if taken := [name for name in loss.hyper if hasattr(CustomModule, name) or name in vars(nn.Module())]:
             raise TypeError(f"{loss.__name__}: a module has an attribute {taken[0]!r} already; call this hyper-parameter differently")
-        self.shared = MODULE_OPTIONS[loss.loss.template]
-        hyper = {name: options.pop(name, default) for name, default in loss.hyper.items()}
-        super().__init__(options, **hyper, reduction=reduction)
-        self.function = loss
-
-    def keywords(self, options: Iterable[str]) -> Iterable[str]:
-        return options
-
-    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
-        return self.compute(input, target, **per_call)
+        self.function, self.signature, self.shared = loss, loss.constructor, loss.shared
+        super().__init__(reduction=reduction, **options)
 
     if TYPE_CHECKING:  # hyper-parameters have the names that the formula gives them
 
@@ -87,24 +85,93 @@ class CustomModule(LossModule):
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-MODULE_OPTIONS = {
-    "elementwise": ElementwiseModule.shared,
-    "rowwise": {**RowModule.shared, "weight": None, "ignore_index": -100},
-    "boxes": {**BoxModule.shared, "format": "xyxy"},
-}
-Domain = Literal["logits", "probabilities"]
+def _of_elements(
+    formula: str,
+    hyper: dict[str, Any],
+    input: Tensor,
+    target: Tensor,
+    *,
+    reduction: Reduction = "mean",
+    weight: Tensor | None = None,
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    *_, last = [None, *hyper]
+    parameter = hyper.pop(last) if last is not None and isinstance(hyper[last], Tensor) else None
+    call = ElementCall(formula, input, target, weight=weight, parameter=parameter, hyper=_numbers(hyper), reduction=reduction)
+    return elementwise_loss(call, options)
+
+
+def _of_rows(
+    formula: str,
+    hyper: dict[str, Any],
+    input: Tensor,
+    target: Tensor,
+    *,
+    reduction: Reduction = "mean",
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    call = RowCall(formula, input, target, weight=weight, hyper=_numbers(hyper), ignore_index=ignore_index, reduction=reduction)
+    return rowwise_loss(call, options)
+
+
+def _of_boxes(
+    formula: str,
+    hyper: dict[str, Any],
+    boxes1: Tensor,
+    boxes2: Tensor,
+    *,
+    reduction: Reduction = "mean",
+    weight: Tensor | None = None,
+    format: BoxFormat = "xyxy",
+    **options: Unpack[BoxOptions],
+) -> Tensor:
+    return box_loss(BoxCall(formula, boxes1, boxes2, weight=weight, hyper=_numbers(hyper), reduction=reduction), options, format)
+
+
+def _numbers(hyper: dict[str, Any]) -> list[float]:
+    return [checks.number(name, value) for name, value in hyper.items()]
+
+
+class CustomRowModule(RowModule):
+    quiet: ClassVar[tuple[str, ...]] = ("weight", "ignore_index")
+
+
+class CustomBoxModule(BoxModule):
+    quiet = ("format",)
+
+
+class Template(NamedTuple):
+    """A template, as formulas enter it.
+
+    compute: (formula, hyper-parameters, the two tensors, options). leading: the formula's arguments before the hyper-parameters, of which
+    the first `variables` are differentiated.
+    """
+
+    name: str
+    compute: Callable[..., Tensor]
+    leading: tuple[str, ...]
+    variables: int
+    base: type[LossModule]
+    without: tuple[str, ...] = ()
+
+
+ELEMENTS = Template("elementwise", _of_elements, ("x", "y"), 1, ElementModule)
+ROWS = Template("rowwise", _of_rows, ("z",), 1, CustomRowModule, ("probabilities", "label_smoothing"))
+BOXES = Template("boxes", _of_boxes, CORNERS, len(CORNERS), CustomBoxModule)
 
 
 @overload
 def elementwise(
-    *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None, domain: Domain = "logits"
+    *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None, domain: Domain = "logits"
 ) -> Callable[[Any], CustomLoss]: ...
 @overload
 def elementwise(
-    formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None, domain: Domain = "logits"
+    formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None, domain: Domain = "logits"
 ) -> CustomLoss: ...
 def elementwise(
-    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None, domain: Domain = "logits"
+    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None, domain: Domain = "logits"
 ) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over elements, for use as a decorator above @triton.jit.
 
@@ -129,25 +196,16 @@ def elementwise(
     """
     if formula is None:
         return lambda formula: elementwise(formula, hyper=hyper, reference=reference, domain=domain)
-    checks.one_of("domain", domain, ("logits", "probabilities"))
-    made = Made.of(formula, ("x", "y"), 1, hyper, reference, ElementwiseOptions)
-
-    def loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None, **options: Any) -> Tensor:
-        values = made.values(options)
-        parameter = values.pop() if values and isinstance(values[-1], Tensor) else None
-        made.check(values)
-        given = cast(ElementwiseOptions, options)  # their names were checked by made.values
-        return elementwise_loss(made.name, input, target, values, reduction, given, weight=weight, parameter=parameter)
-
-    return made.finish("elementwise", loss, domain)
+    checks.one_of("domain", domain, get_args(Domain))
+    return _made(ELEMENTS, formula, dict(hyper or {}), reference, domain)
 
 
 @overload
-def rowwise(*, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Callable[[Any], CustomLoss]: ...
+def rowwise(*, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> Callable[[Any], CustomLoss]: ...
 @overload
-def rowwise(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> CustomLoss: ...
+def rowwise(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> CustomLoss: ...
 def rowwise(
-    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None
+    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None
 ) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over rows under a softmax, for use as a decorator above @triton.jit.
 
@@ -162,35 +220,15 @@ def rowwise(
     """
     if formula is None:
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
-    made = Made.of(formula, ("z",), 1, hyper, reference, RowOptions, ("ignore_index",))
-    if made.gradient == "given":
-        made.source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
-
-    def loss(
-        input: Tensor,
-        target: Tensor,
-        *,
-        reduction: str = "mean",
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        **options: Any,
-    ) -> Tensor:
-        values = made.values(options)
-        made.check(values)
-        given: RowOptions = options  # type: ignore[assignment]  # their names were checked
-        return total(
-            rowwise_loss(made.name, input, target, values, reduction, given, weight=weight, ignore_index=ignore_index, probabilities=False)
-        )
-
-    return made.finish("rowwise", loss, without=("probabilities", "label_smoothing"))
+    return _made(ROWS, formula, dict(hyper or {}), reference)
 
 
 @overload
-def boxes(*, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> Callable[[Any], CustomLoss]: ...
+def boxes(*, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> Callable[[Any], CustomLoss]: ...
 @overload
-def boxes(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None) -> CustomLoss: ...
+def boxes(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> CustomLoss: ...
 def boxes(
-    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Twin | None = None
+    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None
 ) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over pairs of boxes, for use as a decorator above @triton.jit.
 
@@ -204,89 +242,59 @@ def boxes(
     """
     if formula is None:
         return lambda formula: boxes(formula, hyper=hyper, reference=reference)
-    made = Made.of(formula, CORNERS, len(CORNERS), hyper, reference, BoxOptions, ("format",))
-
-    def loss(
-        boxes1: Tensor, boxes2: Tensor, *, reduction: str = "mean", weight: Tensor | None = None, format: str = "xyxy", **options: Any
-    ) -> Tensor:
-        values = made.values(options)
-        made.check(values)
-        given: BoxOptions = options  # type: ignore[assignment]  # their names were checked
-        return box_loss(made.name, boxes1, boxes2, values, reduction, weight, format, given)
-
-    return made.finish("boxes", loss)
+    return _made(BOXES, formula, dict(hyper or {}), reference)
 
 
-CORNERS = ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")
+def _made(template: Template, formula: Any, hyper: dict[str, float], reference: Reference | None, domain: str = "logits") -> CustomLoss:
+    kernels.load("math")
+    from lossforge.losses.custom.derive import with_gradients
+    from lossforge.losses.custom.source import read, results, written_out
+
+    source = read(formula)
+    *first, rest = list(inspect.signature(template.compute).parameters.values())[2:]
+    _check_arguments(source, template, hyper, {*(p.name for p in first), *get_args(rest.annotation)[0].__annotations__})
+    count = results(source)
+    if count not in (1, 1 + template.variables):
+        gradient = "gradient" if template.variables == 1 else f"{template.variables} derivatives"
+        raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
+    if count > 1 and template is ROWS:
+        source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
+    kernel = written_out(formula) if count > 1 else with_gradients(formula, template.variables)
+    name = _new_name(formula)
+    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, count > 1, template is BOXES))
+
+    accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
+
+    def loss(*tensors: Tensor, **options: Any) -> Tensor:
+        for each in options.keys() - accepted - {p.name for p in first}:
+            raise checks.unexpected(source.name, each, accepted)
+        given = {each: options.pop(each, default) for each, default in hyper.items()}
+        return template.compute(name, given, *tensors, **options)
+
+    loss.__name__ = loss.__qualname__ = source.name
+    loss.__doc__ = ast.get_docstring(source.definition)
+    own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
+    public = repeated(loss)
+    public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]
+    entry = Loss(name, template.name, name, public, CustomModule, hyper, domain=domain, without=template.without)
+    return CustomLoss(entry, "given" if count > 1 else "derived", template.base)
 
 
-@dataclass(frozen=True)
-class Made:
-    """A formula that operators find by its name, its hyper-parameters, the options that its loss takes, and where its gradient is from."""
-
-    source: "Source"
-    name: str
-    hyper: dict[str, float]
-    options: tuple[str, ...]
-    gradient: str
-
-    @staticmethod
-    def of(
-        formula: Any,
-        leading: tuple[str, ...],
-        variables: int,
-        hyper: Mapping[str, float] | None,
-        reference: Twin | None,
-        options: type,
-        further: tuple[str, ...] = (),
-    ) -> "Made":
-        """leading: the arguments before the hyper-parameters, of which the first `variables` are differentiated."""
-        kernels.load("math")
-        from lossforge.losses.custom.derive import with_gradients
-        from lossforge.losses.custom.source import read, results, written_out
-
-        source, names = read(formula), tuple(hyper or ())
-        for name, value in (hyper or {}).items():
-            checks.number(f"hyper[{name!r}]", value)
-        if len(source.arguments) < len(leading) or source.arguments != [*source.arguments[: len(leading)], *names]:
-            raise FormulaError(
-                f"{source.name}: its arguments must be {', '.join(leading)} (under any name), then those of hyper in its order"
-                f"{': ' if hyper else ', and hyper is empty'}{', '.join(names)}; got ({', '.join(source.arguments)})"
-            )
-        taken = set(names) & {"input", "target", "boxes1", "boxes2", "reduction", "weight", *options.__annotations__, *further}
-        if taken:
-            raise FormulaError(
-                f"{source.name}: {', '.join(sorted(taken))} is the name of an option that every loss has; call it differently"
-            )
-        count = results(source)
-        if count not in (1, 1 + variables):
-            gradient = "gradient" if variables == 1 else f"{variables} derivatives"
-            raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
-        kernel = written_out(formula) if count > 1 else with_gradients(formula, variables)
-        twin = reference or _twin(formula, count > 1, len(leading))
-        name = _register(formula, Formula(twin, lambda: Formulas(kernel, heavy=True)))
-        return Made(source, name, dict(hyper or {}), tuple(options.__annotations__), "given" if count > 1 else "derived")
-
-    def values(self, options: dict[str, Any]) -> list[Any]:
-        """Hyper-parameters taken out of the options."""
-        for name in options:
-            if name not in self.hyper and name not in self.options:
-                raise checks.unexpected(self.source.name, name, (*self.hyper, *self.options))
-        return [options.pop(name, default) for name, default in self.hyper.items()]
-
-    def check(self, values: list[Any]) -> None:
-        for i, (name, value) in enumerate(zip(self.hyper, values, strict=False)):
-            values[i] = checks.number(name, value)
-
-    def finish(self, template: str, function: Callable[..., Tensor], domain: str = "logits", without: tuple[str, ...] = ()) -> CustomLoss:
-        function.__name__, function.__doc__ = self.source.name, ast.get_docstring(self.source.definition)
-        entry = Loss(
-            self.name, template, self.name, repeated(function), CustomModule, hyper=dict(self.hyper), domain=domain, without=without
+def _check_arguments(source: "Source", template: Template, hyper: Mapping[str, float], taken: set[str]) -> None:
+    """taken: names that the loss has itself."""
+    for name, value in hyper.items():
+        checks.number(f"hyper[{name!r}]", value)
+    leading = template.leading
+    if len(source.arguments) < len(leading) or source.arguments[len(leading) :] != [*hyper]:
+        raise FormulaError(
+            f"{source.name}: its arguments must be {', '.join(leading)} (under any name), then those of hyper in its order"
+            f"{': ' if hyper else ', and hyper is empty'}{', '.join(hyper)}; got ({', '.join(source.arguments)})"
         )
-        return CustomLoss(self.source, entry, self.gradient)
+    if both := {*hyper} & {*taken, "input", "target", "boxes1", "boxes2"}:
+        raise FormulaError(f"{source.name}: {', '.join(sorted(both))} is the name of an option that every loss has; call it differently")
 
 
-def _twin(formula: Any, several: bool, leading: int) -> Twin:
+def _translated(formula: Any, several: bool, of_boxes: bool) -> Reference:
     """The value in plain torch: of elements, of rows, or of boxes (..., 4)."""
     from lossforge.losses.custom.twin import torch_of
 
@@ -300,21 +308,20 @@ def _twin(formula: Any, several: bool, leading: int) -> Twin:
 
         return refuse
 
-    def twin(*args: Any) -> Any:
-        if leading == len(CORNERS):
+    def translated_reference(*args: Any) -> Any:
+        if of_boxes:
             args = (*args[0].unbind(-1), *args[1].unbind(-1), *args[2:])
         found = translated(*args)
         return found[0] if several else found
 
-    return twin
+    return translated_reference
 
 
-def _register(formula: Any, made: Formula) -> str:
+def _new_name(formula: Any) -> str:
     """The name under which operators find the formula: a new one where a formula of this name exists."""
     base = name = f"{formula.fn.__module__}:{formula.fn.__qualname__}"
     again = 1
     while name in FORMULAS:
         again += 1
         name = f"{base}#{again}"
-    FORMULAS[name] = made
     return name

@@ -1,7 +1,7 @@
 """The losses as functions. Where torch, torchvision or timm has the loss, names, order and defaults are
 theirs; our options are keyword-only.
 
-Options that every function has, but those of overlapping regions (functional.overlap) no target_b and lam:
+Options that every function has, but those of overlapping regions (functional.dice) no target_b and lam:
 
 target_b, lam: with class indices, a mixup pair: the target is λ times the class `target` plus 1 - λ times the class `target_b`; λ a
     number, one a sample, or one a row. No one-hot tensor is built.
@@ -33,91 +33,25 @@ back in float32, per-element losses and gradients in the dtype of the input. Wha
 differentiated through the plain-torch reference when it requires grad.
 """
 
-from lossforge.losses.functional.asymmetric import asymmetric_loss_single_label
-from lossforge.losses.functional.binary import (
-    asymmetric_loss_multi_label,
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    poly_binary_cross_entropy,
-    preference_bce,
-    preference_bce_with_logits,
-    sigmoid_focal_loss,
-    smoothed_binary_cross_entropy,
-)
-from lossforge.losses.functional.box import (
-    box_iou_loss,
-    box_l1_loss,
-    box_smooth_l1_loss,
-    complete_box_iou_loss,
-    distance_box_iou_loss,
-    efficient_box_iou_loss,
-    generalized_box_iou_loss,
-)
-from lossforge.losses.functional.classification import (
-    class_balanced_weight,
-    generalized_cross_entropy,
-    logit_adjusted_cross_entropy,
-    poly_cross_entropy,
-    softmax_focal_loss,
-)
-from lossforge.losses.functional.contrastive import clip_loss
-from lossforge.losses.functional.detection import quality_focal_loss, varifocal_loss
-from lossforge.losses.functional.divergence import (
-    js_div_with_logits,
-    kl_div_with_logits,
-    topk_kl_div_with_logits,
-    total_variation_with_logits,
-)
-from lossforge.losses.functional.likelihood import kl_div, nll_loss
-from lossforge.losses.functional.overlap import dice_ce_loss, dice_loss, focal_tversky_loss, jaccard_loss, tversky_loss
-from lossforge.losses.functional.regression import huber_loss, l1_loss, mse_loss, smooth_l1_loss
-from lossforge.losses.functional.siglip import siglip_loss
-from lossforge.losses.functional.softmax import CrossEntropyOutput, cross_entropy
-from lossforge.losses.functional.tokens import TokenLogps, selective_log_softmax
+# ruff: noqa: F403
+import types as _types
+import typing as _typing
 
-__all__ = [
-    "CrossEntropyOutput",
-    "TokenLogps",
-    "asymmetric_loss_multi_label",
-    "asymmetric_loss_single_label",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "box_iou_loss",
-    "box_l1_loss",
-    "box_smooth_l1_loss",
-    "class_balanced_weight",
-    "clip_loss",
-    "complete_box_iou_loss",
-    "cross_entropy",
-    "dice_ce_loss",
-    "dice_loss",
-    "distance_box_iou_loss",
-    "efficient_box_iou_loss",
-    "focal_tversky_loss",
-    "generalized_box_iou_loss",
-    "generalized_cross_entropy",
-    "huber_loss",
-    "jaccard_loss",
-    "js_div_with_logits",
-    "kl_div",
-    "kl_div_with_logits",
-    "l1_loss",
-    "logit_adjusted_cross_entropy",
-    "mse_loss",
-    "nll_loss",
-    "poly_binary_cross_entropy",
-    "poly_cross_entropy",
-    "preference_bce",
-    "preference_bce_with_logits",
-    "quality_focal_loss",
-    "selective_log_softmax",
-    "siglip_loss",
-    "sigmoid_focal_loss",
-    "smooth_l1_loss",
-    "smoothed_binary_cross_entropy",
-    "softmax_focal_loss",
-    "topk_kl_div_with_logits",
-    "total_variation_with_logits",
-    "tversky_loss",
-    "varifocal_loss",
-]
+# the registry has this order
+# isort: off
+from lossforge.losses.functional.regression import *
+from lossforge.losses.functional.binary import *
+from lossforge.losses.functional.likelihood import *
+from lossforge.losses.functional.detection import *
+from lossforge.losses.functional.siglip import *
+from lossforge.losses.functional.cross_entropy import *
+from lossforge.losses.functional.classification import *
+from lossforge.losses.functional.asymmetric import *
+from lossforge.losses.functional.iou import *
+from lossforge.losses.functional.dice import *
+from lossforge.losses.functional.divergence import *
+from lossforge.losses.functional.contrastive import *
+from lossforge.losses.functional.tokens import *
+
+if not _typing.TYPE_CHECKING:  # checkers follow the imports
+    __all__ = [name for name, value in globals().items() if not (name.startswith("_") or isinstance(value, _types.ModuleType))]

@@ -4,13 +4,40 @@ from typing import Unpack
 
 from torch import Tensor
 
+from lossforge.kernels.call import Formulas, RowCall
 from lossforge.losses import checks
-from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.functional.classification import softmax_focal_reference
+from lossforge.losses.reference import focused
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import of_classes
+from lossforge.losses.templates.row import RowOptions, rowwise_loss
 from lossforge.losses.types import Reduction
 
+__all__ = ["asymmetric_loss_single_label"]
 
-@repeated
+
+@formula("asymmetric_single_label", lambda of: Formulas(of.softmax.asymmetric))
+def asymmetric_reference(z: Tensor, gamma_pos: float, gamma_neg: float, own: float, spread: float) -> Tensor:
+    return own * softmax_focal_reference(z, gamma_pos) - spread * focused(z.clamp(max=1e30), gamma_neg)
+
+
+@loss(
+    "asymmetric_single_label",
+    "rowwise",
+    Module("AsymmetricLossSingleLabel", "Asymmetric loss as timm.loss.AsymmetricLossSingleLabel"),
+    hyper=("gamma_pos", "gamma_neg", "eps"),
+    options=(
+        {"eps": 0.0},
+        {"gamma_pos": 0.0, "gamma_neg": 0.0, "eps": 0.3},
+        {"gamma_pos": 0.5, "gamma_neg": 1.5, "eps": 0.2},
+        {"gamma_pos": 2.0, "gamma_neg": 0.3, "eps": 1.0},
+    ),
+    without=("probabilities", "label_smoothing"),
+    judge="lossforge.losses.judges.asymmetric:asymmetric_single_label",
+    paper="arXiv 2009.14119",
+)
 def asymmetric_loss_single_label(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
@@ -39,21 +66,7 @@ def asymmetric_loss_single_label(
     gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
     gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
     eps = checks.number("eps", eps, 0.0, 1.0)
-    checks.floating("input", input)
-    classes = input.shape[min(input.ndim - 1, 1)] if input.ndim else 1
-    spread = eps / max(classes, 1)
-    return total(
-        rowwise_loss(
-            "asymmetric_single_label",
-            input,
-            target,
-            [gamma_pos, gamma_neg, 1.0 - eps + spread, spread],
-            reduction,
-            options,
-            weight=weight,
-            ignore_index=ignore_index,
-            spread=spread,
-            focus=gamma_neg,
-            probabilities=False,
-        )
-    )
+    spread = eps / max(input.shape[of_classes(input)], 1)
+    call = RowCall("asymmetric_single_label", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    hyper = [gamma_pos, gamma_neg, 1.0 - eps + spread, spread]
+    return rowwise_loss(call._replace(hyper=hyper, spread=spread, focus=gamma_neg), options)

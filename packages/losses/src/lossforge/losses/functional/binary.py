@@ -1,19 +1,54 @@
 """Losses of independent yes-or-no decisions: one logit or probability each."""
 
+import functools
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.functional.common import ElementwiseOptions
-from lossforge.losses.functional.elementwise import dense, elementwise_loss, per_sample, with_parameter
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.element import dense, elementwise_loss, per_sample, with_parameter
+from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import ElementwiseOptions
 from lossforge.losses.types import BatchReduction, Reduction
 
+__all__ = [
+    "asymmetric_loss_multi_label",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "poly_binary_cross_entropy",
+    "preference_bce",
+    "preference_bce_with_logits",
+    "sigmoid_focal_loss",
+    "smoothed_binary_cross_entropy",
+]
 
-@repeated
+
+@formula("bce_with_logits", lambda of: Formulas(of.bce.bce_with_logits, binary=Formulas(of.bce.bce_with_logits_hard)))
+def bce_with_logits_reference(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Tensor:
+    return -pos_weight * y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
+
+
+@formula("bce_softened", lambda of: Formulas(of.bce.bce_with_logits_softened, binary=Formulas(of.bce.bce_with_logits_softened_hard)))
+def softened_bce_reference(x: Tensor, y: Tensor, slope: float, offset: float, threshold: float, pos_weight: Tensor | float) -> Tensor:
+    y = y * slope + offset
+    if isinstance(threshold, Tensor) or threshold > -torch.inf:
+        y = (y > threshold).to(y.dtype)
+    return bce_with_logits_reference(x, y, pos_weight)
+
+
+@loss(
+    "bce",
+    "elementwise",
+    Module("BCEWithLogitsLoss", "Binary cross entropy on logits as torch.nn.BCEWithLogitsLoss"),
+    formula="bce_with_logits",
+    judge="torch.nn.functional:binary_cross_entropy_with_logits",
+)
 def binary_cross_entropy_with_logits(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -37,24 +72,14 @@ def binary_cross_entropy_with_logits(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
-    formula, hyper = _softened(input, target, label_smoothing, target_threshold, False, options)
-    hyper, parameter = with_parameter(hyper, "pos_weight", 1.0 if pos_weight is None else pos_weight, input)
-    return elementwise_loss(
-        formula,
-        input,
-        target,
-        hyper,
-        checks.legacy_reduction(size_average, reduce, reduction),
-        options,
-        weight=weight,
-        parameter=parameter,
-    )
+    call = ElementCall("bce_with_logits", input, target, weight=weight, reduction=checks.legacy_reduction(size_average, reduce, reduction))
+    call = _softened(call, label_smoothing, target_threshold, False, options)
+    return elementwise_loss(_with_pos_weight(call, pos_weight), options)
 
 
-def _softened(
-    input: Tensor, target: Tensor, smoothing: float, threshold: float | None, smooth_dense: bool, options: ElementwiseOptions
-) -> tuple[str, list[float]]:
-    """The formula for targets y (1 - smoothing) + offset, 1 above the threshold and else 0, and its hyper-parameters but pos_weight."""
+def _softened(call: ElementCall, smoothing: float, threshold: float | None, smooth_dense: bool, options: ElementwiseOptions) -> ElementCall:
+    """The call for targets y (1 - smoothing) + offset, 1 above the threshold and else 0, without pos_weight."""
+    input, target = call.x, call.target
     dim = options.get("dim", -1)
     dim = checks.whole_number("dim", dim)
     if threshold is not None:
@@ -68,38 +93,26 @@ def _softened(
         offset = smoothing / 2
         smoothing = smoothing if smooth_dense else 0.0
     if not checks.nonzero(smoothing) and threshold is None:
-        return "bce_with_logits", []
-    return "bce_softened", [1.0 - smoothing, offset if checks.nonzero(smoothing) else 0.0, -math.inf if threshold is None else threshold]
+        return call
+    hyper = [1.0 - smoothing, offset if checks.nonzero(smoothing) else 0.0, -math.inf if threshold is None else threshold]
+    return call._replace(loss="bce_softened", hyper=hyper)
 
 
-@repeated
-def binary_cross_entropy(
-    input: Tensor,  # probabilities, any shape
-    target: Tensor,  # as input, or class indices: as input without dim
-    weight: Tensor | None = None,  # broadcasts to input
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: Reduction = "mean",
-    **options: Unpack[ElementwiseOptions],
-) -> Tensor:
-    """Binary cross entropy on probabilities, as torch.nn.functional.binary_cross_entropy. Prefer the one on logits, which is exact.
-
-    L = -w [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100; the gradient is that of preference_bce, finite at 0 and 1.
-
-    Args: input in [0, 1]; outside, loss and gradient are nan (torch raises, on CUDA a device assert). Target and others: as in
-    binary_cross_entropy_with_logits.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
-    """
-    reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    return elementwise_loss("bce", input, target, [_floor(input)], reduction, options, weight=weight)
+def _with_pos_weight(call: ElementCall, pos_weight: float | Tensor | None) -> ElementCall:
+    hyper, parameter = with_parameter(call.hyper, "pos_weight", 1.0 if pos_weight is None else pos_weight, call.x)
+    return call._replace(hyper=hyper, parameter=parameter)
 
 
-def _floor(input: Tensor) -> float:
-    """The least probability that the gradient tells from 0."""
-    return 2.0**-15 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
-
-
-@repeated
+@loss(
+    "bce_smoothed",
+    "elementwise",
+    Module("BinaryCrossEntropy", "Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy"),
+    formula="bce_softened",
+    hyper=("smoothing", "target_threshold", "sum_classes", "smooth_dense"),
+    options=({"smooth_dense": True}, {"sum_classes": True, "pos_weight": 3.0}),
+    judge="timm.loss:BinaryCrossEntropy",
+    paper="arXiv 2110.00476",
+)
 def smoothed_binary_cross_entropy(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -124,88 +137,59 @@ def smoothed_binary_cross_entropy(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
-    formula, hyper = _softened(input, target, smoothing, target_threshold, smooth_dense, options)
-    hyper, parameter = with_parameter(hyper, "pos_weight", 1.0 if pos_weight is None else pos_weight, input)
-    return elementwise_loss(
-        formula,
-        input,
-        target,
-        hyper,
-        "mean" if sum_classes else reduction,
-        options,
-        weight=weight,
-        parameter=parameter,
-        mean_of_rows=sum_classes,
-    )
+    call = ElementCall("bce_with_logits", input, target, weight=weight, reduction="mean" if sum_classes else reduction)
+    call = _softened(call, smoothing, target_threshold, smooth_dense, options)
+    return elementwise_loss(_with_pos_weight(call, pos_weight), options, mean="rows" if sum_classes else "elements")
 
 
-@repeated
-def preference_bce_with_logits(
-    input: Tensor,  # any shape
-    target: Tensor,  # as input, or class indices: as input without dim
-    preference: Tensor | None = None,  # broadcasts to input
-    *,
-    group: Tensor | None = None,  # integer, broadcasts to input
-    group_weight: Tensor | None = None,  # (G,)
-    reduction: Reduction = "mean",
-    **options: Unpack[ElementwiseOptions],
-) -> Tensor:
-    """Preference-weighted binary cross entropy on logits.
-
-    L = v g [y softplus(-x) + (1 - y) softplus(x)], v the element's preference weight, g = group_weight[group] the weight of its group,
-    so that outcomes of different groups can be weighted for fairness. The mean is over the N elements that are not ignored: gradient
-    v g (σ(x) - y) / N.
-
-    Args: preference: one weight an element, or whatever broadcasts, such as (N, 1) for one a sample; group: a group id each, with
-    group_weight (G,). Target and others: as in binary_cross_entropy_with_logits.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
-    """
-    return elementwise_loss(
-        "bce_with_logits",
-        input,
-        target,
-        [1.0],
-        reduction,
-        options,
-        weight=preference,
-        group=group,
-        group_weight=group_weight,
-    )
+def _bounded_log(p: Tensor, floor: float) -> Tensor:
+    """max(ln p, -100) with derivative 1 / max(p, floor)."""
+    slope = torch.where(p < floor, p / floor, p.clamp(min=floor).log())
+    return slope + (p.log().clamp(min=-100) - slope).detach()
 
 
-@repeated
-def preference_bce(
-    input: Tensor,  # probabilities, any shape
-    target: Tensor,  # as input, or class indices: as input without dim
-    preference: Tensor | None = None,  # broadcasts to input
-    *,
-    group: Tensor | None = None,  # integer, broadcasts to input
-    group_weight: Tensor | None = None,  # (G,)
-    reduction: Reduction = "mean",
-    **options: Unpack[ElementwiseOptions],
-) -> Tensor:
-    """Preference-weighted binary cross entropy on probabilities. Prefer the one on logits: it is exact at every confidence.
-
-    L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in torch.nn.functional.binary_cross_entropy; the gradient
-    v g [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12 (float16: 2⁻¹⁵) and finite at 0 and 1.
-
-    Args: input in [0, 1]; outside, loss and gradient are nan. Others: as in preference_bce_with_logits.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
-    """
-    return elementwise_loss(
-        "bce",
-        input,
-        target,
-        [_floor(input)],
-        reduction,
-        options,
-        weight=preference,
-        group=group,
-        group_weight=group_weight,
-    )
+@formula("bce", lambda of: Formulas(of.bce.bce, heavy=True))
+def bce_reference(p: Tensor, y: Tensor, floor: float) -> Tensor:
+    return -y * _bounded_log(p, floor) - (1 - y) * _bounded_log(1 - p, floor)
 
 
-@repeated
+def _floor(input: Tensor) -> float:
+    """The least probability that the gradient tells from 0."""
+    return 2.0**-15 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
+
+
+def _balance(y: Tensor, alpha: Tensor | float) -> Tensor:
+    """α y + (1 - α)(1 - y), 1 where α is negative."""
+    alpha = torch.as_tensor(alpha, dtype=y.dtype, device=y.device)
+    return torch.where(alpha < 0, torch.ones_like(alpha), alpha * y + (1 - alpha) * (1 - y))
+
+
+def _focal_kernels(of: Any) -> Formulas:
+    focal = of.focal
+    return Formulas(focal.focal, focal.focal_2, focal.is_2, Formulas(focal.focal_hard, focal.focal_2_hard, focal.is_2))
+
+
+@formula("focal", _focal_kernels)
+def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -> Tensor:
+    p, p_not = x.sigmoid(), (-x).sigmoid()
+    q = p * (1 - y) + p_not * y
+    entropy = -y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
+    return _balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * entropy
+
+
+@loss(
+    "focal",
+    "elementwise",
+    Module(
+        "SigmoidFocalLoss",
+        "Sigmoid focal loss",
+        ' As there, the default reduction is torchvision\'s "none".',
+    ),
+    hyper=("alpha", "gamma"),
+    options=({"gamma": 0.5}, {"gamma": 0.0, "alpha": -1.0}, {"gamma": 1.0}, {"gamma": 3.5, "alpha": 0.6}),
+    judge="torchvision.ops:sigmoid_focal_loss",
+    paper="arXiv 1708.02002",
+)
 def sigmoid_focal_loss(
     inputs: Tensor,  # any shape
     targets: Tensor,  # as inputs, or class indices: as inputs without dim
@@ -229,14 +213,7 @@ def sigmoid_focal_loss(
     gamma = checks.number("gamma", gamma, 0.0)
     hyper, per_class = with_parameter([gamma], "alpha", alpha, inputs, high=1.0)
     return elementwise_loss(
-        "focal",
-        inputs,
-        targets,
-        hyper,
-        reduction,
-        options,
-        weight=weight,
-        parameter=per_class,
+        ElementCall("focal", inputs, targets, weight=weight, parameter=per_class, hyper=hyper, reduction=reduction), options
     )
 
 
@@ -251,7 +228,46 @@ def _smoothed(target: Tensor, input: Tensor, smoothing: float) -> Tensor:
     return target.to(torch.promote_types(target.dtype, torch.float32)) * (1.0 - smoothing) + 0.5 * smoothing
 
 
-@repeated
+def asymmetric_reference(
+    x: Tensor, y: Tensor, gamma_neg: float, gamma_pos: float, clip: float, pos_weight: Tensor | float, constant_powers: bool = False
+) -> Tensor:
+    p, p_not = x.sigmoid(), (-x).sigmoid()
+    shifted = (p - clip).clamp(min=0)
+    negative = -F.logsigmoid(-x)
+    if isinstance(clip, Tensor) or clip > 0:
+        negative = torch.where(torch.as_tensor(clip > 0), -torch.log1p(-shifted.clamp(max=1 - 2.0**-24)), negative)
+    entropy = -pos_weight * y * F.logsigmoid(x) + (1 - y) * negative
+    base = (y * p_not + (1 - y) * shifted).clamp(min=torch.finfo(x.dtype).tiny)
+    power = base ** (gamma_pos * y + gamma_neg * (1 - y))
+    return (power.detach() if constant_powers else power) * entropy
+
+
+def _asymmetric_kernels(of: Any, constant: str = "") -> Formulas:
+    unclipped, clipped = (getattr(of.asymmetric, f"asymmetric_{name}{constant}") for name in ("unclipped", "clipped"))
+    return Formulas(unclipped, clipped, of.asymmetric.clips, heavy=True)
+
+
+formula("asymmetric", _asymmetric_kernels)(asymmetric_reference)
+formula("asymmetric_constant_powers", functools.partial(_asymmetric_kernels, constant="_constant"))(
+    functools.partial(asymmetric_reference, constant_powers=True)
+)
+
+
+@loss(
+    "asymmetric",
+    "elementwise",
+    Module("AsymmetricLossMultiLabel", "Asymmetric loss as timm.loss.AsymmetricLossMultiLabel"),
+    hyper=("gamma_neg", "gamma_pos", "clip"),
+    options=(
+        {"clip": None},
+        {"gamma_neg": 0.0, "gamma_pos": 0.0, "clip": 0.2},
+        {"gamma_neg": 2.5, "gamma_pos": 0.5, "clip": 0.1, "pos_weight": 3.0},
+        {"disable_torch_grad_focal_loss": True},
+        {"disable_torch_grad_focal_loss": True, "clip": None, "smoothing": 0.1},
+    ),
+    judge="timm.loss:AsymmetricLossMultiLabel",
+    paper="arXiv 2009.14119",
+)
 def asymmetric_loss_multi_label(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -281,26 +297,32 @@ def asymmetric_loss_multi_label(
     the number of samples, input.shape[0]. Others: see lossforge.losses.functional.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
-    gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
-    margin = checks.number("clip", 0.0 if clip is None else clip, 0.0, 1.0)
-    given = 1.0 if pos_weight is None else pos_weight
-    hyper, parameter = with_parameter([gamma_neg, gamma_pos, margin], "pos_weight", given, input)
+    hyper = [checks.number("gamma_neg", gamma_neg, 0.0), checks.number("gamma_pos", gamma_pos, 0.0)]
+    hyper.append(checks.number("clip", 0.0 if clip is None else clip, 0.0, 1.0))
+    call = _with_pos_weight(ElementCall("asymmetric", input, target, weight=weight, hyper=hyper), pos_weight)
     checks.number("eps", eps, 0.0, 1e-4)
-    constant_powers = checks.flag("disable_torch_grad_focal_loss", disable_torch_grad_focal_loss)
-    return elementwise_loss(
-        "asymmetric_constant_powers" if constant_powers else "asymmetric",
-        input,
-        _smoothed(target, input, smoothing),
-        hyper,
-        per_sample(reduction, input, options),
-        options,
-        weight=weight,
-        parameter=parameter,
-    )
+    if checks.flag("disable_torch_grad_focal_loss", disable_torch_grad_focal_loss):
+        call = call._replace(loss="asymmetric_constant_powers")
+    target = _smoothed(target, input, smoothing)
+    return elementwise_loss(call._replace(target=target, reduction=per_sample(reduction, input, options)), options)
 
 
-@repeated
+@formula("poly_bce", lambda of: Formulas(of.poly.poly_bce, of.poly.poly_bce_0, of.poly.is_0))
+def poly_bce_reference(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Tensor | float) -> Tensor:
+    q = x.sigmoid() * (1 - y) + (-x).sigmoid() * y
+    entropy = -y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
+    return _balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * (entropy + epsilon * q)
+
+
+@loss(
+    "poly_bce",
+    "elementwise",
+    Module("PolyBinaryCrossEntropy", "Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy"),
+    hyper=("epsilon", "gamma", "alpha"),
+    options=({"epsilon": -1.0, "gamma": 2.0, "alpha": 0.25}, {"epsilon": 0.5, "gamma": 0.5}, {"alpha": 0.6}),
+    judge="timm.loss:PolyBinaryCrossEntropy",
+    paper="arXiv 2204.12511",
+)
 def poly_binary_cross_entropy(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -326,13 +348,106 @@ def poly_binary_cross_entropy(
     epsilon = checks.number("epsilon", epsilon)
     gamma = checks.number("gamma", gamma, 0.0)
     hyper, per_class = with_parameter([epsilon, gamma], "alpha", -1.0 if alpha is None else alpha, input, high=1.0)
+    target = _smoothed(target, input, smoothing)
+    kept = per_sample(reduction, input, options)
     return elementwise_loss(
-        "poly_bce",
-        input,
-        _smoothed(target, input, smoothing),
-        hyper,
-        per_sample(reduction, input, options),
-        options,
-        weight=weight,
-        parameter=per_class,
+        ElementCall("poly_bce", input, target, weight=weight, parameter=per_class, hyper=hyper, reduction=kept), options
     )
+
+
+@loss(
+    "preference_bce",
+    "elementwise",
+    Module(
+        "PreferenceBCEWithLogitsLoss",
+        "Preference-weighted binary cross entropy on logits, with a weight per group",
+        positional=("group_weight",),
+    ),
+    formula="bce_with_logits",
+    judge="torch.nn.functional:binary_cross_entropy_with_logits",
+)
+def preference_bce_with_logits(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    preference: Tensor | None = None,  # broadcasts to input
+    *,
+    group: Tensor | None = None,  # integer, broadcasts to input
+    group_weight: Tensor | None = None,  # (G,)
+    reduction: Reduction = "mean",
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Preference-weighted binary cross entropy on logits.
+
+    L = v g [y softplus(-x) + (1 - y) softplus(x)], v the element's preference weight, g = group_weight[group] the weight of its group,
+    so that outcomes of different groups can be weighted for fairness. The mean is over the N elements that are not ignored: gradient
+    v g (σ(x) - y) / N.
+
+    Args: preference: one weight an element, or whatever broadcasts, such as (N, 1) for one a sample; group: a group id each, with
+    group_weight (G,). Target and others: as in binary_cross_entropy_with_logits.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
+    """
+    call = ElementCall("bce_with_logits", input, target, group=group, group_weight=group_weight, hyper=[1.0], reduction=reduction)
+    return elementwise_loss(call._replace(weight=preference), options)
+
+
+@loss(
+    "preference_bce_probability",
+    "elementwise",
+    Module(
+        "PreferenceBCELoss",
+        "Preference-weighted binary cross entropy on probabilities, with a weight per group",
+        positional=("group_weight",),
+    ),
+    formula="bce",
+    domain="probabilities",
+    judge="torch.nn.functional:binary_cross_entropy",
+)
+def preference_bce(
+    input: Tensor,  # probabilities, any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    preference: Tensor | None = None,  # broadcasts to input
+    *,
+    group: Tensor | None = None,  # integer, broadcasts to input
+    group_weight: Tensor | None = None,  # (G,)
+    reduction: Reduction = "mean",
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Preference-weighted binary cross entropy on probabilities. Prefer the one on logits: it is exact at every confidence.
+
+    L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in torch.nn.functional.binary_cross_entropy; the gradient
+    v g [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12 (float16: 2⁻¹⁵) and finite at 0 and 1.
+
+    Args: input in [0, 1]; outside, loss and gradient are nan. Others: as in preference_bce_with_logits.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
+    """
+    call = ElementCall("bce", input, target, group=group, group_weight=group_weight, hyper=[_floor(input)], reduction=reduction)
+    return elementwise_loss(call._replace(weight=preference), options)
+
+
+@loss(
+    "bce_probability",
+    "elementwise",
+    Module("BCELoss", "Binary cross entropy on probabilities as torch.nn.BCELoss"),
+    formula="bce",
+    domain="probabilities",
+    judge="torch.nn.functional:binary_cross_entropy",
+)
+def binary_cross_entropy(
+    input: Tensor,  # probabilities, any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    weight: Tensor | None = None,  # broadcasts to input
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Binary cross entropy on probabilities, as torch.nn.functional.binary_cross_entropy. Prefer the one on logits, which is exact.
+
+    L = -w [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100; the gradient is that of preference_bce, finite at 0 and 1.
+
+    Args: input in [0, 1]; outside, loss and gradient are nan (torch raises, on CUDA a device assert). Target and others: as in
+    binary_cross_entropy_with_logits.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    reduction = checks.legacy_reduction(size_average, reduce, reduction)
+    return elementwise_loss(ElementCall("bce", input, target, weight=weight, hyper=[_floor(input)], reduction=reduction), options)

@@ -1,17 +1,52 @@
 """Losses of rows of classes under a softmax for imbalanced, hard or noisily labelled data."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import Formulas, RowCall
 from lossforge.losses import checks
-from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss, total
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.module import Module, RowModule
+from lossforge.losses.templates.options import of_classes, weights_of_classes
+from lossforge.losses.templates.row import RowOptions, rowwise_loss
 from lossforge.losses.types import Reduction
 
+__all__ = [
+    "class_balanced_weight",
+    "generalized_cross_entropy",
+    "logit_adjusted_cross_entropy",
+    "poly_cross_entropy",
+    "softmax_focal_loss",
+]
 
-@repeated
+JUDGES = "lossforge.losses.judges.classification"
+FAR = 50.0
+"""z from which e^-z no longer changes 1 - e^-z, in float64 either."""
+
+
+@formula("softmax_focal", lambda of: Formulas(of.softmax.focal))
+def softmax_focal_reference(z: Tensor, gamma: float) -> Tensor:
+    near = z.clamp(max=FAR)
+    u = -torch.expm1(-near)
+    some = u > 0
+    least = torch.where(gamma == 0, 1.0, 0.0) if isinstance(gamma, Tensor) else float(gamma == 0)
+    power = torch.where(some, torch.where(some, u, 1.0) ** gamma, least)  # the derivative at u = 0 is the limit, 0
+    return torch.where(z > FAR, z, torch.where(u.isnan(), u, power) * near)
+
+
+@loss(
+    "softmax_focal",
+    "rowwise",
+    Module("SoftmaxFocalLoss", "Focal loss under a softmax", ' As there, the default reduction is kornia\'s "none".'),
+    hyper=("alpha", "gamma"),
+    options=({"gamma": 0.5, "alpha": 0.25}, {"gamma": 0.0}, {"gamma": 3.5, "alpha": torch.linspace(0.1, 2, 10)}),
+    without=("probabilities", "label_smoothing"),
+    judge=f"{JUDGES}:softmax_focal",
+    paper="arXiv 1708.02002",
+)
 def softmax_focal_loss(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
@@ -35,45 +70,35 @@ def softmax_focal_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     gamma = checks.number("gamma", gamma, 0.0)
-    checks.floating("input", input)
+    classes = input.shape[of_classes(input)]
     if checks.is_parameter(alpha, input):
-        checks.floating_beside("alpha", alpha, input)
-        if weight is not None:
-            checks.floating_beside("weight", weight, input)
-        _of_classes("alpha", alpha, input)
+        alpha = weights_of_classes("alpha", alpha, input, classes)
     elif alpha is not None:
         alpha = checks.number("alpha", alpha, 0.0, 1.0)
-        per_class = alpha * torch.ones(_class_shape(input), dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
+        per_class = alpha * torch.ones(classes, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
         background = torch.arange(len(per_class), device=input.device) == 0
         alpha = torch.where(background, 1.0 - per_class, per_class)
-    if alpha is not None and weight is not None:
-        _of_classes("weight", weight, input)
-    return total(
-        rowwise_loss(
-            "softmax_focal",
-            input,
-            target,
-            [gamma],
-            reduction,
-            options,
-            weight=weight if alpha is None else alpha if weight is None else alpha * weight,
-            ignore_index=ignore_index,
-            probabilities=False,
-            mean_of_rows=True,
-        )
-    )
+    weight = weights_of_classes("weight", weight, input, classes)
+    combined = weight if alpha is None else alpha if weight is None else alpha * weight
+    call = RowCall("softmax_focal", input, target, weight=combined, hyper=[gamma], ignore_index=ignore_index, reduction=reduction)
+    return rowwise_loss(call._replace(mean_of_rows=True), options)
 
 
-def _class_shape(input: Tensor) -> tuple[int, ...]:
-    return tuple(input.shape[min(input.ndim - 1, 1) :][:1])
+@formula("poly_ce", lambda of: Formulas(of.softmax.poly))
+def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
+    return z - epsilon * torch.expm1(-z) + offset
 
 
-def _of_classes(name: str, t: Tensor, input: Tensor) -> None:
-    if t.shape != _class_shape(input):
-        raise ValueError(f"{name} must hold one {name} a class, shape {_class_shape(input)}, got {tuple(t.shape)}")
-
-
-@repeated
+@loss(
+    "poly_ce",
+    "rowwise",
+    Module("PolyCrossEntropyLoss", "Poly-1 cross entropy as timm.loss.PolyCrossEntropy"),
+    hyper=("epsilon", "label_smoothing"),
+    options=({"epsilon": -0.5}, {"epsilon": 1.0, "label_smoothing": 0.1}),
+    without=("probabilities", "label_smoothing with weight"),
+    judge=f"{JUDGES}:poly_ce",
+    paper="arXiv 2204.12511",
+)
 def poly_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
@@ -103,32 +128,37 @@ def poly_cross_entropy(
             raise ValueError(f"smoothing is label_smoothing, got both, {smoothing!r} and {label_smoothing!r}")
         label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
-    checks.floating("input", input)
-    offset = 0.0
+    classes, offset = input.shape[of_classes(input)], 0.0
     if checks.nonzero(label_smoothing):
         if weight is not None:
             raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
         if not isinstance(label_smoothing, Tensor) and label_smoothing == 1:
             raise ValueError(f"label_smoothing must be below 1, got {label_smoothing!r}")
-        (classes,) = _class_shape(input) or (1,)
         offset = epsilon * label_smoothing / (1.0 - label_smoothing) * (1.0 - 1.0 / max(classes, 1))
-    return total(
-        rowwise_loss(
-            "poly_ce",
-            input,
-            target,
-            [epsilon, offset],
-            reduction,
-            options,
-            weight=weight,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            probabilities=False,
-        )
-    )
+    call = RowCall("poly_ce", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    return rowwise_loss(call._replace(hyper=[epsilon, offset], reduction=reduction), options)
 
 
-@repeated
+@formula("generalized_ce", lambda of: Formulas(of.softmax.generalized))
+def generalized_reference(z: Tensor, q: float) -> Tensor:
+    if isinstance(q, Tensor):
+        q = q.clamp(min=1e-30)
+    elif q <= 1e-30:
+        return z
+    t = q * z  # torch's derivative of expm1 is its value plus 1, which loses e^-t where t is large
+    return torch.where(t < 0.5, -torch.expm1(-t.clamp(max=0.5)), 1 - torch.exp(-t)) / q
+
+
+@loss(
+    "generalized_ce",
+    "rowwise",
+    Module("GeneralizedCrossEntropyLoss", "Generalised cross entropy for noisy labels"),
+    hyper=("q",),
+    options=({"q": 1.0}, {"q": 1e-3}, {"q": 0.0}),
+    without=("probabilities", "label_smoothing"),
+    judge=f"{JUDGES}:generalized_ce",
+    paper="arXiv 1805.07836",
+)
 def generalized_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
@@ -148,14 +178,51 @@ def generalized_cross_entropy(
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     q = checks.number("q", q, 0.0, 1.0)
-    return total(
-        rowwise_loss(
-            "generalized_ce", input, target, [q], reduction, options, weight=weight, ignore_index=ignore_index, probabilities=False
-        )
-    )
+    call = RowCall("generalized_ce", input, target, weight=weight, hyper=[q], ignore_index=ignore_index, reduction=reduction)
+    return rowwise_loss(call, options)
 
 
-@repeated
+def _log_shares(class_counts: Tensor) -> Tensor:
+    if not isinstance(class_counts, Tensor):
+        raise TypeError(f"class_counts must be a tensor, got {type(class_counts).__name__}")
+    if class_counts.ndim != 1 or not len(class_counts):
+        raise ValueError(f"class_counts must hold one count a class, shape (C,), got {tuple(class_counts.shape)}")
+    if not (class_counts > 0).all():
+        raise ValueError(f"class_counts must be above 0, got {class_counts.min().item():g}")
+    counts = class_counts.double()
+    return (counts / counts.sum()).log().to(torch.float64 if class_counts.dtype == torch.float64 else torch.float32)
+
+
+class OfCounts(RowModule):
+    def options(self, given: dict[str, Any]) -> dict[str, Any]:
+        counts = given.pop("class_counts")
+        return {"log_prior": None if counts is None else _log_shares(counts), **given}
+
+
+@loss(
+    "logit_adjusted_ce",
+    "rowwise",
+    Module(
+        "LogitAdjustedCrossEntropyLoss",
+        "Logit-adjusted cross entropy for long-tailed classes",
+        """
+
+    Args: class_counts: samples of each class in the training set, or their shares, (C,), all above 0. Kept as the buffer log_prior; None:
+    given as log_prior at each call.
+    """,
+        base=OfCounts,
+        renamed={"log_prior": "class_counts"},
+    ),
+    formula="cross_entropy",
+    hyper=("tau", "label_smoothing"),
+    options=(
+        {"log_prior": torch.linspace(-4, -1, 10)},
+        {"log_prior": torch.linspace(-4, -1, 10).square(), "tau": -0.7, "label_smoothing": 0.1},
+        {"log_prior": torch.linspace(-4, -1, 10), "scale": 0.5},
+    ),
+    judge=f"{JUDGES}:logit_adjusted_ce",
+    paper="arXiv 2007.07314",
+)
 def logit_adjusted_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
@@ -180,21 +247,8 @@ def logit_adjusted_cross_entropy(
     tau = checks.number("tau", tau)
     if options.get("softcap") is not None:
         raise ValueError(f"softcap must be None for logit_adjusted_cross_entropy, got {options['softcap']!r}")
-    return total(
-        rowwise_loss(
-            "cross_entropy",
-            input,
-            target,
-            [],
-            reduction,
-            options,
-            weight=weight,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            bias=log_prior,
-            tau=tau,
-        )
-    )
+    call = RowCall("cross_entropy", input, target, weight=weight, bias=log_prior, tau=tau, label_smoothing=label_smoothing)
+    return rowwise_loss(call._replace(ignore_index=ignore_index, reduction=reduction), options, probabilities=True)
 
 
 @checks.named

@@ -1,15 +1,17 @@
 """Losses over similarities of two views, of which pairs belong together."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from lossforge.kernels.call import PairsCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import value
-from lossforge.losses.functional.common import Options, check_options, factor
 from lossforge.losses.repeat import repeated
+from lossforge.losses.templates.module import LossModule, Module, with_module
+from lossforge.losses.templates.options import Options, check_options, computed, with_options
 from lossforge.losses.types import Reduction
+
+__all__ = ["clip_loss"]
 
 
 class ContrastiveOptions(Options, total=False):
@@ -18,6 +20,20 @@ class ContrastiveOptions(Options, total=False):
     scale: float
 
 
+class PairsModule(LossModule):
+    def forward(self, similarity: Tensor, offset: int = 0, **per_call: Any) -> Any:  # type: ignore[override]
+        return self.compute(similarity, offset, **per_call)
+
+
+@with_module(
+    Module(
+        "ClipLoss",
+        "Symmetric InfoNCE over one similarity matrix",
+        " Its input is the matrix, open_clip's are the features.",
+        base=PairsModule,
+        without=("validate",),
+    )
+)
 @repeated
 def clip_loss(
     similarity: Tensor,  # (N, M), M ≥ N
@@ -52,17 +68,6 @@ def clip_loss(
     divisor = check_options(similarity, reduction, options, ContrastiveOptions)
     if similarity.ndim != 2 or not 0 <= offset <= similarity.shape[1] - similarity.shape[0]:
         raise ValueError(f"similarity must have shape (N, M) with 0 ≤ offset ≤ M - N, got {tuple(similarity.shape)} with offset {offset}")
-    scale = options.get("scale", 1.0)
-    scale = checks.number("scale", scale)
-    normalizer = options.get("normalizer")
-    call = PairsCall(
-        loss="clip",
-        x=similarity,
-        normalizer=divisor,
-        offset=offset,
-        logit_scale=1.0 * scale,
-        loss_scale=factor(options),
-        reduction=reduction if normalizer is None else "sum",
-        empty_is_zero=options.get("empty") == "zero",
-    )
-    return value(call, options.get("gradient"), options.get("inplace", False))
+    scale = checks.number("scale", options.get("scale", 1.0))
+    call = PairsCall("clip", similarity, offset=offset, logit_scale=1.0 * scale, reduction=reduction)
+    return computed(with_options(call, options, divisor), options)

@@ -1,17 +1,43 @@
 """Classification losses of dense detectors, whose targets say how good a box is."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
+from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.functional.common import ElementwiseOptions, UnscoredOptions
-from lossforge.losses.functional.elementwise import elementwise_loss
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.functional.binary import bce_with_logits_reference
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.element import elementwise_loss
+from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import UnscoredOptions
 from lossforge.losses.types import Reduction
 
+__all__ = ["quality_focal_loss", "varifocal_loss"]
 
-@repeated
+
+def _quality_kernels(of: Any) -> Formulas:
+    quality = of.quality
+    binary = Formulas(quality.quality_hard, quality.quality_2_hard, quality.is_2)
+    return Formulas(quality.quality, quality.quality_2, quality.is_2, binary)
+
+
+@formula("quality_focal", _quality_kernels)
+def quality_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
+    distance = (x.sigmoid() * (1 - y) - (-x).sigmoid() * y).abs().clamp(min=torch.finfo(x.dtype).tiny)
+    return distance**beta * bce_with_logits_reference(x, y, 1.0)
+
+
+@loss(
+    "quality_focal",
+    "elementwise",
+    Module("QualityFocalLoss", "Quality focal loss as mmdetection's"),
+    hyper=("beta",),
+    options=({"beta": 0.5}, {"beta": 0.0}, {"beta": 1.0}, {"beta": 3.5}),
+    paper="arXiv 2006.04388",
+)
 def quality_focal_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -35,11 +61,31 @@ def quality_focal_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     beta = checks.number("beta", beta, 0.0)
-    scored: ElementwiseOptions = {**options, "score": score}
-    return elementwise_loss("quality_focal", input, target, [beta], reduction, scored, weight=weight, mean_of_rows=True)
+    call = ElementCall("quality_focal", input, target, weight=weight, hyper=[beta], reduction=reduction)
+    return elementwise_loss(call, {**options, "score": score}, mean="rows")
 
 
-@repeated
+def _varifocal_kernels(of: Any) -> Formulas:
+    varifocal = of.varifocal
+    binary = Formulas(varifocal.varifocal_hard, varifocal.varifocal_2_hard, varifocal.is_2)
+    return Formulas(varifocal.varifocal, varifocal.varifocal_2, varifocal.is_2, binary)
+
+
+@formula("varifocal", _varifocal_kernels)
+def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float) -> Tensor:
+    negative = alpha * x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
+    w = torch.where(y > 0, y if iou_weighted else torch.ones_like(y), negative)
+    return w * bce_with_logits_reference(x, y, 1.0)
+
+
+@loss(
+    "varifocal",
+    "elementwise",
+    Module("VarifocalLoss", "Varifocal loss as mmdetection's"),
+    hyper=("alpha", "gamma", "iou_weighted"),
+    options=({"iou_weighted": False}, {"gamma": 0.5}, {"gamma": 0.0, "alpha": 0.3}, {"gamma": 3.5}),
+    paper="arXiv 2008.13367",
+)
 def varifocal_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -64,6 +110,6 @@ def varifocal_loss(
     """
     alpha = checks.number("alpha", alpha, 0.0)
     gamma = checks.number("gamma", gamma, 0.0)
-    iou_weighted = checks.flag("iou_weighted", iou_weighted)
-    scored: ElementwiseOptions = {**options, "score": score}
-    return elementwise_loss("varifocal", input, target, [alpha, gamma, float(iou_weighted)], reduction, scored, weight=weight)
+    hyper = [alpha, gamma, float(checks.flag("iou_weighted", iou_weighted))]
+    call = ElementCall("varifocal", input, target, weight=weight, hyper=hyper, reduction=reduction)
+    return elementwise_loss(call, {**options, "score": score})

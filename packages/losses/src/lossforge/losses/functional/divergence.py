@@ -21,17 +21,39 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import DivergenceCall, TopKCall
+from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import value
-from lossforge.losses.functional.common import CallOptions, check_options, factor
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.module import DivergenceModule, Module
+from lossforge.losses.templates.options import CallOptions, check_options, computed, of_classes, rows_of, with_options
 from lossforge.losses.types import BatchReduction
 
+__all__ = ["js_div_with_logits", "kl_div_with_logits", "topk_kl_div_with_logits", "total_variation_with_logits"]
+
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
+JUDGES = "lossforge.losses.judges.divergence"
 
 
-@repeated
+def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
+    """p ln (p / q), 0 where p is."""
+    return p * torch.where(p == 0, 0.0, lp - lq)
+
+
+@formula("kl", lambda of: Formulas(of.divergence.kl, sums=of.divergence.kl_sums))
+def kl_reference(lp: Tensor, lq: Tensor) -> Tensor:
+    return _weighted(lq.exp(), lq, lp)
+
+
+@loss(
+    "kl",
+    "divergence",
+    Module("KLDivWithLogitsLoss", "Kullback-Leibler divergence from a teacher's logits"),
+    hyper=("temperature", "reverse", "temperature_squared"),
+    options=({"reverse": True}, {"temperature": 3.0}, {"temperature": 0.7, "reverse": True, "temperature_squared": False}),
+    judge=f"{JUDGES}:kl_div",
+    paper="arXiv 1503.02531",
+)
 def kl_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
@@ -55,23 +77,27 @@ def kl_div_with_logits(
     Raises: TypeError, ValueError naming the argument.
     Source: Hinton et al. 2015, arXiv 1503.02531; torch.nn.functional.kl_div on log_softmax; reverse: MiniLLM, arXiv 2306.08543.
     """
-    return _loss(
-        "kl",
-        input,
-        target_logits,
-        [],
-        reverse,
-        temperature,
-        reduction,
-        temperature_squared,
-        weight,
-        labels,
-        ignore_index,
-        options,
-    )
+    call = DivergenceCall("kl", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    return _of_teacher(call._replace(swap=reverse, temperature=temperature), options, temperature_squared)
 
 
-@repeated
+@formula("js", lambda of: Formulas(of.divergence.js))
+def js_reference(lp: Tensor, lq: Tensor, beta: float) -> Tensor:
+    p, q = lp.exp(), lq.exp()
+    m = (1 - beta) * p + beta * q
+    lm = torch.where(m == 0, 1.0, m).log()
+    return beta * _weighted(q, lq, lm) + (1 - beta) * _weighted(p, lp, lm)
+
+
+@loss(
+    "js",
+    "divergence",
+    Module("JSDivWithLogitsLoss", "Generalised Jensen-Shannon divergence from a teacher's logits"),
+    hyper=("beta", "temperature", "temperature_squared"),
+    options=({"beta": 0.0}, {"beta": 1.0}, {"beta": 0.1, "temperature": 2.0}, {"beta": 0.9, "temperature_squared": True}),
+    judge=f"{JUDGES}:js_div",
+    paper="arXiv 2306.13649",
+)
 def js_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
@@ -99,24 +125,27 @@ def js_div_with_logits(
     Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's generalized_jsd_loss.
     """
     beta = checks.number("beta", beta, 0.0, 1.0)
-    limit = not isinstance(beta, Tensor) and beta in (0.0, 1.0)
-    return _loss(
-        "kl" if limit else "js",
-        input,
-        target_logits,
-        [] if limit else [beta],
-        limit and beta == 1.0,
-        temperature,
-        reduction,
-        temperature_squared,
-        weight,
-        labels,
-        ignore_index,
-        options,
-    )
+    call = DivergenceCall("js", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    call = call._replace(hyper=[beta], temperature=temperature)
+    if not isinstance(beta, Tensor) and beta in (0.0, 1.0):
+        call = call._replace(loss="kl", hyper=[], swap=beta == 1.0)
+    return _of_teacher(call, options, temperature_squared)
 
 
-@repeated
+@formula("total_variation", lambda of: Formulas(of.divergence.total_variation))
+def total_variation_reference(lp: Tensor, lq: Tensor) -> Tensor:
+    return 0.5 * (lp.exp() - lq.exp()).abs()
+
+
+@loss(
+    "total_variation",
+    "divergence",
+    Module("TotalVariationWithLogitsLoss", "Total variation distance from a teacher's logits"),
+    hyper=("temperature", "temperature_squared"),
+    options=({"temperature": 2.0}, {"temperature": 0.5, "temperature_squared": True}),
+    judge=f"{JUDGES}:total_variation",
+    paper="arXiv 2307.15190",
+)
 def total_variation_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
@@ -139,23 +168,53 @@ def total_variation_with_logits(
     Raises: TypeError, ValueError naming the argument.
     Source: f-distill, Wen et al. 2023, arXiv 2307.15190.
     """
-    return _loss(
-        "total_variation",
-        input,
-        target_logits,
-        [],
-        False,
-        temperature,
-        reduction,
-        temperature_squared,
-        weight,
-        labels,
-        ignore_index,
-        options,
+    call = DivergenceCall(
+        "total_variation", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction
     )
+    return _of_teacher(call._replace(temperature=temperature), options, temperature_squared)
 
 
-@repeated
+def _topk_kernels(of: Any) -> Formulas:
+    from lossforge.kernels.topk.kernel import topk_kernel
+
+    return Formulas(topk_kernel)
+
+
+@formula("topk_kl", _topk_kernels)
+def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
+    """Of the K classes in dimension 1 and, with `tail`, of all others as one more, whose probabilities are 1 less the sum of these."""
+    terms = _weighted(lq.exp(), lq, lp)
+    if not tail:
+        return terms
+    least = 2.0**-24 if lp.dtype == torch.float32 else 2.0**-53  # below it the difference is rounding
+    left_p = (1 - lp.exp().sum(1, keepdim=True)).clamp(min=least)
+    left_q = (1 - lq.exp().sum(1, keepdim=True)).clamp(min=0.0)
+    return torch.cat([terms, _weighted(left_q, torch.where(left_q == 0, 1.0, left_q).log(), left_p.log())], dim=1)
+
+
+class TopKModule(DivergenceModule):
+    def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Any:
+        return self.compute(input, *teacher, **per_call)
+
+
+@loss(
+    "topk_kl",
+    "topk",
+    Module(
+        "TopKKLDivWithLogitsLoss",
+        "Kullback-Leibler divergence from a teacher's K likeliest classes",
+        "\n\n    forward(input, values, indices=…).\n    ",
+        base=TopKModule,
+    ),
+    hyper=("temperature", "renormalize", "tail", "temperature_squared"),
+    options=(
+        {"tail": True},
+        {"renormalize": True, "temperature": 2.0},
+        {"tail": True, "temperature": 3.0, "temperature_squared": False},
+    ),
+    judge=f"{JUDGES}:topk_kl_div",
+    paper="arXiv 1503.02531",
+)
 def topk_kl_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     values: Tensor,  # (K,), (N, K), (N, K, d…)
@@ -191,104 +250,68 @@ def topk_kl_div_with_logits(
             f"got {values.dtype} as values"
         )
     checks.floating_beside("values", values, input)
-    if input.ndim == 0:
-        raise ValueError("input must have a dimension of classes, got a 0-d tensor")
+    class_dim = of_classes(input)
     if renormalize and tail:
         raise ValueError("tail needs probabilities that leave some to the other classes, got renormalize=True")
-    class_dim = 0 if input.ndim == 1 else 1
-    indices = checks.indices("indices", indices, None, input, 0, input.shape[class_dim], -1, options.get("validate"))
+    indices = checks.indices("indices", indices, input, checks.Allowed(0, input.shape[class_dim], -1, options.get("validate")))
     k = indices.shape[class_dim] if indices.ndim == input.ndim else 0
     entries = tuple(k if d == class_dim else n for d, n in enumerate(input.shape))
     if k == 0 or indices.shape != entries:
         raise ValueError(f"indices must have K classes for each row of input, {tuple(input.shape)}, got shape {tuple(indices.shape)}")
     if values.shape != indices.shape:
         raise ValueError(f"values must have the shape of indices, {tuple(indices.shape)}, got {tuple(values.shape)}")
-    return _loss(
-        "topk_kl",
-        input,
-        indices,
-        [1.0 * renormalize, 1.0 * tail],
-        False,
-        temperature,
-        reduction,
-        temperature_squared,
-        weight,
-        labels,
-        ignore_index,
-        options,
-        values,
-    )
+    call = TopKCall("topk_kl", input, values, indices, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    call = call._replace(renormalize=bool(renormalize), tail=bool(tail), temperature=temperature)
+    return _of_teacher(call, options, temperature_squared)
 
 
-def _loss(
-    loss: str,
-    x: Tensor,
-    teacher: Tensor,
-    hyper: list[float],
-    swap: bool,
-    temperature: float,
-    reduction: str,
-    temperature_squared: bool,
-    weight: Tensor | None,
-    labels: Tensor | None,
-    ignore_index: int,
-    options: CallOptions,
-    values: Tensor | None = None,
-) -> Tensor:
-    """Check arguments and compute. teacher: logits, or with `values` indices, both checked."""
-    if values is None:
-        checks.floating("input", x)
-        if x.ndim == 0:
-            raise ValueError("input must have a dimension of classes, got a 0-d tensor")
-        checks.floating_beside("target_logits", teacher, x)
-        if teacher.shape != x.shape:
-            raise ValueError(f"target_logits must have the shape of input, {tuple(x.shape)}, got {tuple(teacher.shape)}")
-    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
-    checks.one_of("reduction", reduction, REDUCTIONS)
-    batchmean = reduction == "batchmean"
-    reduction = "mean" if batchmean else reduction
-    divisor = check_options(x, reduction, options, CallOptions)
-    ignore_index = checks.whole_number("ignore_index", ignore_index)
-    per_row = torch.Size([]) if x.ndim == 1 else torch.Size([x.shape[0], *x.shape[2:]])
-    for name, t in (("weight", weight), ("labels", labels)):
-        if t is None:
-            continue
-        if name == "labels" or not isinstance(t, Tensor):
-            checks.integer(name, t) if name == "labels" else checks.floating(name, t)
-        elif not (t.is_floating_point() or t.dtype == torch.bool):
-            raise TypeError(f"weight must be of a floating dtype or bool, got {t.dtype}")
-        checks.beside(name, t, x)
-        if t.shape != per_row:
-            raise ValueError(f"{name} must have one entry a row, shape {tuple(per_row)}, got {tuple(t.shape)}")
-    if labels is not None and labels.dtype not in (torch.int32, torch.int64):
-        labels = labels.long()
-    one = x.ndim == 1
-    if one:
-        x, teacher = x.unsqueeze(0), teacher.unsqueeze(0)
-        values, weight, labels = (None if t is None else t.unsqueeze(0) for t in (values, weight, labels))
-    scale = factor(options)
+def _of_teacher(call: DivergenceCall | TopKCall, options: CallOptions, temperature_squared: bool) -> Tensor:
+    """Check arguments and compute. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
+    x = call.x
+    class_dim = of_classes(x)
+    if isinstance(call, DivergenceCall):
+        checks.floating_beside("target_logits", call.target, x)
+        if call.target.shape != x.shape:
+            raise ValueError(f"target_logits must have the shape of input, {tuple(x.shape)}, got {tuple(call.target.shape)}")
+    temperature = checks.number("temperature", call.temperature, 0.0, exclusive=True)
+    checks.one_of("reduction", call.reduction, REDUCTIONS)
+    batchmean = call.reduction == "batchmean"
+    call = call._replace(temperature=1.0 * temperature, reduction="mean" if batchmean else call.reduction)
+    divisor = check_options(x, call.reduction, options, CallOptions)
+    call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
+    call = _with_rows(call, rows_of(x, class_dim))
+    scale = 1.0
     if batchmean and options.get("normalizer") is None:
         for n in x.shape[2:]:
             scale = scale * n
+    call = with_options(call._replace(loss_scale=scale), options, divisor)
     if temperature_squared:
-        scale = scale * temperature * temperature
-    shared: dict[str, Any] = {
-        "loss": loss,
-        "x": x,
-        "labels": labels,
-        "weight": weight,
-        "normalizer": divisor,
-        "temperature": 1.0 * temperature,
-        "ignore_index": ignore_index,
-        "loss_scale": scale,
-        "reduction": reduction if options.get("normalizer") is None else "sum",
-        "empty_is_zero": options.get("empty") == "zero",
-    }
-    call: DivergenceCall | TopKCall
-    if values is None:
-        call = DivergenceCall(target=teacher, hyper=hyper, swap=swap, **shared)
-    else:
-        renormalize, tail = hyper
-        call = TopKCall(target=values, indices=teacher, renormalize=bool(renormalize), tail=bool(tail), **shared)
-    result = value(call, options.get("gradient"), options.get("inplace", False))
-    return result.squeeze(0) if one and result.ndim else result
+        call = call._replace(loss_scale=call.loss_scale * temperature * temperature)
+    if x.ndim > 1:
+        return computed(call, options)
+    result = computed(
+        call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None}), options
+    )
+    return result.squeeze(0) if result.ndim else result
+
+
+ROWS = ("x", "target", "indices", "labels", "weight")
+
+
+def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
+    """Check the tensors of one entry a row."""
+    for name in ("weight", "labels"):
+        t = getattr(call, name)
+        if t is None:
+            continue
+        if name == "labels":
+            checks.integer(name, t)
+        elif not isinstance(t, Tensor):
+            checks.floating(name, t)
+        elif not (t.is_floating_point() or t.dtype == torch.bool):
+            raise TypeError(f"weight must be of a floating dtype or bool, got {t.dtype}")
+        checks.beside(name, t, call.x)
+        if t.shape != rows:
+            raise ValueError(f"{name} must have one entry a row, shape {rows}, got {tuple(t.shape)}")
+    narrow = call.labels is None or call.labels.dtype in (torch.int32, torch.int64)
+    return call if narrow else call._replace(labels=call.labels.long())

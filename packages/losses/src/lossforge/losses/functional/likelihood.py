@@ -5,15 +5,39 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.functional.common import ElementwiseOptions, Options, check_options, share
-from lossforge.losses.functional.elementwise import IGNORED, elementwise_loss, per_sample
-from lossforge.losses.functional.rowwise import per_class
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.element import IGNORED, elementwise_loss, per_sample
+from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import (
+    ElementwiseOptions,
+    Options,
+    check_options,
+    of_classes,
+    rows_of,
+    share,
+    weights_of_classes,
+)
 from lossforge.losses.types import BatchReduction, Reduction
 
+__all__ = ["kl_div", "nll_loss"]
 
-@repeated
+
+@formula("nll", lambda of: Formulas(of.likelihood.nll))
+def nll_reference(x: Tensor, y: Tensor) -> Tensor:
+    return -y * torch.where((y == 0) & ~x.isfinite(), 0.0, x)
+
+
+@loss(
+    "nll",
+    "nll",
+    Module("NLLLoss", "Negative log-likelihood of log-probabilities as torch.nn.NLLLoss"),
+    without=("probabilities", "label_smoothing"),
+    domain="log-probabilities",
+    judge="torch.nn.functional:nll_loss",
+)
 def nll_loss(
     input: Tensor,  # log-probabilities (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
@@ -35,23 +59,20 @@ def nll_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    checks.floating("input", input)
-    if input.ndim == 0:
-        raise ValueError("input must have a dimension of classes, got a 0-d tensor")
+    dim = of_classes(input)
     check_options(input, reduction, options, Options)
     checks.whole_number("ignore_index", ignore_index)
     if isinstance(target, Tensor) and target.is_floating_point():
         if target.shape != input.shape:
             raise ValueError(f"target must have the shape of input, {tuple(input.shape)}, or hold class indices, got {tuple(target.shape)}")
         raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
-    dim = 0 if input.ndim == 1 else 1
     classes = input.shape[dim]
-    rows = [n for d, n in enumerate(input.shape) if d != dim]
-    weight = per_class("weight", weight, input, classes)
+    weight = weights_of_classes("weight", weight, input, classes)
+    allowed = checks.Allowed(0, classes, ignore_index, options.get("validate"))
 
     def placed(name: str, index: Tensor) -> Tensor:
         """The index as the template of elements has it: rows that do not count by its own number, and no background."""
-        index = checks.indices(name, index, rows, input, 0, classes, ignore_index, options.get("validate"))
+        index = checks.indices(name, index, input, allowed, rows_of(input, dim))
         return torch.where(index == ignore_index, IGNORED, torch.where(index < 0, classes, index))
 
     def counted(index: Tensor) -> Tensor:
@@ -71,20 +92,27 @@ def nll_loss(
         if target_b is not None and lam is not None:
             of_row = lam * of_row + (1 - lam) * counted(target_b)
         given["normalizer"] = of_row.sum()
-    values = elementwise_loss(
-        "nll",
-        input,
-        target,
-        [],
-        reduction,
-        given,
-        weight=None if weight is None else weight.view(-1, *(1,) * (input.ndim - dim - 1)),
-        mean_of_rows=True,
-    )
+    per_class = None if weight is None else weight.view(-1, *(1,) * (input.ndim - dim - 1))
+    values = elementwise_loss(ElementCall("nll", input, target, weight=per_class, reduction=reduction), given, mean="rows")
     return values.sum(dim) if reduction == "none" else values
 
 
-@repeated
+@formula("kl_div", lambda of: Formulas(of.likelihood.kl_div, of.likelihood.kl_div_log, of.likelihood.is_log))
+def kl_div_reference(x: Tensor, y: Tensor, log_target: float) -> Tensor:
+    p = y.exp() if log_target else y
+    log_p = y if log_target else torch.where(y == 0, 1.0, y).log()
+    return p * torch.where(p == 0, 0.0, log_p - x)
+
+
+@loss(
+    "kl_div",
+    "elementwise",
+    Module("KLDivLoss", "Kullback-Leibler divergence of log-probabilities as torch.nn.KLDivLoss"),
+    hyper=("log_target",),
+    options=({"log_target": True},),
+    domain="log-probabilities",
+    judge="torch.nn.functional:kl_div",
+)
 def kl_div(
     input: Tensor,  # log-probabilities, any shape
     target: Tensor,  # probabilities or their logarithms as input, or class indices: as input without dim
@@ -109,4 +137,4 @@ def kl_div(
     if log_target and isinstance(target, Tensor) and not target.is_floating_point():
         raise TypeError(f"target must hold log-probabilities where log_target is True, got {target.dtype}")
     kept = per_sample(checks.legacy_reduction(size_average, reduce, reduction), input, options)
-    return elementwise_loss("kl_div", input, target, [1.0 * log_target], kept, options, weight=weight)
+    return elementwise_loss(ElementCall("kl_div", input, target, weight=weight, hyper=[1.0 * log_target], reduction=kept), options)

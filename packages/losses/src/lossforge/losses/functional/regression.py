@@ -2,16 +2,34 @@
 
 from typing import Unpack
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.functional.common import ElementwiseOptions
-from lossforge.losses.functional.elementwise import elementwise_loss
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.element import elementwise_loss
+from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import ElementwiseOptions
 from lossforge.losses.types import Reduction
 
+__all__ = ["huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"]
 
-@repeated
+
+@formula("l1", lambda of: Formulas(of.l1.l1))
+def l1_reference(x: Tensor, y: Tensor) -> Tensor:
+    return F.l1_loss(x, y, reduction="none")
+
+
+@loss(
+    "mae",
+    "elementwise",
+    Module("L1Loss", "Mean absolute error as torch.nn.L1Loss", keyword=("weight",)),
+    formula="l1",
+    judge="torch.nn.functional:l1_loss",
+)
 def l1_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -32,19 +50,20 @@ def l1_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    return elementwise_loss(
-        "l1",
-        input,
-        target,
-        [],
-        reduction,
-        options,
-        weight=weight,
-        mean_of_weights=True,
-    )
+    return elementwise_loss(ElementCall("l1", input, target, weight=weight, reduction=reduction), options, mean="weights")
 
 
-@repeated
+@formula("mse", lambda of: Formulas(of.regression.mse))
+def mse_reference(x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(x, y, reduction="none")
+
+
+@loss(
+    "mse",
+    "elementwise",
+    Module("MSELoss", "Mean squared error as torch.nn.MSELoss", keyword=("weight",)),
+    judge="torch.nn.functional:mse_loss",
+)
 def mse_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -62,19 +81,25 @@ def mse_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    return elementwise_loss(
-        "mse",
-        input,
-        target,
-        [],
-        reduction,
-        options,
-        weight=weight,
-        mean_of_weights=True,
-    )
+    return elementwise_loss(ElementCall("mse", input, target, weight=weight, reduction=reduction), options, mean="weights")
 
 
-@repeated
+@formula("huber", lambda of: Formulas(of.regression.huber))
+def huber_reference(x: Tensor, y: Tensor, delta: float) -> Tensor:
+    if not isinstance(delta, Tensor):
+        return F.huber_loss(x, y, reduction="none", delta=delta)
+    d = (x - y).abs()
+    return torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+
+
+@loss(
+    "huber",
+    "elementwise",
+    Module("HuberLoss", "Huber loss as torch.nn.HuberLoss", keyword=("weight",)),
+    hyper=("delta",),
+    options=({"delta": 0.3}, {"delta": 5.0}),
+    judge="torch.nn.functional:huber_loss",
+)
 def huber_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -91,10 +116,25 @@ def huber_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     delta = checks.number("delta", delta, 0.0, exclusive=True)
-    return elementwise_loss("huber", input, target, [delta], reduction, options, weight=weight)
+    return elementwise_loss(ElementCall("huber", input, target, weight=weight, hyper=[delta], reduction=reduction), options)
 
 
-@repeated
+@formula("smooth_l1", lambda of: Formulas(of.regression.smooth_l1))
+def smooth_l1_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
+    if not isinstance(beta, Tensor):
+        return F.smooth_l1_loss(x, y, reduction="none", beta=beta)
+    d = (x - y).abs()
+    return torch.where(d < beta, 0.5 * d * d / beta.clamp(min=torch.finfo(x.dtype).tiny), d - 0.5 * beta)
+
+
+@loss(
+    "smooth_l1",
+    "elementwise",
+    Module("SmoothL1Loss", "Smooth L1 loss as torch.nn.SmoothL1Loss"),
+    hyper=("beta",),
+    options=({"beta": 0.3}, {"beta": 5.0}),
+    judge="torch.nn.functional:smooth_l1_loss",
+)
 def smooth_l1_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -115,14 +155,6 @@ def smooth_l1_loss(
     """
     beta = checks.number("beta", beta, 0.0)
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    smooth = checks.nonzero(beta)
-    return elementwise_loss(
-        "smooth_l1" if smooth else "l1",
-        input,
-        target,
-        [beta] if smooth else [],
-        reduction,
-        options,
-        weight=weight,
-        mean_of_weights=True,
-    )
+    name, hyper = ("smooth_l1", [beta]) if checks.nonzero(beta) else ("l1", [])
+    call = ElementCall(name, input, target, weight=weight, hyper=hyper, reduction=reduction)
+    return elementwise_loss(call, options, mean="weights")

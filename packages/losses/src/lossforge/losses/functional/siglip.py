@@ -1,21 +1,36 @@
 """The pairwise sigmoid loss of image and text embeddings."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
+from lossforge.kernels.call import ElementCall
+from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
-from lossforge.losses.functional.common import ElementwiseOptions
-from lossforge.losses.functional.elementwise import elementwise_loss
-from lossforge.losses.repeat import repeated
-from lossforge.losses.torch_internals import transformed
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.element import elementwise_loss
+from lossforge.losses.templates.module import ElementModule, Module
+from lossforge.losses.templates.options import ElementwiseOptions
 from lossforge.losses.types import Reduction
+
+__all__ = ["siglip_loss"]
 
 NOWHERE = 2**62
 """The offset of a diagonal that meets no matrix."""
 
 
-@repeated
+class PairsModule(ElementModule):
+    def forward(self, input: Tensor, target: Tensor | None = None, **per_call: Any) -> Any:
+        return self.compute(input, target, **per_call)
+
+
+@loss(
+    "siglip",
+    "elementwise",
+    Module("SigLIPLoss", "Pairwise sigmoid loss of similarities", " `forward` takes offset and negative_only as well.", base=PairsModule),
+    formula="bce_with_logits",
+    paper="arXiv 2303.15343",
+)
 def siglip_loss(
     input: Tensor,  # (N, M)
     target: Tensor | None = None,  # as input, or (N,) class indices; None: the diagonal
@@ -50,7 +65,8 @@ def siglip_loss(
     if isinstance(target, Tensor) and target.is_floating_point():
         _refuse_embeddings(input, target, options.get("validate"))
     where = NOWHERE if negative_only else offset
-    return elementwise_loss("bce_with_logits", input, target, [1.0], reduction, options, weight=weight, offset=where, mean_of_rows=True)
+    call = ElementCall("bce_with_logits", input, target, weight=weight, hyper=[1.0], offset=where, reduction=reduction)
+    return elementwise_loss(call, options, mean="rows", diagonal=True)
 
 
 def _refuse_embeddings(input: Tensor, target: Tensor, validate: bool | None) -> None:

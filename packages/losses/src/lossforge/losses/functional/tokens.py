@@ -1,12 +1,15 @@
 """Log-probabilities of tokens: what preference objectives and policy gradients start from."""
 
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, TypedDict, Unpack, overload
 
 from torch import Tensor
 
+from lossforge.kernels.call import RowCall
 from lossforge.losses import checks
-from lossforge.losses.functional.common import check_options
-from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss
+from lossforge.losses.templates.options import check_options
+from lossforge.losses.templates.row import RowOptions, rowwise_results
+
+__all__ = ["TokenLogps", "selective_log_softmax"]
 
 
 class TokenLogps(NamedTuple):
@@ -16,41 +19,25 @@ class TokenLogps(NamedTuple):
     entropy: Tensor
 
 
+class TokenOptions(TypedDict, total=False):
+    temperature: float
+    softcap: float | None
+    ignore_index: int
+    inplace: bool
+    validate: bool | None
+
+
 @overload
 def selective_log_softmax(
-    logits: Tensor,
-    index: Tensor,
-    *,
-    temperature: float = 1.0,
-    return_entropy: Literal[False] = False,
-    softcap: float | None = None,
-    ignore_index: int = -100,
-    inplace: bool = False,
-    validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, return_entropy: Literal[False] = False, **options: Unpack[TokenOptions]
 ) -> Tensor: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor,
-    index: Tensor,
-    *,
-    temperature: float = 1.0,
-    return_entropy: Literal[True],
-    softcap: float | None = None,
-    ignore_index: int = -100,
-    inplace: bool = False,
-    validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, return_entropy: Literal[True], **options: Unpack[TokenOptions]
 ) -> TokenLogps: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor,
-    index: Tensor,
-    *,
-    temperature: float = 1.0,
-    return_entropy: bool,
-    softcap: float | None = None,
-    ignore_index: int = -100,
-    inplace: bool = False,
-    validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, return_entropy: bool, **options: Unpack[TokenOptions]
 ) -> Tensor | TokenLogps: ...
 @checks.named
 def selective_log_softmax(
@@ -87,17 +74,8 @@ def selective_log_softmax(
     options: RowOptions = {"scale": 1.0 / temperature, "softcap": softcap, "inplace": inplace, "validate": validate}
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
-    logps, _, _, entropy, _ = rowwise_loss(
-        "cross_entropy",
-        x,
-        index,
-        [],
-        "none",
-        options,
-        ignore_index=ignore_index,
-        outputs=(False, False, return_entropy, False),
-        factor_of=-1.0,
-        target_name="index",
-    )
+    call = RowCall("cross_entropy", x, index, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
+    call = call._replace(outputs=[False, False, return_entropy, False])
+    logps, _, _, entropy, _ = rowwise_results(call, options, target_name="index")
     assert logps is not None
     return logps if entropy is None else TokenLogps(logps, entropy)

@@ -15,13 +15,18 @@ empty: what a mean over nothing (a divisor of 0) gives: "nan", or "zero", with g
 Arguments may be float32, float16, bfloat16 or float64, mixed. Everything is computed and returned in float32 (float64 where an argument is
 float64); gradients come in the dtype of their argument, for every floating argument unless a loss says otherwise, as often as one likes.
 Arguments are checked from shapes, dtypes and devices alone, before any computation; nothing synchronises with the host.
+
+A module's `forward` takes the function's tensors in its order, and what each call brings (normalizer, margin, policy_nll_loss, mask, kl)
+by keyword.
 """
 
 from lossforge.losses.preference.common import sequence_logps
 from lossforge.losses.preference.grpo import grpo_loss
 from lossforge.losses.preference.kto import kto_loss
-from lossforge.losses.preference.modules import BradleyTerryLoss, CPOLoss, DPOLoss, GRPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from lossforge.losses.preference.pairwise import bradley_terry_loss, cpo_loss, dpo_loss, orpo_loss, simpo_loss
+
+# isort: split
+from lossforge.losses.modules import BradleyTerryLoss, CPOLoss, DPOLoss, GRPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 
 __all__ = [
     "BradleyTerryLoss",

@@ -1,26 +1,44 @@
 """What the preference objectives share: checks, precision and reduction."""
 
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.functional.common import Options, check_options
+from lossforge.losses.templates.module import LossModule, Module, with_module
+from lossforge.losses.templates.options import Options, check_options
 from lossforge.losses.types import Empty
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def alike(tensors: dict[str, Tensor]) -> None:
-    """All floating, of one shape and on one device, those of the first."""
+
+class PreferenceModule(LossModule):
+    def forward(self, *logps: Tensor | None, **per_call: Any) -> Any:
+        return self.compute(*logps, **per_call)
+
+
+def objective(name: str, summary: str, remark: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check a function's keywords, and make its module, whose `forward` takes the function's tensors in its order."""
+
+    def enter(function: Callable[P, R]) -> Callable[P, R]:
+        return with_module(Module(name, summary, remark, base=PreferenceModule), see="")(checks.named(function))
+
+    return enter
+
+
+def alike(**given: Tensor | None) -> list[Tensor]:
+    """Return the tensors that are given, once they are checked to be floating, of the first's shape and on its device."""
+    tensors = {name: t for name, t in given.items() if t is not None}
     first, x = next(iter(tensors.items()))
     for name, t in tensors.items():
         checks.floating(name, t)
         if t.shape != x.shape:
             raise ValueError(f"{name} must have the shape of {first}, {tuple(x.shape)}, got {tuple(t.shape)}")
-        same_device(name, t, first, x)
-
-
-def same_device(name: str, t: Tensor, first: str, x: Tensor) -> None:
-    if t.device != x.device:
-        raise ValueError(f"{name} must be on the device of {first}, {x.device}, got {t.device}")
+        checks.beside(name, t, x, first)
+    return list(tensors.values())
 
 
 def check_reduction(x: Tensor, reduction: str, normalizer: float | Tensor | None, empty: Empty) -> None:
@@ -37,7 +55,7 @@ def check_mask(mask: Tensor | None, first: str, x: Tensor) -> None:
         raise TypeError(f"mask must be of dtype bool or an integer dtype, got {mask.dtype}")
     if mask.shape != x.shape:
         raise ValueError(f"mask must have the shape of {first}, {tuple(x.shape)}, got {tuple(mask.shape)}")
-    same_device("mask", mask, first, x)
+    checks.beside("mask", mask, x, first)
 
 
 def accurate(*tensors: Tensor) -> list[Tensor]:

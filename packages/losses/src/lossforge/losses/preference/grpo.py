@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_mask, check_reduction, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_mask, check_reduction, objective, reduced
 from lossforge.losses.types import Empty, Reduction
 
 LEVELS = ("token", "sequence")
@@ -23,7 +23,7 @@ def _clipped_ratio(log_ratio: Tensor, advantages: Tensor, low: float, high: floa
     return torch.where(clipped, bound, torch.where(clipped, 0.0, log_ratio).exp())
 
 
-@checks.named
+@objective("GRPOLoss", "Group-relative policy optimisation")
 def grpo_loss(
     per_token_logps: Tensor,  # (N, T)
     advantages: Tensor,  # (N,) or (N, T)
@@ -72,22 +72,17 @@ def grpo_loss(
     with empty="zero" (TRL: 0).
     Raises: TypeError, ValueError naming the argument.
     """
-    given = {"per_token_logps": per_token_logps}
-    if old_per_token_logps is not None:
-        given["old_per_token_logps"] = old_per_token_logps
     beta = checks.number("beta", beta, 0.0)
     if checks.nonzero(beta) and ref_per_token_logps is None:
         raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
-    if ref_per_token_logps is not None:
-        given["ref_per_token_logps"] = ref_per_token_logps
-    alike(given)
+    given = alike(per_token_logps=per_token_logps, old_per_token_logps=old_per_token_logps, ref_per_token_logps=ref_per_token_logps)
     if per_token_logps.ndim != 2:
         raise ValueError(f"per_token_logps must have shape (N, T), got {tuple(per_token_logps.shape)}")
     checks.floating("advantages", advantages)
     if advantages.shape not in (per_token_logps.shape, per_token_logps.shape[:1]):
         shape = tuple(per_token_logps.shape)
         raise ValueError(f"advantages must have shape {shape[:1]} or {shape}, got {tuple(advantages.shape)}")
-    same_device("advantages", advantages, "per_token_logps", per_token_logps)
+    checks.beside("advantages", advantages, per_token_logps, "per_token_logps")
     check_mask(mask, "per_token_logps", per_token_logps)
     epsilon = checks.number("epsilon", epsilon, 0.0, 1.0)
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
@@ -106,7 +101,7 @@ def grpo_loss(
         length = max_completion_length
     check_reduction(per_token_logps, reduction, normalizer, empty)
 
-    advantages, *logps = accurate(advantages, *given.values())
+    advantages, *logps = accurate(advantages, *given)
     keep = torch.ones_like(per_token_logps, dtype=torch.bool) if mask is None else mask != 0
     logps = [torch.where(keep, t, 0.0) for t in logps]
     advantages = advantages.unsqueeze(1) if advantages.ndim == 1 else torch.where(keep, advantages, 0.0)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_reduction, objective, reduced
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -14,11 +14,11 @@ def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> f
     checks.floating(name, weight)
     if weight.ndim and weight.shape != x.shape:
         raise ValueError(f"{name} must be a number, 0-d, or of the shape of {first}, {tuple(x.shape)}, got {tuple(weight.shape)}")
-    same_device(name, weight, first, x)
+    checks.beside(name, weight, x, first)
     return weight
 
 
-@checks.named
+@objective("KTOLoss", "Kahneman-Tversky optimisation", " Weights per completion are given per call, as is the baseline kl.")
 def kto_loss(
     policy_chosen_logps: Tensor,  # (N_c,)
     policy_rejected_logps: Tensor,  # (N_r,)
@@ -68,16 +68,16 @@ def kto_loss(
             raise ValueError("kl takes the place of policy_KL_logps and reference_KL_logps, got all three")
         groups.append({"policy_KL_logps": policy_KL_logps, "reference_KL_logps": reference_KL_logps})
     for group in groups:
-        alike(group)
+        alike(**group)
         name, t = next(iter(group.items()))
         if t.ndim != 1:
             raise ValueError(f"{name} must have shape (N,), got {tuple(t.shape)}")
-        same_device(name, t, "policy_chosen_logps", policy_chosen_logps)
+        checks.beside(name, t, policy_chosen_logps, "policy_chosen_logps")
     if checks.is_parameter(kl, policy_chosen_logps):
         checks.floating("kl", kl)
         if kl.ndim:
             raise ValueError(f"kl must be a number or a 0-d tensor, got shape {tuple(kl.shape)}")
-        same_device("kl", kl, "policy_chosen_logps", policy_chosen_logps)
+        checks.beside("kl", kl, policy_chosen_logps, "policy_chosen_logps")
     elif kl is not None:
         kl = checks.number("kl", kl)
     beta = checks.number("beta", beta, 0.0, exclusive=True)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.preference.common import accurate, alike, check_reduction, reduced, same_device
+from lossforge.losses.preference.common import accurate, alike, check_reduction, objective, reduced
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -59,7 +59,7 @@ def _check_nll(policy_nll_loss: Tensor | None, alpha_name: str, alpha: float, ch
     if policy_nll_loss.ndim and policy_nll_loss.shape != chosen.shape:
         shape, got = tuple(chosen.shape), tuple(policy_nll_loss.shape)
         raise ValueError(f"policy_nll_loss must be 0-d or have the shape of policy_chosen_logps, {shape}, got {got}")
-    same_device("policy_nll_loss", policy_nll_loss, "policy_chosen_logps", chosen)
+    checks.beside("policy_nll_loss", policy_nll_loss, chosen, "policy_chosen_logps")
     return alpha
 
 
@@ -69,7 +69,7 @@ def _with_nll(losses: Tensor, alpha: float, policy_nll_loss: Tensor | None, chos
     return losses + alpha * (-chosen if policy_nll_loss is None else policy_nll_loss.to(losses.dtype))
 
 
-@checks.named
+@objective("BradleyTerryLoss", "Bradley-Terry loss of a reward model", " The margin is given per call.")
 def bradley_terry_loss(
     rewards_chosen: Tensor,  # any shape, usually (N,)
     rewards_rejected: Tensor,  # as rewards_chosen
@@ -92,16 +92,16 @@ def bradley_terry_loss(
     Raises: TypeError, ValueError naming the argument.
     Source: Bradley and Terry 1952; Christiano et al. arXiv 1706.03741; margin: arXiv 2307.09288; centring: arXiv 2312.09244.
     """
-    given = {"rewards_chosen": rewards_chosen, "rewards_rejected": rewards_rejected}
+    each = None  # a margin a pair
     if checks.is_parameter(margin, rewards_chosen) and (margin.ndim or not rewards_chosen.ndim):
-        given["margin"] = margin
+        each = margin
     elif margin is not None:
         margin = checks.number("margin", margin)
-    alike(given)
+    given = alike(rewards_chosen=rewards_chosen, rewards_rejected=rewards_rejected, margin=each)
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
     center_rewards_coefficient = checks.number("center_rewards_coefficient", center_rewards_coefficient, 0.0)
     check_reduction(rewards_chosen, reduction, normalizer, empty)
-    chosen, rejected, *rest = accurate(*given.values())
+    chosen, rejected, *rest = accurate(*given)
     x = chosen - rejected
     if margin is not None:
         x = x - (rest[0] if rest else margin)
@@ -111,7 +111,7 @@ def bradley_terry_loss(
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("DPOLoss", "Direct preference optimisation")
 def dpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,)
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -144,23 +144,22 @@ def dpo_loss(
     one, the limit: 0 without smoothing; where policy and reference both do, nan.
     Raises: TypeError, ValueError naming the argument.
     """
-    given = {
-        "policy_chosen_logps": policy_chosen_logps,
-        "policy_rejected_logps": policy_rejected_logps,
-        "reference_chosen_logps": reference_chosen_logps,
-        "reference_rejected_logps": reference_rejected_logps,
-    }
-    alike(given)
+    given = alike(
+        policy_chosen_logps=policy_chosen_logps,
+        policy_rejected_logps=policy_rejected_logps,
+        reference_chosen_logps=reference_chosen_logps,
+        reference_rejected_logps=reference_rejected_logps,
+    )
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     label_smoothing = _check_loss_type(loss_type, ("sigmoid", "robust", "hinge", "ipo"), label_smoothing)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
-    policy_chosen, policy_rejected, reference_chosen, reference_rejected = accurate(*given.values())
+    policy_chosen, policy_rejected, reference_chosen, reference_rejected = accurate(*given)
     h = (policy_chosen - reference_chosen) - (policy_rejected - reference_rejected)
     losses = (h - 1 / (2 * beta)).square() if loss_type == "ipo" else _objective(beta * h, loss_type, label_smoothing)
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("CPOLoss", "Contrastive preference optimisation")
 def cpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,)
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -189,20 +188,19 @@ def cpo_loss(
     Raises: TypeError, ValueError naming the argument.
     Source: arXiv 2401.08417.
     """
-    given = {"policy_chosen_logps": policy_chosen_logps, "policy_rejected_logps": policy_rejected_logps}
-    alike(given)
+    given = alike(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge", "ipo"), label_smoothing)
     cpo_alpha = _check_nll(policy_nll_loss, "cpo_alpha", cpo_alpha, policy_chosen_logps)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
-    chosen, rejected = accurate(*given.values())
+    chosen, rejected = accurate(*given)
     h = chosen - rejected
     losses = (h - 1 / (2 * beta)).square() if loss_type == "ipo" else _objective(beta * h, loss_type, label_smoothing)
     losses = _with_nll(losses, cpo_alpha, policy_nll_loss, chosen)
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("SimPOLoss", "Simple preference optimisation")
 def simpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,): means over tokens
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -229,18 +227,17 @@ def simpo_loss(
     Raises: TypeError, ValueError naming the argument.
     Source: arXiv 2405.14734.
     """
-    given = {"policy_chosen_logps": policy_chosen_logps, "policy_rejected_logps": policy_rejected_logps}
-    alike(given)
+    given = alike(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     gamma = checks.number("gamma", gamma)
     label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge"), label_smoothing)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
-    chosen, rejected = accurate(*given.values())
+    chosen, rejected = accurate(*given)
     losses = _objective(beta * (chosen - rejected) - gamma, loss_type, label_smoothing)
     return reduced(losses, losses.numel(), reduction, normalizer, empty)
 
 
-@checks.named
+@objective("ORPOLoss", "Odds-ratio preference optimisation")
 def orpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,): means over tokens
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -266,11 +263,10 @@ def orpo_loss(
     Raises: TypeError, ValueError naming the argument.
     Source: arXiv 2403.07691.
     """
-    given = {"policy_chosen_logps": policy_chosen_logps, "policy_rejected_logps": policy_rejected_logps}
-    alike(given)
+    given = alike(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
     beta = checks.number("beta", beta, 0.0)
     alpha = _check_nll(policy_nll_loss, "alpha", alpha, policy_chosen_logps)
     check_reduction(policy_chosen_logps, reduction, normalizer, empty)
-    chosen, rejected = accurate(*given.values())
+    chosen, rejected = accurate(*given)
     losses = _with_nll(beta * _log_odds_loss(chosen, rejected), alpha, policy_nll_loss, chosen)
     return reduced(losses, losses.numel(), reduction, normalizer, empty)

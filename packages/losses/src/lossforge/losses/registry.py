@@ -1,14 +1,20 @@
-"""What the registry holds of a loss."""
+"""Every loss by name, entered by the decorator of its function. Tests, benchmarks and configs follow from this table."""
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 from torch import nn
 
 from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses.repeat import repeated
 from lossforge.losses.state import plain_torch
+from lossforge.losses.templates.module import Module, module_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Loss:
     formula: str
     function: Callable[..., Any]
     module: type[nn.Module]
-    hyper: dict[str, float | None] = field(default_factory=dict)
+    hyper: dict[str, Any] = field(default_factory=dict)
     options: tuple[dict[str, Any], ...] = ()
     without: tuple[str, ...] = ()
     domain: str = "logits"
@@ -57,3 +63,34 @@ class Loss:
         if isinstance(found, type):
             return lambda x, target, **options: found(**options)(x, target)
         return found
+
+
+LOSSES: dict[str, Loss] = {}
+
+
+class Facts(TypedDict, total=False):
+    """Of a Loss, what its function does not say."""
+
+    options: tuple[dict[str, Any], ...]
+    without: tuple[str, ...]
+    domain: str
+    judge: str
+    paper: str
+    reductions: tuple[str, ...]
+
+
+def loss(
+    name: str, template: str, module: Module, *, formula: str = "", hyper: tuple[str, ...] = (), **facts: Unpack[Facts]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Enter a function as a loss, with its calls kept and its module made.
+
+    formula: its name where it is not the loss's. hyper: the parameters that a config may set; their defaults are the signature's.
+    """
+
+    def enter(function: Callable[P, R]) -> Callable[P, R]:
+        public, given = repeated(function), inspect.signature(function).parameters
+        defaults = {each: given[each].default for each in hyper}
+        LOSSES[name] = Loss(name, template, formula or name, public, module_of(public, module, template), defaults, **facts)
+        return public
+
+    return enter

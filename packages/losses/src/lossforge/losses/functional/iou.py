@@ -1,67 +1,69 @@
 """Losses of pairs of boxes, one a row of two tensors (..., 4)."""
 
+import math
 from typing import Unpack
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import BoxCall
+from lossforge.kernels.call import BoxCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.dispatch import value
-from lossforge.losses.functional.common import BoxOptions, check_options, factor
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.functional.regression import smooth_l1_reference
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.box import box_loss
+from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import BoxOptions
 from lossforge.losses.types import BoxFormat, Reduction
 
-FORMATS = ("xyxy", "cxcywh")
+__all__ = [
+    "box_iou_loss",
+    "box_l1_loss",
+    "box_smooth_l1_loss",
+    "complete_box_iou_loss",
+    "distance_box_iou_loss",
+    "efficient_box_iou_loss",
+    "generalized_box_iou_loss",
+]
+
+OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})
+"""Of the areas that tests divide by, about half are below an eps of 3e3."""
 
 
-def box_loss(
-    loss: str,
-    boxes1: Tensor,
-    boxes2: Tensor,
-    hyper: list[float],
-    reduction: str,
-    weight: Tensor | None,
-    format: str,
-    options: BoxOptions,
-) -> Tensor:
-    checks.floating("boxes1", boxes1)
-    checks.floating_beside("boxes2", boxes2, boxes1, "boxes1")
-    shape = boxes1.shape
-    if not shape or shape[-1] != 4:
-        raise ValueError(f"boxes1 must have shape (..., 4), got {tuple(shape)}")
-    if boxes2.shape != shape:
-        raise ValueError(f"boxes2 must have the shape of boxes1, {tuple(shape)}, got {tuple(boxes2.shape)}")
-    checks.one_of("format", format, FORMATS)
-    divisor = check_options(boxes1, reduction, options, BoxOptions, "boxes1")
-    if weight is not None:
-        checks.floating_beside("weight", weight, boxes1, "boxes1")
-        pairs = shape[:-1]
-        if weight.ndim > len(pairs) or any(a not in (1, b) for a, b in zip(reversed(weight.shape), reversed(pairs), strict=False)):
-            raise ValueError(f"weight must hold one weight a pair and broadcast to {tuple(pairs)}, got {tuple(weight.shape)}")
-    given: BoxOptions = {"empty": "zero", **options}
-    call = BoxCall(
-        loss=loss,
-        boxes1=boxes1,
-        boxes2=boxes2,
-        weight=weight,
-        normalizer=divisor,
-        hyper=[1.0 * h for h in hyper],
-        loss_scale=factor(given),
-        centered=format == "cxcywh",
-        reduction=reduction if given.get("normalizer") is None else "sum",
-        empty_is_zero=given["empty"] == "zero",
-    )
-    return value(call, options.get("gradient"))
+def _sides(b: Tensor) -> tuple[Tensor, Tensor]:
+    return b[..., 2] - b[..., 0], b[..., 3] - b[..., 1]
 
 
-def _overlap_loss(
-    loss: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, weight: Tensor | None, format: str, options: BoxOptions
-) -> Tensor:
-    eps = checks.number("eps", eps, 0.0)
-    return box_loss(loss, boxes1, boxes2, [eps], reduction, weight, format, options)
+def _hull(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = torch.minimum(b1[..., :2], b2[..., :2]), torch.maximum(b1[..., 2:], b2[..., 2:])
+    return _sides(torch.cat([low, high], -1))
 
 
-@repeated
+def _overlap(b1: Tensor, b2: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """1 - I/U, and U."""
+    (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
+    low, high = torch.maximum(b1[..., :2], b2[..., :2]), torch.minimum(b1[..., 2:], b2[..., 2:])
+    w, h = (high - low).unbind(-1)
+    intersection = torch.where((w > 0) & (h > 0), w * h, 0.0)
+    union = w1 * h1 + (w2 * h2 - intersection)
+    kept = union.clamp(min=eps)
+    return (kept - intersection) / kept, union
+
+
+@formula("iou", lambda of: Formulas(of.box.iou))
+def iou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    return _overlap(b1, b2, eps)[0]
+
+
+@loss(
+    "iou",
+    "boxes",
+    Module("BoxIoULoss", "IoU loss of two boxes", ' As there and in torchvision, the default reduction is "none".'),
+    hyper=("eps",),
+    options=OPTIONS,
+    paper="arXiv 1608.01471",
+)
 def box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
@@ -85,10 +87,27 @@ def box_iou_loss(
     Two boxes without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch.
     Raises: TypeError, ValueError naming the argument.
     """
-    return _overlap_loss("iou", boxes1, boxes2, reduction, eps, weight, format, options)
+    call = BoxCall("iou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
+    return box_loss(call, options, format)
 
 
-@repeated
+@formula("giou", lambda of: Formulas(of.box.giou))
+def giou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    value, union = _overlap(b1, b2, eps)
+    w, h = _hull(b1, b2)
+    hull = w * h
+    return value + (hull - union) / hull.clamp(min=eps)
+
+
+@loss(
+    "giou",
+    "boxes",
+    Module("GeneralizedBoxIoULoss", "Generalized IoU loss"),
+    hyper=("eps",),
+    options=OPTIONS,
+    judge="torchvision.ops:generalized_box_iou_loss",
+    paper="arXiv 1902.09630",
+)
 def generalized_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
@@ -107,10 +126,26 @@ def generalized_box_iou_loss(
     Args: as in box_iou_loss.
     Raises: TypeError, ValueError naming the argument.
     """
-    return _overlap_loss("giou", boxes1, boxes2, reduction, eps, weight, format, options)
+    call = BoxCall("giou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
+    return box_loss(call, options, format)
 
 
-@repeated
+@formula("diou", lambda of: Formulas(of.box.diou))
+def diou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    w, h = _hull(b1, b2)
+    offset = ((b1[..., :2] - b2[..., :2]) + (b1[..., 2:] - b2[..., 2:])) / 2
+    return iou_reference(b1, b2, eps) + offset.square().sum(-1) / (w * w + h * h).clamp(min=eps)
+
+
+@loss(
+    "diou",
+    "boxes",
+    Module("DistanceBoxIoULoss", "Distance IoU loss"),
+    hyper=("eps",),
+    options=OPTIONS,
+    judge="torchvision.ops:distance_box_iou_loss",
+    paper="arXiv 1911.08287",
+)
 def distance_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
@@ -129,10 +164,35 @@ def distance_box_iou_loss(
     Args: as in box_iou_loss.
     Raises: TypeError, ValueError naming the argument.
     """
-    return _overlap_loss("diou", boxes1, boxes2, reduction, eps, weight, format, options)
+    call = BoxCall("diou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
+    return box_loss(call, options, format)
 
 
-@repeated
+def _angle(b: Tensor) -> Tensor:
+    """atan(w / h), also where h is 0; 0, with derivative 0, where w is 0 as well."""
+    w, h = _sides(b)
+    point = (w == 0) & (h == 0)
+    w, h = torch.where(point, 0.0, w), torch.where(point, 1.0, h)
+    sign = torch.where(h < 0, -1.0, 1.0)
+    return torch.atan2(sign * w, sign * h)
+
+
+@formula("ciou", lambda of: Formulas(of.box.ciou))
+def ciou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    v = 4 / math.pi**2 * (_angle(b2) - _angle(b1)).square()
+    alpha = (v / (iou_reference(b1, b2, eps) + v).clamp(min=eps)).detach()
+    return diou_reference(b1, b2, eps) + alpha * v
+
+
+@loss(
+    "ciou",
+    "boxes",
+    Module("CompleteBoxIoULoss", "Complete IoU loss"),
+    hyper=("eps",),
+    options=OPTIONS,
+    judge="torchvision.ops:complete_box_iou_loss",
+    paper="arXiv 1911.08287",
+)
 def complete_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
@@ -151,10 +211,19 @@ def complete_box_iou_loss(
     Args: as in box_iou_loss; eps bounds all denominators, where torchvision's reaches only that of α.
     Raises: TypeError, ValueError naming the argument.
     """
-    return _overlap_loss("ciou", boxes1, boxes2, reduction, eps, weight, format, options)
+    call = BoxCall("ciou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
+    return box_loss(call, options, format)
 
 
-@repeated
+@formula("eiou", lambda of: Formulas(of.box.eiou))
+def eiou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    value = diou_reference(b1, b2, eps)
+    for s1, s2, s in zip(_sides(b1), _sides(b2), _hull(b1, b2), strict=True):
+        value = value + (s1 - s2).square() / (s * s).clamp(min=eps)
+    return value
+
+
+@loss("eiou", "boxes", Module("EfficientBoxIoULoss", "Efficient IoU loss"), hyper=("eps",), options=OPTIONS, paper="arXiv 2101.08158")
 def efficient_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
@@ -173,10 +242,16 @@ def efficient_box_iou_loss(
     Args: as in box_iou_loss.
     Raises: TypeError, ValueError naming the argument.
     """
-    return _overlap_loss("eiou", boxes1, boxes2, reduction, eps, weight, format, options)
+    call = BoxCall("eiou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
+    return box_loss(call, options, format)
 
 
-@repeated
+@formula("box_l1", lambda of: Formulas(of.box_l1.box_l1))
+def box_l1_reference(b1: Tensor, b2: Tensor) -> Tensor:
+    return F.l1_loss(b1, b2, reduction="none").sum(-1)
+
+
+@loss("box_l1", "boxes", Module("BoxL1Loss", "Absolute error of boxes, summed over their coordinates"), paper="arXiv 2005.12872")
 def box_l1_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
@@ -193,10 +268,22 @@ def box_l1_loss(
     Args: as in box_iou_loss; the coordinates are compared as they are, whatever they stand for.
     Raises: TypeError, ValueError naming the argument.
     """
-    return box_loss("box_l1", boxes1, boxes2, [], reduction, weight, "xyxy", options)
+    return box_loss(BoxCall("box_l1", boxes1, boxes2, weight=weight, reduction=reduction), options)
 
 
-@repeated
+@formula("box_smooth_l1", lambda of: Formulas(of.box_l1.box_smooth_l1))
+def box_smooth_l1_reference(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
+    return smooth_l1_reference(b1, b2, beta).sum(-1)
+
+
+@loss(
+    "box_smooth_l1",
+    "boxes",
+    Module("BoxSmoothL1Loss", "Smooth L1 loss of boxes, summed over their coordinates"),
+    hyper=("beta",),
+    options=({"beta": 0.3}, {"beta": 20.0}, {"beta": 0.0}),
+    paper="arXiv 1504.08083",
+)
 def box_smooth_l1_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
@@ -215,4 +302,4 @@ def box_smooth_l1_loss(
     """
     beta = checks.number("beta", beta, 0.0)
     name, hyper = ("box_smooth_l1", [beta]) if checks.nonzero(beta) else ("box_l1", [])
-    return box_loss(name, boxes1, boxes2, hyper, reduction, weight, "xyxy", options)
+    return box_loss(BoxCall(name, boxes1, boxes2, weight=weight, hyper=hyper, reduction=reduction), options)

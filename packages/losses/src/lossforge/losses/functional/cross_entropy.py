@@ -1,14 +1,24 @@
-"""Losses of rows of classes under a softmax."""
+"""Cross entropy of rows of classes."""
 
 from typing import Literal, NamedTuple, Unpack, overload
 
 from torch import Tensor
 
+from lossforge.kernels.call import Formulas, RowCall
 from lossforge.losses import checks
-from lossforge.losses.functional.common import Options
-from lossforge.losses.functional.rowwise import RowOptions, rowwise_loss
-from lossforge.losses.repeat import repeated
+from lossforge.losses.formulas import formula
+from lossforge.losses.registry import loss
+from lossforge.losses.templates.module import Module
+from lossforge.losses.templates.options import Options
+from lossforge.losses.templates.row import RowOptions, rowwise_results
 from lossforge.losses.types import Reduction
+
+__all__ = ["CrossEntropyOutput", "cross_entropy"]
+
+
+@formula("cross_entropy", lambda of: Formulas(of.softmax.cross_entropy))
+def cross_entropy_reference(z: Tensor) -> Tensor:
+    return z
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -103,7 +113,19 @@ def cross_entropy(
     return_correct: bool = False,
     **options: Unpack[CrossEntropyOptions],
 ) -> Tensor | CrossEntropyOutput: ...
-@repeated
+@loss(
+    "ce",
+    "rowwise",
+    Module(
+        "CrossEntropyLoss",
+        "Cross entropy as torch.nn.CrossEntropyLoss, with more options",
+        " For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput.",
+    ),
+    formula="cross_entropy",
+    hyper=("label_smoothing", "z_loss", "softcap", "scale"),
+    options=({"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "scale": 0.7}),
+    judge="torch.nn.functional:cross_entropy",
+)
 def cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
@@ -136,19 +158,12 @@ def cross_entropy(
     lse and entropy of softmax(x) per row, all three differentiable, and correct: whether the first of the largest logits is the target.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    asked = [return_z_loss, return_lse, return_entropy, return_correct]
-    row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
-    loss, *others = rowwise_loss(
-        "cross_entropy",
-        input,
-        target,
-        [],
-        checks.legacy_reduction(size_average, reduce, reduction),
-        row_options,
-        weight=weight,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        outputs=asked,
+    call = RowCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    call = call._replace(
+        reduction=checks.legacy_reduction(size_average, reduce, reduction),
+        outputs=[return_z_loss, return_lse, return_entropy, return_correct],
     )
-    assert loss is not None
-    return CrossEntropyOutput(loss, *others) if any(asked) else loss
+    row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
+    value, *others = rowwise_results(call, row_options, probabilities=True)
+    assert value is not None
+    return CrossEntropyOutput(value, *others) if any(call.outputs) else value

@@ -1,13 +1,16 @@
-"""Options that every loss has, their checks, and the tensors they stand for."""
+"""Options that every loss has, their checks, the tensors they stand for, and what they make of a call."""
 
 import math
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
+from lossforge.losses.dispatch import value
 from lossforge.losses.types import Empty, Gradient
+
+Call = TypeVar("Call", bound=Any)
 
 
 class Settings(TypedDict, total=False):
@@ -19,16 +22,9 @@ class Settings(TypedDict, total=False):
     validate: bool | None
 
 
-class ElementwiseSettings(Settings, total=False):
-    dim: int
-
-
-class BoxSettings(TypedDict, total=False):
+class BoxOptions(TypedDict, total=False):
     empty: Empty
     gradient: Gradient | None
-
-
-class BoxOptions(BoxSettings, total=False):
     normalizer: float | Tensor | None
 
 
@@ -43,8 +39,10 @@ class Options(CallOptions, total=False):
     lam: float | Tensor | None
 
 
-class UnscoredOptions(Options, ElementwiseSettings, total=False):
+class UnscoredOptions(Options, total=False):
     """For losses whose signature has the score."""
+
+    dim: int
 
 
 class ElementwiseOptions(UnscoredOptions, total=False):
@@ -93,6 +91,43 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
+def with_options(call: Call, options: CallOptions | BoxOptions, normalizer: Tensor | None) -> Call:
+    """Return a checked call with what every template's options say of it. normalizer: where it is a tensor."""
+    return call._replace(
+        normalizer=normalizer,
+        loss_scale=call.loss_scale * factor(options),
+        reduction=call.reduction if options.get("normalizer") is None else "sum",
+        empty_is_zero=options.get("empty") == "zero",
+    )
+
+
+def computed(call: Any, options: Any) -> Tensor:
+    """Compute a call, by the options that say when and where its gradient is written."""
+    return value(call, options.get("gradient"), options.get("inplace", False))
+
+
+def of_classes(x: Tensor, name: str = "input") -> int:
+    """Return the dimension of the classes of x (C,), (N, C) or (N, C, d…), once it is checked to have one."""
+    checks.floating(name, x)
+    if x.ndim == 0:
+        raise ValueError(f"{name} must have a dimension of classes, got a 0-d tensor")
+    return min(x.ndim - 1, 1)
+
+
+def rows_of(x: Tensor, dim: int) -> tuple[int, ...]:
+    """Return the shape of x without the dimension `dim`."""
+    return tuple([n for d, n in enumerate(x.shape) if d != dim % x.ndim])
+
+
+def weights_of_classes(name: str, t: Tensor | None, x: Tensor, classes: int) -> Tensor | None:
+    if t is None:
+        return None
+    checks.floating_beside(name, t, x)
+    if t.shape != (classes,):
+        raise ValueError(f"{name} must hold one {name} a class, shape ({classes},), got {tuple(t.shape)}")
+    return t.contiguous()
+
+
 def factor(options: CallOptions | BoxOptions) -> float:
     """What a number as normalizer multiplies the sum by; a tensor divides on its device."""
     normalizer = options.get("normalizer")
@@ -117,7 +152,7 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
     checks.floating_beside("lam", lam, x)
     if lam.ndim == 1 and target.ndim > 1:
         lam = lam.view(-1, *(1,) * (target.ndim - 1))
-    if lam.ndim > target.ndim or any(a not in (1, b) for a, b in zip(reversed(lam.shape), reversed(target.shape), strict=False)):
+    if not checks.expands(lam, target.shape):
         raise ValueError(f"lam must be a number, 0-d, or one a sample or row of target {tuple(target.shape)}, got shape {tuple(lam.shape)}")
     return lam.expand(target.shape)
 

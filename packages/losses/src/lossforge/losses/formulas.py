@@ -1,0 +1,49 @@
+"""Every formula by name, twice: in plain torch, which autograd differentiates, and as the kernels inline it.
+
+In plain torch, formulas of elements take (x, y, *hyper) and return the value per element; those of rows (z, *hyper), z = -ln p of a row's
+class; those of boxes (boxes1, boxes2, *hyper), (..., 4), corners where the loss is one of overlap, and return one value a pair; those of
+regions (I, P, Y, *hyper), a number a region each; those of divergences (ln p, ln q, *hyper), (N, C, d…), and return the terms of the sum
+over classes, 0 where a class has probability 0 in what is multiplied by the probability.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from lossforge.kernels.call import Formulas
+
+R = TypeVar("R", bound=Callable[..., Tensor])
+
+
+class DeviceFunctions:
+    """The files of lossforge.kernels.formulas, each imported when it is named, because they need Triton."""
+
+    def __getattr__(self, file: str) -> Any:
+        return importlib.import_module(f"lossforge.kernels.formulas.{file}")
+
+
+class Formula:
+    """A formula twice. reference: in plain torch. load: gives it as device functions, and is called when a kernel needs them."""
+
+    def __init__(self, reference: Callable[..., Tensor], load: Callable[[Any], Formulas]) -> None:
+        self.reference, self.load = reference, load
+
+    @functools.cached_property
+    def kernels(self) -> Formulas:
+        return self.load(DeviceFunctions())
+
+
+FORMULAS: dict[str, Formula] = {}
+
+
+def formula(name: str, load: Callable[[Any], Formulas]) -> Callable[[R], R]:
+    """Enter a plain-torch reference, with its device functions: load(files of lossforge.kernels.formulas)."""
+
+    def enter(reference: R) -> R:
+        FORMULAS[name] = Formula(reference, load)
+        return reference
+
+    return enter

@@ -1,0 +1,30 @@
+"""What the losses of pairs of boxes share: the checks of their arguments, and the call."""
+
+from torch import Tensor
+
+from lossforge.kernels.call import BoxCall
+from lossforge.losses import checks
+from lossforge.losses.templates.options import BoxOptions, check_options, computed, with_options
+
+FORMATS = ("xyxy", "cxcywh")
+
+
+def box_loss(call: BoxCall, options: BoxOptions, format: str = "xyxy") -> Tensor:
+    """Check arguments and compute. call: with the function's arguments as they are."""
+    boxes1, boxes2, weight = call.boxes1, call.boxes2, call.weight
+    checks.floating("boxes1", boxes1)
+    checks.floating_beside("boxes2", boxes2, boxes1, "boxes1")
+    shape = boxes1.shape
+    if not shape or shape[-1] != 4:
+        raise ValueError(f"boxes1 must have shape (..., 4), got {tuple(shape)}")
+    if boxes2.shape != shape:
+        raise ValueError(f"boxes2 must have the shape of boxes1, {tuple(shape)}, got {tuple(boxes2.shape)}")
+    checks.one_of("format", format, FORMATS)
+    divisor = check_options(boxes1, call.reduction, options, BoxOptions, "boxes1")
+    if weight is not None:
+        checks.floating_beside("weight", weight, boxes1, "boxes1")
+        if not checks.expands(weight, shape[:-1]):
+            raise ValueError(f"weight must hold one weight a pair and broadcast to {tuple(shape[:-1])}, got {tuple(weight.shape)}")
+    given: BoxOptions = {"empty": "zero", **options}
+    call = call._replace(hyper=[1.0 * h for h in call.hyper], centered=format == "cxcywh")
+    return computed(with_options(call, given, divisor), given)
