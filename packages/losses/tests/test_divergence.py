@@ -246,9 +246,9 @@ def test_compile_does_not_recompile(device):
 
 def test_backward_operator_refuses_to_be_differentiated(device):
     x, t = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(3, 4, device=device)
-    args = ["kl", x, t, None, None, None, None, [], False, 1.0, -100, 1.0, "mean", False]
-    _, stats, divisor, _ = torch.ops.lossforge.divergence(*args, False, True)
-    g = torch.ops.lossforge.divergence_backward(*args, stats, divisor, torch.ones((), device=device))
+    args = ["kl", x, t, None, None, None, [], False, 1.0, -100, 1.0, "mean", False]
+    _, divisor, stats, _ = torch.ops.lossforge.divergence(*args, False, True)
+    g = torch.ops.lossforge.divergence_backward(*args, divisor, stats, torch.ones((), device=device), True)
     with pytest.raises(RuntimeError, match="divergence_backward cannot be differentiated"):
         g.sum().backward()
 
