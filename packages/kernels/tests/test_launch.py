@@ -13,7 +13,7 @@ from lossforge.kernels.box import launch as box
 from lossforge.kernels.call import BoxCall, ElementCall, Formulas, RowCall
 from lossforge.kernels.element import launch as element
 from lossforge.kernels.engine import launch
-from lossforge.kernels.engine.launch import Plan, Slot, Turn, filler, workspace
+from lossforge.kernels.engine.launch import Plan, Recording, Slot, filler, workspace
 from lossforge.kernels.engine.reduce import Counting, count
 from lossforge.kernels.formulas.box import giou
 from lossforge.kernels.formulas.focal import focal
@@ -198,11 +198,28 @@ def test_plans_are_bounded(monkeypatch):
 
 def test_a_call_that_repeats_looks_nothing_up(monkeypatch):
     x, y = torch.ones(7, device=DEVICE), torch.zeros(7, device=DEVICE)
-    first = Turn(None)
-    element.forward(ElementCall("l1", x, y), Formulas(l1), [None], False, turn=first)
-    monkeypatch.setattr(launch, "planned", None)
-    (value, _) = element.forward(ElementCall("l1", 2 * x, y), Formulas(l1), [None], False, turn=Turn(first.found))
-    assert value == 14
+    for reduction, exact in (("sum", 14.0), ("none", 2.0)):
+        recording, gradient = Recording(), torch.empty_like(x)
+        call = ElementCall("l1", x, y, reduction=reduction)
+        found = element.forward(call, Formulas(l1), [gradient], False, recording=recording)
+        recording.end((*call[1:10], gradient), found)
+        with monkeypatch.context() as patch:
+            patch.setattr(launch, "planned", None)
+            again = torch.empty_like(x)
+            value, divisor = recording.replay((2 * x, *call[2:10], again))
+        assert (value == exact).all()
+        assert divisor is None
+        assert (again == 1).all()
+
+
+def test_a_call_that_is_more_than_launches_is_not_replayed():
+    """Here copies, whose place no later call could fill."""
+    x = torch.ones(3, 4, 5, 6, 8, device=DEVICE)[::2, ::2, ::2, ::2, ::2]
+    recording, call = Recording(), ElementCall("l1", x, torch.zeros_like(x).contiguous())
+    found = element.forward(call, Formulas(l1), [None], False, recording=recording)
+    recording.end((*call[1:10], None), found)
+    assert found[0] == x.numel()
+    assert recording.replay is None
 
 
 @GPU

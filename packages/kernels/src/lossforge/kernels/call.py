@@ -125,11 +125,6 @@ class RowCall(NamedTuple):
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not self.target.is_floating_point()
 
-    @property
-    def keeps(self) -> bool:
-        """Whether backward needs the rows' statistics although the loss's gradient was written in forward."""
-        return any(self.outputs[:3])
-
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         z_loss, lse, entropy, correct = self.outputs
         rows = (self.x.shape[0], *self.x.shape[2:])
@@ -336,10 +331,3 @@ KINDS: dict[type, Kind] = {
 
 def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
-
-
-def empty(x: Tensor, shape: Shape) -> Tensor | None:
-    """A new tensor on the device of x."""
-    if shape is None or isinstance(shape, Tensor):
-        return None if shape is None else torch.empty_like(shape)
-    return torch.empty(shape[0], dtype=shape[1], device=x.device)

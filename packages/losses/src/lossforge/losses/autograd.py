@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import KINDS, Formulas
+from lossforge.kernels.call import KINDS, Formulas, Kind, RowCall
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import reference
@@ -29,12 +29,20 @@ def leaves(call: Any) -> list[Tensor]:
     return [getattr(call, name) for name in KINDS[type(call)].differentiable]
 
 
-def forward(call: Any, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Any = None) -> tuple[Several, Several]:
+def forward(
+    call: Any, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, recording: Any = None
+) -> tuple[Several, Several]:
     """Launch: (results, what is kept for backward), with the gradients in `gradients`; see the templates' `forward`."""
-    kind = KINDS[type(call)]
-    found = kernels.of_folder(kind.folder).forward(call, _formulas(call), gradients, keep, alone, turn)
-    results, kept = found[: len(kind.results)], found[len(kind.results) :]
-    return results, (*kept, *[results[kind.results.index(name)] for name in kind.saved])
+    found = kernels.of_folder(KINDS[type(call)].folder).forward(call, _formulas(call), gradients, keep, alone, recording)
+    if recording is not None:
+        recording.end((*call[1 : last_tensor(call)], *gradients), found)
+    return _parted(KINDS[type(call)], found)
+
+
+def _parted(kind: Kind, found: Several) -> tuple[Several, Several]:
+    """Return results, and what is kept with the results that backward takes too."""
+    end = len(kind.results)
+    return found[:end], (*found[end:], *[found[kind.results.index(name)] for name in kind.saved])
 
 
 def backward(call: Any, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
@@ -64,12 +72,45 @@ class Once:
         return gradient
 
 
-def remember(ctx: Any, call: Any, results: Several, kept: Several, gradients: Sequence[Tensor | None]) -> None:
+class Run(NamedTuple):
+    """How a call is computed: its record in parts, and of one that repeats (repeat.py) the recording or the replay of its launches."""
+
+    type: Any
+    name: str
+    tensors: Several
+    others: tuple[Any, ...]
+    in_forward: bool = False
+    inplace: bool = False
+    recording: Any = None
+    replay: Any = None
+
+    @staticmethod
+    def of(call: Any, in_forward: bool = False, inplace: bool = False) -> "Run":
+        end = last_tensor(call)
+        return Run(type(call), call.loss, call[1:end], call[end:], in_forward, inplace)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether backward needs what forward keeps although the gradient was written in forward."""
+        return self.type is RowCall and any(self.others[-1][: KINDS[RowCall].arriving - 1])
+
+    @property
+    def call(self) -> Any:
+        return self.type(self.name, *self.tensors, *self.others)
+
+    def forward(self, gradients: Sequence[Tensor | None], keep: bool) -> tuple[Several, Several]:
+        """Launch what the call needs, one launch doing all where it can."""
+        if self.replay is not None:
+            return _parted(KINDS[self.type], self.replay((*self.tensors, *gradients)))
+        call = self.call
+        return forward(call, gradients, keep, True, self.recording)
+
+
+def remember(ctx: Any, how: Run, results: Several, kept: Several, gradients: Sequence[Tensor | None]) -> None:
     """Keep a call for backward, tensors as autograd saves them."""
-    end = last_tensor(call)
     ctx.once = [None if g is None else Once(g) for g in gradients]
-    ctx.type, ctx.name, ctx.others, ctx.results = type(call), call.loss, call[end:], [t is not None for t in results]
-    ctx.save_for_backward(*kept, *call[1:end])
+    ctx.type, ctx.name, ctx.others, ctx.results = how.type, how.name, how.others, [t is not None for t in results]
+    ctx.save_for_backward(*kept, *how.tensors)
     ctx.set_materialize_grads(False)
 
 
@@ -84,6 +125,10 @@ def recalled(ctx: Any) -> tuple[Any, Several]:
 
 def gradients(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Return the gradients of the differentiable tensors for what arrives at the results."""
+    if len(ctx.results) == len(ctx.once) == 1 and ctx.once[0] is not None and arriving[0] is not None and not torch.is_grad_enabled():
+        gradient = ctx.once[0].take(arriving[0])  # the commonest case, where the host's time counts
+        if gradient is not None:
+            return [gradient]
     arriving = [t if there else None for t, there in zip(arriving[: KINDS[ctx.type].arriving], ctx.results, strict=False)]
     found: list[Tensor | None] = [None] * len(wanted)
     if all(t is None for t in arriving):
@@ -117,37 +162,27 @@ def _anew(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -
     return [g if want else None for g, want in zip(several, wanted, strict=True)]
 
 
-class Run(NamedTuple):
-    """How a call on plain tensors is computed. turn: of a call that repeats (repeat.py)."""
-
-    call: Any
-    in_forward: bool
-    inplace: bool = False
-    turn: Any = None
-
-
 class Loss(torch.autograd.Function):
     """A call on plain tensors, differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, *inputs: Tensor) -> Any:
-        call, keep = run.call, not run.in_forward or getattr(run.call, "keeps", False)
-        ctx.inplace = None
-        if run.inplace:
-            ctx.inplace = InPlace(ctx, inputs[0], run.in_forward)
-            call = call._replace(x=ctx.inplace.memory)
-            written: list[Tensor | None] = [call.x if run.in_forward else None]
+    def forward(ctx: Any, how: Run, *inputs: Tensor) -> Any:
+        ctx.inplace, given = None, how
+        if how.inplace:
+            ctx.inplace = InPlace(inputs[0], how.in_forward)
+            given = how._replace(tensors=(ctx.inplace.memory, *how.tensors[1:]))
+            written: list[Tensor | None] = [ctx.inplace.memory if how.in_forward else None]
         else:
-            written = [torch.empty_like(t) if run.in_forward and w else None for t, w in zip(inputs, ctx.needs_input_grad[1:], strict=True)]
-        results, kept = forward(call, written, keep, True, run.turn)
-        if not run.inplace:
-            remember(ctx, call, results, kept, written)
-        else:
-            remember(ctx, run.call, results, kept, written) if not run.in_forward else ctx.inplace.spent(ctx, call, results, written)
-        for t in results[KINDS[type(call)].arriving :]:
-            if t is not None:
-                ctx.mark_non_differentiable(t)
-        return results if len(results) > 1 else results[0]
+            written = [torch.empty_like(t) if how.in_forward and w else None for t, w in zip(inputs, ctx.needs_input_grad[1:], strict=True)]
+        results, kept = given.forward(written, not how.in_forward or how.keeps)
+        if how.inplace and how.in_forward:
+            how = how._replace(tensors=())  # backward takes nothing but the gradient
+            kept = ()
+        remember(ctx, how, results, kept, written)
+        if len(results) == 1:
+            return results[0]
+        ctx.mark_non_differentiable(*[t for t in results[KINDS[how.type].arriving :] if t is not None])
+        return results
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -156,12 +191,17 @@ class Loss(torch.autograd.Function):
         return None, *gradients(ctx, arriving, ctx.needs_input_grad[1:])
 
 
-def run(how: Run, differentiated: bool) -> Several:
-    """Compute a call on plain tensors; its results."""
-    if not differentiated:
-        return forward(how.call, [None] * len(leaves(how.call)), False, True, how.turn)[0]
-    results = Loss.apply(how, *leaves(how.call))
+def differentiated(how: Run) -> Several:
+    """Compute a call on plain tensors for autograd; its results."""
+    results = Loss.apply(how, *how.tensors[: len(KINDS[how.type].differentiable)])
     return (results,) if isinstance(results, Tensor) else results
+
+
+def run(how: Run, with_gradient: bool) -> Several:
+    """Compute a call on plain tensors; its results."""
+    if with_gradient:
+        return differentiated(how)
+    return how.forward([None] * len(KINDS[how.type].differentiable), False)[0]
 
 
 class Overwritten(torch.autograd.Function):
@@ -197,19 +237,14 @@ def _spend(x: Tensor) -> None:
 class InPlace:
     """The logits' memory, which their gradient takes in forward or in backward."""
 
-    def __init__(self, ctx: Any, x: Tensor, in_forward: bool) -> None:
-        self.memory, self.x, self.in_forward = x.detach(), x, in_forward
+    def __init__(self, x: Tensor, in_forward: bool) -> None:
+        self.memory, self.in_forward = x.detach(), in_forward
+        self.x: Tensor | None = None if in_forward else x
         if in_forward:
-            self.x = None  # type: ignore[assignment]
             try:
                 _spend(x)  # within forward, whose graph already leads to what x came from; before the launch, since autograd can refuse
             except RuntimeError as refused:
                 raise ValueError(f"inplace=True needs logits that autograd allows to be overwritten: {refused}") from None
-
-    def spent(self, ctx: Any, call: Any, results: Several, written: Sequence[Tensor | None]) -> None:
-        """Keep what backward needs of a gradient that is written: nothing else."""
-        ctx.once, ctx.type = [Once(g) for g in written if g is not None], type(call)
-        ctx.set_materialize_grads(False)
 
     def gradient(self, ctx: Any, arriving: Sequence[Tensor | None]) -> Tensor | None:
         first, *others = arriving[: KINDS[ctx.type].arriving]
@@ -226,7 +261,8 @@ class InPlace:
                 raise _refused("backward can run only once")
             return gradient
         call, kept = recalled(ctx)  # raises where the logits have been overwritten since forward
-        x, self.x = self.x, None  # type: ignore[assignment]
+        x, self.x = self.x, None
+        assert x is not None
         try:
             _spend(x)
         except RuntimeError:  # one of several views that one function returned: autograd has no node to put in their place

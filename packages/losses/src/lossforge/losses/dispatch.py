@@ -24,11 +24,11 @@ def compute(call: Any, mode: str | None, inplace: bool = False) -> Several:
     in_forward = gradient_in_forward(mode, differentiable[wanted.index(True) if any(wanted) else 0], call.reduction)
     inplace = inplace and any(wanted) and not torch.compiler.is_compiling()
     if inplace or plain(*tensors):
-        how = Run(call, in_forward, inplace)
+        how = Run.of(call, in_forward, inplace)
         results = run(how, any(wanted))
         note(how, any(wanted), results)
         return results
-    keep = any(wanted) and (not in_forward or getattr(call, "keeps", False))
+    keep = any(wanted) and (not in_forward or Run.of(call).keeps)
     return tuple(by_operator(call, [in_forward and want for want in wanted], keep))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lossforge.kernels.call import KINDS
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
-from lossforge.losses.autograd import backward, forward, gradients, last_tensor, leaves, remember
+from lossforge.losses.autograd import Run, backward, forward, gradients, last_tensor, leaves, remember
 from lossforge.losses.state import plain
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
@@ -93,7 +93,7 @@ def _register(record: Any) -> None:
         saved = [results[kind.results.index(each)] for each in kind.saved]
         others = tuple([None if t is None else t.detach() for t in (*output[end : end + len(kind.kept)], *saved)])
         written = [g.detach() if want else None for g, want in zip(output[end + len(kind.kept) :], inputs[count:-1], strict=True)]
-        remember(ctx, call, results, others, written)
+        remember(ctx, Run.of(call), results, others, written)
 
     def differentiate(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         first = len(ctx.needs_input_grad) - count - several  # before it the dispatcher's keys, perhaps numbers, and the formula's name

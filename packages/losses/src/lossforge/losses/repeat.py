@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
+from lossforge.kernels.call import KINDS
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
-from lossforge.losses.autograd import Run, Several, last_tensor, run
+from lossforge.losses.autograd import Run, Several, differentiated, run
 from lossforge.losses.state import state
 
 P = ParamSpec("P")
@@ -65,14 +66,14 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def note(how: Run, differentiated: bool, results: Several) -> None:
+def note(how: Run, with_gradient: bool, results: Several) -> None:
     """Say how the call being made was computed, without the dispatcher."""
-    _noted.call = how, differentiated, results
+    _noted.call = how, with_gradient, results
 
 
-def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, differentiated: bool, results: Several) -> None:
+def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, with_gradient: bool, results: Several) -> None:
     places: list[int | None] = []
-    for t in how.call[1 : last_tensor(how.call)]:
+    for t in how.tensors:
         found = [i for i, v in enumerate(values) if v is t and t is not None]
         if t is not None and (len(found) != 1 or (t.device.type == "cpu" and not t.is_floating_point())):
             return  # made from the arguments, or one of two that are the same; or indices that are checked each time
@@ -89,30 +90,42 @@ def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, differentiated
     if len(_calls) >= KEPT:
         _calls.clear()
     kind = None if isinstance(result, Tensor) else type(result)
-    _calls[key] = Kept(how, differentiated, places, origins, kind)
+    _calls[key] = Kept(how, with_gradient, places, origins, kind)
 
 
 class Kept:
-    """A call to repeat: from the values of its arguments to what its function returns.
+    """A call to repeat: from the values of its arguments to what its function returns. The second time records the launches.
 
-    places: of the record's tensors among the values. origins: of what is returned among the results. kind: the named tuple of these.
+    places: of the record's tensors among the values. origins: of what is returned among the results. make: the named tuple of these.
     """
 
     def __init__(
-        self, how: Run, differentiated: bool, places: Sequence[int | None], origins: Sequence[int | None], kind: Callable[..., Any] | None
+        self, how: Run, with_gradient: bool, places: Sequence[int | None], origins: Sequence[int | None], make: Callable[..., Any] | None
     ) -> None:
-        call = how.call
-        self.name, self.others, self.make = call.loss, call[last_tensor(call) :], type(call)
-        self.in_forward, self.inplace, self.differentiated = how.in_forward, how.inplace, differentiated
-        self.places, self.origins, self.kind = places, origins, kind
-        self.plans: tuple[Any, ...] | None = None
+        self.how, self.differentiated = how._replace(tensors=()), with_gradient
+        self.places, self.origins, self.make = places, origins, make
+        self.leaves = len(KINDS[how.type].differentiable)
+        self.recorded = False
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        turn = kernels.Turn(self.plans)
-        call = self.make(self.name, *[None if p is None else values[p] for p in self.places], *self.others)
-        results = run(Run(call, self.in_forward, self.inplace, turn), self.differentiated)
-        if self.plans is None and None not in turn.found:
-            self.plans = tuple(turn.found)
-        if self.kind is None:
+        how = self.how
+        tensors = tuple([None if place is None else values[place] for place in self.places])
+        if how.replay is None or kernels.trials():
+            results = self.compute(tensors)
+        elif self.differentiated:
+            results = differentiated(Run(how.type, how.name, tensors, how.others, how.in_forward, how.inplace, None, how.replay))
+        else:
+            results = how.replay((*tensors, *(None,) * self.leaves))
+        if self.make is None:
             return results[self.origins[0]]  # type: ignore[index]
-        return self.kind(*[None if i is None else results[i] for i in self.origins])
+        return self.make(*[None if i is None else results[i] for i in self.origins])
+
+    def compute(self, tensors: Several) -> Several:
+        """Compute as at first, and record the launches once."""
+        how = self.how._replace(tensors=tensors, replay=None)
+        if self.recorded or kernels.trials():
+            return run(how, self.differentiated)
+        recording = kernels.Recording()
+        results = run(how._replace(recording=recording), self.differentiated)
+        self.how, self.recorded = self.how._replace(replay=recording.replay), True
+        return results

@@ -7,11 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall, empty
+from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
 from lossforge.kernels.divergence.backward import GradOutput, divergence_backward_kernel
 from lossforge.kernels.divergence.kernel import Outputs, divergence_kernel
 from lossforge.kernels.divergence.rows import Formula, Marks
-from lossforge.kernels.engine.launch import Plan, Template, Turn, chip, launch, sum_slots
+from lossforge.kernels.engine.launch import Plan, Recording, Template, chip, launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
@@ -141,13 +141,13 @@ def _resident(call: DivergenceCall, p: Prepared, slopes: bool, counted: int) -> 
 FORWARD = Template(_plan, writes=("gradient",))
 
 
-def find_divisor(call: DivergenceCall | TopKCall, turn: Turn | None = None) -> Tensor | None:
+def find_divisor(call: DivergenceCall | TopKCall, recording: Recording | None = None) -> Tensor | None:
     """Return what a mean divides by: the weights of the rows not left out."""
     if not call.counted:
         return call.normalizer
     if call.weight is None:
         assert call.labels is not None
-        return count(Counting(call.labels, None, None, None, call.x.shape[1], call.ignore_index, 1.0), turn)
+        return count(Counting(call.labels, None, None, None, call.x.shape[1], call.ignore_index, 1.0), recording)
     kept = call.weight if call.labels is None else torch.where(call.labels != call.ignore_index, call.weight, 0)
     return kept.sum(dtype=torch.float32)
 
@@ -158,15 +158,21 @@ def counts_labels(call: DivergenceCall | TopKCall) -> bool:
 
 
 def forward(
-    call: DivergenceCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+    call: DivergenceCall,
+    formulas: Formulas,
+    gradients: Sequence[Tensor | None],
+    keep: bool,
+    alone: bool = False,
+    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     itself = alone and counts_labels(call)
-    divisor = None if itself else find_divisor(call, turn)
+    divisor = None if itself else find_divisor(call, recording)
     each, _, kept = call.shapes(keep)
-    out, stats = empty(call.x, each if call.reduction == "none" else None), empty(call.x, kept)
+    out = new_like(recording, call.x, each if call.reduction == "none" else None)
+    stats = new_like(recording, call.x, kept)
     wanted = Wanted(divisor, itself, gradients[0], out, stats)
-    totals = launch(FORWARD, call, wanted, Numbers.of(call), formulas, turn=turn)
+    totals = launch(FORWARD, call, wanted, Numbers.of(call), formulas, recording=recording)
     return totals[0] if totals else out, divisor if call.counted else None, stats
 
 

@@ -197,26 +197,71 @@ class Template(NamedTuple):
     expands: Mapping[str, Callable[[Any], Sequence[int]]] = {}
 
 
-class Turn:
-    """One call's launches: by the plans known of calls alike, in their order, or found now."""
+class Replay:
+    """The launches of a call, to be made again for calls alike without a look at what they are.
 
-    def __init__(self, known: Sequence[Plan] | None) -> None:
-        self.known = known
-        self.found: list[Plan | None] = []
+    makers: of new tensors, from the call's first. steps: plan, places of its tensors, floats. results: places. A place counts what the
+    call brings, then what is made, then the totals in their order.
+    """
 
-    def plan(self, template: Template, records: Sequence[Any], values: Sequence[Any]) -> Plan | None:
-        found = planned(template, records, values) if self.known is None or _tried else self.known[len(self.found)]
-        self.found.append(found)
-        return found
+    def __init__(self, makers: Sequence[Any], steps: Sequence[Any], results: Sequence[int | None]) -> None:
+        self.makers, self.steps, self.results = makers, steps, results
+
+    def __call__(self, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        pool: list[Any] = [*given, *[make(given[0]) for make in self.makers]]
+        for plan, places, floats in self.steps:
+            pool += plan.launch([pool[place] for place in places], floats)
+        return tuple([None if place is None else pool[place] for place in self.results])
+
+
+class Recording:
+    """A call's launches as they are made. `replay`: these, to be made again; None where the call is more than they and new tensors."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Tensor, Any]] = []
+        self.steps: list[tuple[Plan, list[Tensor], list[float], tuple[Tensor, ...]]] = []
+        self.replay: Replay | None = None
+        self.on_copies = False
+
+    def end(self, given: Sequence[Tensor | None], results: Sequence[Tensor | None]) -> None:
+        """Make the replay; given: the call's tensors and its gradients."""
+        tensors = [*given, *[t for t, _ in self.made], *[t for *_, totals in self.steps for t in totals]]
+        places = {id(t): i for i, t in reversed([*enumerate(tensors)]) if t is not None}
+        try:
+            steps = [(plan, [places[id(t)] for t in each], floats) for plan, each, floats, _ in self.steps]
+            found = [None if t is None else places[id(t)] for t in results]
+        except KeyError:  # a copy, or computed by torch
+            return
+        if not self.on_copies and not _tried:
+            self.replay = Replay([make for _, make in self.made], steps, found)
+
+
+def new(recording: Recording | None, x: Tensor, make: Any) -> Tensor:
+    """Return make(x), a new tensor that a launch writes whole."""
+    made = make(x)
+    if recording is not None:
+        recording.made.append((made, make))
+    return made
+
+
+def new_like(recording: Recording | None, x: Tensor, shape: Any) -> Tensor | None:
+    """Return a new tensor of a shape and dtype on the device of x, or like x; None where there is no shape."""
+    if shape is None:
+        return None
+    return new(recording, x, torch.empty_like if isinstance(shape, Tensor) else functools.partial(_empty, shape))
+
+
+def _empty(shape: tuple[Sequence[int], torch.dtype], x: Tensor) -> Tensor:
+    return torch.empty(shape[0], dtype=shape[1], device=x.device)
 
 
 _plans: dict[Any, Plan | None] = {}
 
 
-def launch(template: Template, *records: Any, turn: Turn | None = None) -> tuple[Tensor, ...]:
+def launch(template: Template, *records: Any, recording: Recording | None = None) -> tuple[Tensor, ...]:
     """Launch on the tensors and floats of the records (named tuples); the totals of the sums.
 
-    turn: of a call that repeats.
+    recording: of a call that repeats.
     """
     values = [v for record in records for v in record]
     tensors = [v for v in values if isinstance(v, Tensor)]
@@ -226,10 +271,15 @@ def launch(template: Template, *records: Any, turn: Turn | None = None) -> tuple
             floats.append(v)
         elif type(v) is list and v and isinstance(v[0], float):
             floats += v
-    plan = planned(template, records, values) if turn is None else turn.plan(template, records, values)
+    plan = planned(template, records, values)
     if plan is None:
+        if recording is not None:
+            recording.on_copies = True
         return _on_copies(template, records)
-    return plan.launch(tensors, floats)
+    totals = plan.launch(tensors, floats)
+    if recording is not None:
+        recording.steps.append((plan, tensors, floats, totals))
+    return totals
 
 
 def planned(template: Template, records: Sequence[Any], values: Sequence[Any]) -> Plan | None:

@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, OverlapCall, empty
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, Turn, launch, workspace
+from lossforge.kernels.call import Formulas, OverlapCall
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Recording, Template, launch, new, new_like, workspace
 from lossforge.kernels.engine.layout import collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.overlap.backward import Coefficients, overlap_backward_kernel
@@ -174,8 +174,21 @@ def _scales(call: OverlapCall) -> tuple[float, float]:
     return float(call.loss_scale / (regions * classes) if mean else call.loss_scale), float(ce_scale)
 
 
+def _ticket(x: Tensor) -> Tensor:
+    """Zeroed counts of the programs that finished: one an image, and one for all."""
+    images = x.shape[0]
+    if images * PROGRAMS_A_GROUP <= 2**14:
+        return workspace(images * PROGRAMS_A_GROUP, x.device).ticket
+    return torch.zeros(1 + images, dtype=torch.int32, device=x.device)
+
+
 def forward(
-    call: OverlapCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+    call: OverlapCall,
+    formulas: Formulas,
+    gradients: Sequence[Tensor | None],
+    keep: bool,
+    alone: bool = False,
+    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     g = geometry(call)
@@ -183,22 +196,23 @@ def forward(
         copies = call._replace(x=call.x.contiguous(), target=call.target.contiguous())
         fresh = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in gradients]
         results = forward(copies, formulas, fresh, keep)
-        for t, new in zip(gradients, fresh, strict=True):
-            if t is not None and new is not None:
-                t.copy_(new)
+        for t, copy in zip(gradients, fresh, strict=True):
+            if t is not None and copy is not None:
+                t.copy_(copy)
         return results
     x, images = call.x, call.x.shape[0]
-    kept = images * PROGRAMS_A_GROUP <= 2**14
-    ticket = workspace(images * PROGRAMS_A_GROUP, x.device).ticket if kept else torch.zeros(1 + images, dtype=torch.int32, device=x.device)
+    ticket = new(recording, x, _ticket)
     rows = images * (_programs(call, g) + call.batch)
-    parts, total = (torch.empty(n, dtype=torch.float32, device=x.device) for n in (rows * _sums(call) * g.classes + 3 * images, ()))
     value, coefficients = call.shapes(keep)
-    out = empty(x, value if call.reduction == "none" else None)
-    made = empty(x, coefficients)
+    parts = new_like(recording, x, ((rows * _sums(call) * g.classes + 3 * images,), torch.float32))
+    total, made = new_like(recording, x, ((), torch.float32)), new_like(recording, x, coefficients)
+    out = new_like(recording, x, value if call.reduction == "none" else None)
+    assert parts is not None
+    assert total is not None
     assert made is not None
-    launch(SUMS, call, Wanted(*_scales(call), parts, ticket, out, total, made), formulas, turn=turn)
+    launch(SUMS, call, Wanted(*_scales(call), parts, ticket, out, total, made), formulas, recording=recording)
     if gradients[0] is not None:
-        launch(SLOPES, call, Arriving(made, None, gradients[0]), turn=turn)
+        launch(SLOPES, call, Arriving(made, None, gradients[0]), recording=recording)
     return total if out is None else out, made
 
 

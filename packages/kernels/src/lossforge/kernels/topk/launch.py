@@ -6,12 +6,12 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, TopKCall, empty
+from lossforge.kernels.call import Formulas, TopKCall
 from lossforge.kernels.divergence.backward import GradOutput
 from lossforge.kernels.divergence.kernel import Outputs
 from lossforge.kernels.divergence.launch import Numbers, counts_labels, find_divisor
 from lossforge.kernels.divergence.rows import Marks
-from lossforge.kernels.engine.launch import Plan, Template, Turn, launch, sum_slots
+from lossforge.kernels.engine.launch import Plan, Recording, Template, launch, new_like, sum_slots
 from lossforge.kernels.row.layout import logits_of, row_layout
 from lossforge.kernels.tiles import forward_tiles
 from lossforge.kernels.topk.kernel import Entries, Softening, topk_kernel
@@ -76,15 +76,21 @@ TOPK = Template(_plan, writes=("gradient",))
 
 
 def forward(
-    call: TopKCall, formulas: Formulas, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, turn: Turn | None = None
+    call: TopKCall,
+    formulas: Formulas,
+    gradients: Sequence[Tensor | None],
+    keep: bool,
+    alone: bool = False,
+    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     itself = alone and counts_labels(call)
-    divisor = None if itself else find_divisor(call, turn)
+    divisor = None if itself else find_divisor(call, recording)
     each, _, kept = call.shapes(keep)
-    out, stats = empty(call.x, each if call.reduction == "none" else None), empty(call.x, kept)
+    out = new_like(recording, call.x, each if call.reduction == "none" else None)
+    stats = new_like(recording, call.x, kept)
     wanted = Wanted(divisor, itself, gradients[0], out, stats, None)
-    totals = launch(TOPK, call, wanted, Numbers.of(call), turn=turn)
+    totals = launch(TOPK, call, wanted, Numbers.of(call), recording=recording)
     return totals[0] if totals else out, divisor if call.counted else None, stats
 
 
