@@ -362,3 +362,37 @@ def test_weighted_means_repeat_bitwise_without_a_gradient(device):
     with torch.no_grad():
         first, *others = (cross_entropy(x, target, weight) for _ in range(3))
     assert all(torch.equal(first, other) for other in others)
+
+
+MODES = {
+    "none": {"reduction": "none"},
+    "backward": {"gradient": "backward"},
+    "in place": {"inplace": True},
+    "in place, backward": {"inplace": True, "gradient": "backward"},
+    "outputs": {"return_lse": True, "return_entropy": True, "return_z_loss": True, "z_loss": 0.1},
+}
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_every_mode_is_replayed(options, paths, device):
+    """From the third call on, with other values and what arrives at all results."""
+    if backend(torch.zeros(1, device=device)) == "torch":
+        pytest.skip("the reference keeps no calls")
+    for i in range(4):
+        leaf = torch.randn(6, 5, device=device, requires_grad=True)
+        y = torch.rand(6, 5, device=device).softmax(1)
+        x = leaf * 1.0
+        found = cross_entropy(x, y, **options)
+        found = (found,) if isinstance(found, Tensor) else [t for t in found if t is not None]
+        arriving = [torch.rand_like(t) for t in found]
+        (gradient,) = torch.autograd.grad(found, leaf, arriving)
+        exact = leaf.detach().double().requires_grad_()
+        with plain_torch():
+            expected = cross_entropy(exact, y.double(), **{**options, "inplace": False})
+        expected = (expected,) if isinstance(expected, Tensor) else [t for t in expected if t is not None]
+        (expected_gradient,) = torch.autograd.grad(expected, exact, [t.double() for t in arriving])
+        for a, b in zip(found, expected, strict=True):
+            assert error(a, b) < 3e-6
+        assert error(gradient, expected_gradient) < 5e-6, i
+    assert paths == ["direct", "kept", "kept", "kept"]
+    assert next(reversed(repeat._calls.values())).how.replay is not None
