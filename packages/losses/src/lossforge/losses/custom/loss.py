@@ -95,8 +95,8 @@ def _of_elements(
     weight: Tensor | None = None,
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
-    *_, last = [None, *hyper]
-    parameter = hyper.pop(last) if last is not None and isinstance(hyper[last], Tensor) else None
+    names = list(hyper)
+    parameter = hyper.pop(names[-1]) if names and isinstance(hyper[names[-1]], Tensor) else None
     call = ElementCall(formula, input, target, weight=weight, parameter=parameter, hyper=_numbers(hyper), reduction=reduction)
     return elementwise_loss(call, options)
 
@@ -265,9 +265,12 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 
+    known = (*accepted, *(p.name for p in first))
+
     def loss(*tensors: Tensor, **options: Any) -> Tensor:
-        for each in options.keys() - accepted - {p.name for p in first}:
-            raise checks.unexpected(source.name, each, accepted)
+        for each in options:
+            if each not in known:
+                raise checks.unexpected(source.name, each, accepted)
         given = {each: options.pop(each, default) for each, default in hyper.items()}
         return template.compute(name, given, *tensors, **options)
 

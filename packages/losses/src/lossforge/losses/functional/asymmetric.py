@@ -66,7 +66,8 @@ def asymmetric_loss_single_label(
     gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
     gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
     eps = checks.number("eps", eps, 0.0, 1.0)
-    spread = eps / max(input.shape[of_classes(input)], 1)
+    dim = of_classes(input)
+    spread = eps / max(input.shape[dim], 1)
     call = RowCall("asymmetric_single_label", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     hyper = [gamma_pos, gamma_neg, 1.0 - eps + spread, spread]
     return rowwise_loss(call._replace(hyper=hyper, spread=spread, focus=gamma_neg), options)

@@ -70,7 +70,8 @@ def softmax_focal_loss(
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     gamma = checks.number("gamma", gamma, 0.0)
-    classes = input.shape[of_classes(input)]
+    dim = of_classes(input)
+    classes = input.shape[dim]
     if checks.is_parameter(alpha, input):
         alpha = weights_of_classes("alpha", alpha, input, classes)
     elif alpha is not None:
@@ -128,7 +129,8 @@ def poly_cross_entropy(
             raise ValueError(f"smoothing is label_smoothing, got both, {smoothing!r} and {label_smoothing!r}")
         label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
-    classes, offset = input.shape[of_classes(input)], 0.0
+    dim = of_classes(input)
+    classes, offset = input.shape[dim], 0.0
     if checks.nonzero(label_smoothing):
         if weight is not None:
             raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
