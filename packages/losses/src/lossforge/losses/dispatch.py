@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import DivergenceCall, TopKCall
+from lossforge.kernels.call import DivergenceCall, RowCall, TopKCall
 from lossforge.losses.autograd import Run, Several, last_tensor, leaves, run
 from lossforge.losses.operators import by_operator, for_reference
 from lossforge.losses.reference import reference
@@ -28,7 +28,8 @@ def compute(call: Any, mode: str | None, inplace: bool = False) -> Several:
         results = run(how, any(wanted))
         note(how, any(wanted), results)
         return results
-    keep = any(wanted) and (not in_forward or Run.of(call).keeps)
+    further = isinstance(call, RowCall) and any(call.outputs[:3])  # whose gradients backward computes
+    keep = any(wanted) and (not in_forward or further)
     return tuple(by_operator(call, [in_forward and want for want in wanted], keep))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import KINDS
+from lossforge.kernels.call import KINDS, RowCall
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.autograd import Run, backward, forward, gradients, last_tensor, leaves, remember
@@ -178,8 +178,10 @@ def by_operator(call: Any, gradients: Sequence[bool], keep: bool) -> list[Tensor
         found = operator(torch.stack(numbers), *call[:end], *others, *gradients, keep)
     else:
         found = getattr(torch.ops.lossforge, KINDS[type(call)].operator)(*call, *gradients, keep)
-    shapes = call.shapes(keep)[: len(KINDS[type(call)].results)]
-    return [None if s is None else t for t, s in zip(found, shapes, strict=False)]
+    asked = (
+        (True, *call.outputs) if isinstance(call, RowCall) else (True,)
+    )  # no method of the record, which Dynamo of torch 2.9 cannot trace
+    return [t if one else None for t, one in zip(found[: len(asked)], asked, strict=True)]
 
 
 def for_reference(call: Any) -> Any:
