@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.layout import Strided
+from lossforge.kernels.engine.layout import END, Strided
 from lossforge.kernels.math import LOG2E, exp2, tanh
 from lossforge.kernels.row.focus import focused, focused_sums, moved
 from lossforge.kernels.row.sweep import class_offset, element_address, row_address, sweep, write_rows, write_tile
@@ -60,6 +60,7 @@ class Target(NamedTuple):
     lam: Strided
     dense: Strided
     labels: Labels
+    end: Any = END
 
 
 class RowLoss(NamedTuple):
