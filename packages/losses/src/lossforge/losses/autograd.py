@@ -102,8 +102,7 @@ class Run(NamedTuple):
         """Launch what the call needs, one launch doing all where it can."""
         if self.replay is not None:
             return _parted(KINDS[self.type], self.replay((*self.tensors, *gradients)))
-        call = self.call
-        return forward(call, gradients, keep, True, self.recording)
+        return forward(self.call, gradients, keep, True, self.recording)
 
 
 def remember(ctx: Any, how: Run, results: Several, kept: Several, gradients: Sequence[Tensor | None]) -> None:
@@ -115,7 +114,7 @@ def remember(ctx: Any, how: Run, results: Several, kept: Several, gradients: Seq
 
 
 def recalled(ctx: Any) -> tuple[Any, Several]:
-    """Return (call, kept)."""
+    """Return the call that `remember` kept, and what its forward kept for backward."""
     kind = KINDS[ctx.type]
     count = len(kind.kept) + len(kind.saved)
     saved = ctx.saved_tensors

@@ -28,7 +28,8 @@ def compute(call: Any, mode: str | None, inplace: bool = False) -> Several:
         results = run(how, any(wanted))
         note(how, any(wanted), results)
         return results
-    further = isinstance(call, RowCall) and any(call.outputs[:3])  # whose gradients backward computes
+    # as Run.keeps, from fields, because Dynamo of torch 2.9 cannot trace a record's properties
+    further = isinstance(call, RowCall) and any(call.outputs[:3])
     keep = any(wanted) and (not in_forward or further)
     return tuple(by_operator(call, [in_forward and want for want in wanted], keep))
 

@@ -178,9 +178,8 @@ def by_operator(call: Any, gradients: Sequence[bool], keep: bool) -> list[Tensor
         found = operator(torch.stack(numbers), *call[:end], *others, *gradients, keep)
     else:
         found = getattr(torch.ops.lossforge, KINDS[type(call)].operator)(*call, *gradients, keep)
-    asked = (
-        (True, *call.outputs) if isinstance(call, RowCall) else (True,)
-    )  # no method of the record, which Dynamo of torch 2.9 cannot trace
+    # read from fields, not by Run.keeps or `shapes`, because Dynamo of torch 2.9 cannot trace a record's properties
+    asked = (True, *call.outputs) if isinstance(call, RowCall) else (True,)
     return [t if one else None for t, one in zip(found[: len(asked)], asked, strict=True)]
 
 

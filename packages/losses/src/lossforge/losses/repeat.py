@@ -1,4 +1,4 @@
-"""The hot path: a call like one before finds its plans under its key and launches; only a new one is checked and planned.
+"""The hot path: a call like one before finds its launches under its key and makes them again; only a new one is checked and planned.
 
 Everything that checks and plans depend on is in the key: layouts and devices of the tensors, whether they require grad and are leaves,
 the values of all other arguments, and the state of torch (grad mode, modes, transforms, tracing). Calls are kept whose tensors are the
@@ -102,7 +102,7 @@ class Kept:
     def __init__(
         self, how: Run, with_gradient: bool, places: Sequence[int | None], origins: Sequence[int | None], make: Callable[..., Any] | None
     ) -> None:
-        self.how, self.differentiated = how._replace(tensors=()), with_gradient
+        self.how, self.with_gradient = how._replace(tensors=()), with_gradient
         self.places, self.origins, self.make = places, origins, make
         self.leaves = len(KINDS[how.type].differentiable)
         self.recorded = False
@@ -112,20 +112,20 @@ class Kept:
         tensors = tuple([None if place is None else values[place] for place in self.places])
         if how.replay is None or kernels.trials():
             results = self.compute(tensors)
-        elif self.differentiated:
+        elif self.with_gradient:
             results = differentiated(Run(how.type, how.name, tensors, how.others, how.in_forward, how.inplace, None, how.replay))
         else:
             results = how.replay((*tensors, *(None,) * self.leaves))
         if self.make is None:
-            return results[self.origins[0]]  # type: ignore[index]
+            return results[self.origins[0]]  # type: ignore[index]  # a Tensor that is returned has an origin
         return self.make(*[None if i is None else results[i] for i in self.origins])
 
     def compute(self, tensors: Several) -> Several:
         """Compute as at first, and record the launches once."""
         how = self.how._replace(tensors=tensors, replay=None)
         if self.recorded or kernels.trials():
-            return run(how, self.differentiated)
+            return run(how, self.with_gradient)
         recording = kernels.Recording()
-        results = run(how._replace(recording=recording), self.differentiated)
+        results = run(how._replace(recording=recording), self.with_gradient)
         self.how, self.recorded = self.how._replace(replay=recording.replay), True
         return results

@@ -278,7 +278,7 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
     loss.__doc__ = ast.get_docstring(source.definition)
     own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
     public = repeated(loss)
-    public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]
+    public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]  # inspect reads it
     entry = Loss(name, template.name, name, public, CustomModule, hyper, domain=domain, without=template.without)
     return CustomLoss(entry, "given" if count > 1 else "derived", template.base)
 

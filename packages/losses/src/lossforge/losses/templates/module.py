@@ -148,9 +148,9 @@ def module_of(function: Callable[..., Any], how: Module, template: str = "", see
         base.__init__(self, *args, **kwargs)
 
     own = Parameter("self", Parameter.POSITIONAL_ONLY)
-    construct.__signature__ = Signature([own, *constructor.parameters.values()], return_annotation=None)  # type: ignore[attr-defined]
+    construct.__signature__ = Signature([own, *constructor.parameters.values()], return_annotation=None)  # type: ignore[attr-defined]  # inspect reads it
     construct.__name__, construct.__qualname__, construct.__module__ = "__init__", f"{how.name}.__init__", modules.__name__
-    made.__init__ = construct  # type: ignore[method-assign]
+    made.__init__ = construct  # type: ignore[method-assign]  # each module has a signature of its own
     setattr(modules, how.name, made)
     modules.__all__.append(how.name)
     return made
