@@ -12,6 +12,7 @@ from lossforge.bench.inputs import make_inputs
 from lossforge.bench.plain import eager
 from lossforge.bench.report import Report
 from lossforge.bench.run import Measurement, measure_case, new_report
+from lossforge.losses.functional import cross_entropy
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -42,6 +43,20 @@ def test_every_contender_computes_the_loss(case):
         if contender.name == "torch.compile" and case.loss in OVERLAP and case.dtype == "bf16":
             continue  # Inductor's gradient of several of these losses is nan, on a CPU too: its speed is not shown
         assert not check.fault(case, *check.errors(contender, case, inputs, exact)), contender.name
+
+
+def test_the_gradient_of_logits_that_are_overwritten():
+    case = shrunk(next(c for c in CASES if c.loss == "ce"))
+    inputs = make_inputs(case, DEVICE)
+    exact = check.reference(case, inputs)
+    contender = Contender("in place", lambda *args, **options: cross_entropy(*args, inplace=True, **options), destroys=True)
+    x = check.fresh(contender, inputs)
+    for _ in range(2):  # the second time autograd's graph says that they were overwritten
+        with torch.no_grad():
+            x.copy_(inputs.x)
+        _, gradient = check.step(contender, case, x, inputs.others, None)
+        torch.testing.assert_close(gradient, exact.gradient)
+        assert gradient.data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("inputs", ["classes", "class weights", "ignored", "pair", "probabilities"])

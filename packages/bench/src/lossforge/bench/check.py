@@ -97,10 +97,12 @@ def fresh(contender: Contender, inputs: Inputs) -> Tensor:
 
 def step(contender: Contender, case: Case, x: Tensor, others: dict[str, Tensor], upstream: Tensor | None) -> tuple[Tensor, Tensor]:
     """Forward and backward: (loss, gradient)."""
-    value = call(contender, case, x, others)
     if contender.destroys:
-        (gradient,) = torch.autograd.grad(value, x, upstream)
+        before = torch.autograd.graph.get_gradient_edge(x)  # of the logits, which x no longer holds after the loss
+        value = call(contender, case, x, others)
+        (gradient,) = torch.autograd.grad(value, before, upstream)
         return value, gradient
+    value = call(contender, case, x, others)
     value.backward(upstream)
     assert x.grad is not None
     return value, x.grad
