@@ -199,14 +199,14 @@ def test_plans_are_bounded(monkeypatch):
 def test_a_call_that_repeats_looks_nothing_up(monkeypatch):
     x, y = torch.ones(7, device=DEVICE), torch.zeros(7, device=DEVICE)
     for reduction, exact in (("sum", 14.0), ("none", 2.0)):
-        recording, gradient = Recording(), torch.empty_like(x)
+        known, gradient = {}, torch.empty_like(x)
         call = ElementCall("l1", x, y, reduction=reduction)
-        found = element.forward(call, Formulas(l1), [gradient], False, recording=recording)
-        recording.end((*call[1:10], gradient), found)
+        with Recording(known, "forward", (*call[1:10], gradient)) as recording:
+            recording.results = element.forward(call, Formulas(l1), [gradient], False)
         with monkeypatch.context() as patch:
             patch.setattr(launch, "planned", None)
             again = torch.empty_like(x)
-            value, divisor = recording.replay((2 * x, *call[2:10], again))
+            value, divisor = known["forward"]((2 * x, *call[2:10], again))
         assert (value == exact).all()
         assert divisor is None
         assert (again == 1).all()
@@ -215,11 +215,11 @@ def test_a_call_that_repeats_looks_nothing_up(monkeypatch):
 def test_a_call_that_is_more_than_launches_is_not_replayed():
     """Here copies, whose place no later call could fill."""
     x = torch.ones(3, 4, 5, 6, 8, device=DEVICE)[::2, ::2, ::2, ::2, ::2]
-    recording, call = Recording(), ElementCall("l1", x, torch.zeros_like(x).contiguous())
-    found = element.forward(call, Formulas(l1), [None], False, recording=recording)
-    recording.end((*call[1:10], None), found)
-    assert found[0] == x.numel()
-    assert recording.replay is None
+    known, call = {}, ElementCall("l1", x, torch.zeros_like(x).contiguous())
+    with Recording(known, "forward", (*call[1:10], None)) as recording:
+        recording.results = element.forward(call, Formulas(l1), [None], False)
+    assert recording.results[0] == x.numel()
+    assert known == {"forward": None}
 
 
 @GPU

@@ -2,6 +2,8 @@ import pytest
 import torch
 import torch.utils.deterministic
 
+from lossforge.losses import autograd, repeat
+
 
 @pytest.fixture
 def device() -> str:
@@ -20,3 +22,20 @@ def _poison():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def paths(monkeypatch):
+    """The ways that calls took, in order: "kept", "direct", and the names of operators."""
+    seen = []
+    kept = repeat.Kept.__call__
+
+    class Made:
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if value is not None:
+                seen.append("direct")
+
+    monkeypatch.setattr(repeat.Kept, "__call__", lambda *args: (seen.append("kept"), kept(*args))[1])
+    monkeypatch.setattr(autograd, "made", Made())
+    return seen

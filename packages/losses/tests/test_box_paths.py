@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lossforge.losses import backend, dispatch, generalized_box_iou_loss, plain_torch, repeat
+from lossforge.losses import backend, generalized_box_iou_loss, plain_torch
 from lossforge.losses.testing import error
 
 
@@ -40,16 +40,6 @@ def pair(device) -> tuple[Tensor, Tensor]:
         loss(boxes1.detach(), boxes2)
     boxes1.grad = None
     return boxes1, boxes2
-
-
-@pytest.fixture
-def paths(pair, monkeypatch):
-    """The ways that calls took after those of `pair`: "kept" or "direct"."""
-    seen = []
-    kept, direct = repeat.Kept.__call__, dispatch.run
-    monkeypatch.setattr(repeat.Kept, "__call__", lambda *args: (seen.append("kept"), kept(*args))[1])
-    monkeypatch.setattr(dispatch, "run", lambda *args: (seen.append("direct"), direct(*args))[1])
-    return seen
 
 
 def expected(boxes1: Tensor, boxes2: Tensor, upstream: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

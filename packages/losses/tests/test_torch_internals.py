@@ -148,7 +148,7 @@ names = {names!r}
 kept = [(name, getattr(torch._C, name)) for name in names if hasattr(torch._C, name)]
 for name, _ in kept:
     delattr(torch._C, name)
-import lossforge.losses.dispatch
+import lossforge.losses.operators
 for name, value in kept:
     setattr(torch._C, name, value)
 spec = importlib.util.spec_from_file_location("checks", {file!r})

@@ -11,7 +11,7 @@ import fnmatch
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
 from lossforge.kernels import trial
-from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall
+from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, end_of_tensors
 from lossforge.kernels.tiles import (
     BackwardTiles,
     BoxTiles,
@@ -32,7 +32,7 @@ from lossforge.kernels.tiles import (
     SimilarityGradientTiles,
     SimilarityTiles,
 )
-from lossforge.losses.autograd import Several, backward, forward
+from lossforge.losses.autograd import Run, Several
 
 ROWS = ((16384, 1000), (16384, 1001), (8192, 32000), (8192, 50304), (8192, 128256), (4096, 262144))
 DTYPES = (torch.float32, torch.bfloat16)
@@ -47,6 +47,14 @@ def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], to
         return written
 
     return call
+
+
+def forward(call: Any, gradients: Sequence[torch.Tensor | None], keep: bool) -> tuple[Several, Several]:
+    return Run.of(call).forward(call[1 : end_of_tensors(call)], gradients, keep)
+
+
+def backward(call: Any, kept: Several, arriving: Sequence[torch.Tensor | None], gradient: torch.Tensor) -> None:
+    Run.of(call).backward(call[1 : end_of_tensors(call)], kept, arriving, [gradient])
 
 
 def both(call: Any, *gradients: torch.Tensor | None) -> Callable[[], torch.Tensor]:
@@ -104,7 +112,7 @@ def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iter
     tried = resident or [t for t in sweeping if t.stages == 1]
     yield f"value and gradient {name}", tried, both(call, gradient)
     yield f"forward {name}", sweeping, sweep
-    yield f"backward {name}", backwards, into(gradient, lambda: backward(call, kept, (one, None, None, None), [gradient]))
+    yield f"backward {name}", backwards, into(gradient, lambda: backward(call, kept, (one, None, None, None), gradient))
 
 
 def pixels(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:
@@ -192,7 +200,7 @@ def similarities(n: int, dtype: torch.dtype, device: torch.device) -> Iterable[T
     sides = [(r, c, w) for r, c, w in itertools.product((32, 64, 128), (64, 128, 256), (4, 8)) if 16 <= r * c // (w * 32) <= 64]
     name, back = f"{n}x{n} {dtype}", [SimilarityGradientTiles(*t) for t in sides]
     yield f"similarities {name}", [SimilarityTiles(*t) for t in sides], column_lse
-    yield f"gradient of similarities {name}", back, into(gradient, lambda: backward(call, kept, [one], [gradient]))
+    yield f"gradient of similarities {name}", back, into(gradient, lambda: backward(call, kept, [one], gradient))
 
 
 def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:

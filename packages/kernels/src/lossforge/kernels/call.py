@@ -331,3 +331,8 @@ KINDS: dict[type, Kind] = {
 
 def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
+
+
+def end_of_tensors(call: Any) -> int:
+    """Return where a call's tensors end: the normalizer is the last."""
+    return call._fields.index("normalizer") + 1

@@ -4,6 +4,7 @@ CUDA tensors go through the kernels; others, float64, and whatever the kernels d
 """
 # ruff: noqa: F403, F405
 
+from lossforge.losses import operators as operators
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
 from lossforge.losses.functional import *

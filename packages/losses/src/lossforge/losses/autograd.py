@@ -1,58 +1,145 @@
-"""The one autograd.Function: a call's gradient written in forward or in backward, in new memory or in that of the logits.
+"""How a checked call is computed: by the kernels, through the operators or without them, or by the plain-torch reference.
 
-Calls on plain tensors are differentiated by `Loss`; the operators, for all others, by the same functions (operators.py).
+The one autograd.Function differentiates calls on plain tensors: the gradient is written in forward or in backward, in new memory or in
+that of the logits. The operators differentiate all others by the same functions (operators.py).
 """
 
-from collections.abc import Sequence
+import math
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import KINDS, Formulas, Kind, RowCall
+from lossforge.kernels.call import KINDS, DivergenceCall, Formulas, RowCall, TopKCall, end_of_tensors
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import reference
-from lossforge.losses.state import plain
+from lossforge.losses.state import KERNEL_DTYPES, gradient_in_forward, kernels_apply, plain
 
 Several = tuple[Tensor | None, ...]
+ABSENT = math.nan
+"""Where an operator's number is among those that are tensors."""
+
+made = threading.local()
+"""made.call: how this thread's last call was computed without the dispatcher, its tensors, whether with a gradient, and its results."""
 
 
-def last_tensor(call: Any) -> int:
-    """Return where a call's tensors end: the normalizer is the last."""
-    return call._fields.index("normalizer") + 1
+def leaves(call: Any) -> Sequence[Tensor]:
+    """Return the tensors that the kernels differentiate: the first."""
+    return call[1 : 1 + len(KINDS[type(call)].differentiable)]
 
 
-def leaves(call: Any) -> list[Tensor]:
-    """Return the tensors that the kernels differentiate."""
-    return [getattr(call, name) for name in KINDS[type(call)].differentiable]
+def compute(call: Any, options: Mapping[str, Any]) -> Several:
+    """Return the results of a checked call, None where not asked for; its options say when and where the gradient is written."""
+    tensors, differentiable = call[1 : end_of_tensors(call)], leaves(call)
+    others = tensors[len(differentiable) :]
+    narrow = not isinstance(call, (DivergenceCall, TopKCall)) or call.target.dtype in KERNEL_DTYPES
+    if not (narrow and kernels_apply(differentiable[0], *others)):
+        return tuple(reference(call))
+    wanted = [torch.is_grad_enabled() and t.requires_grad for t in differentiable]
+    mode, x = options.get("gradient"), differentiable[wanted.index(True) if any(wanted) else 0]
+    in_forward = gradient_in_forward(mode, x, call.reduction)
+    inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
+    asked = (True, *call.outputs) if isinstance(call, RowCall) else (True,)
+    if inplace or plain(*tensors):
+        how = Run.of(call, in_forward, inplace)
+        found: Sequence[Tensor] = Loss.apply(how, tensors, *differentiable) if any(wanted) else how.results(tensors)
+        made.call = how, tensors, any(wanted), found
+    else:
+        keep = any(wanted) and (not in_forward or any(asked[1:4]))
+        found = _by_operator(call, [in_forward and want for want in wanted], keep, asked)
+    given = iter(found)
+    return tuple([next(given) if one else None for one in asked])
 
 
-def forward(
-    call: Any, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, recording: Any = None
-) -> tuple[Several, Several]:
-    """Launch: (results, what is kept for backward), with the gradients in `gradients`; see the templates' `forward`."""
-    found = kernels.of_folder(KINDS[type(call)].folder).forward(call, _formulas(call), gradients, keep, alone, recording)
-    if recording is not None:
-        recording.end((*call[1 : last_tensor(call)], *gradients), found)
-    return _parted(KINDS[type(call)], found)
+def value(call: Any, options: Mapping[str, Any]) -> Tensor:
+    """Compute a call that has one result."""
+    (result,) = compute(call, options)
+    assert result is not None
+    return result
 
 
-def _parted(kind: Kind, found: Several) -> tuple[Several, Several]:
-    """Return results, and what is kept with the results that backward takes too."""
-    end = len(kind.results)
-    return found[:end], (*found[end:], *[found[kind.results.index(name)] for name in kind.saved])
+def _by_operator(call: Any, gradients: Sequence[bool], keep: bool, asked: Sequence[bool]) -> list[Tensor]:
+    """Compute by the call's operator, or where numbers among its fields are tensors, by its other form; the results asked for."""
+    numbers: list[Tensor] = []
+
+    def place(v: Any) -> Any:
+        if isinstance(v, list):
+            return [place(each) for each in v]
+        if isinstance(v, Tensor):
+            numbers.append(v)
+            return ABSENT
+        return v
+
+    name, end = KINDS[type(call)].operator, end_of_tensors(call)
+    others = [place(v) for v in call[end:]]
+    if numbers:
+        found = getattr(torch.ops.lossforge, f"{name}_scheduled")(torch.stack(numbers), *call[:end], *others, *gradients, keep)
+    else:
+        found = getattr(torch.ops.lossforge, name)(*call, *gradients, keep)
+    return [t for t, one in zip(found[: len(asked)], asked, strict=True) if one]
 
 
-def backward(call: Any, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """Launch: write the gradients for what arrives at the results."""
-    kernels.of_folder(KINDS[type(call)].folder).backward(call, _formulas(call), kept, arriving, gradients)
+class Run(NamedTuple):
+    """How a call is computed, all but its tensors. launches: of one that repeats (repeat.py), to be recorded, and made again."""
 
+    type: Any
+    name: str
+    others: tuple[Any, ...]
+    in_forward: bool = False
+    inplace: bool = False
+    launches: dict[Any, Any] | None = None
 
-def _formulas(call: Any) -> Formulas | None:
-    formula = FORMULAS.get(call.loss)
-    return None if formula is None else formula.kernels
+    @staticmethod
+    def of(call: Any, in_forward: bool = False, inplace: bool = False) -> "Run":
+        return Run(type(call), call.loss, call[end_of_tensors(call) :], in_forward, inplace)
+
+    def call(self, tensors: Several) -> Any:
+        return self.type(self.name, *tensors, *self.others)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether backward needs what forward keeps: the gradient is written there, or other results may be differentiated too."""
+        return not self.in_forward or (self.type is RowCall and any(self.others[-1][: KINDS[RowCall].arriving - 1]))
+
+    def forward(self, tensors: Several, gradients: Sequence[Tensor | None], keep: bool, alone: bool = True) -> tuple[Several, Several]:
+        """Launch: (results, what is kept for backward), with the gradients in `gradients`. keep, alone: see the templates' `forward`."""
+        kind, given = KINDS[self.type], (*tensors, *gradients)
+        replay = self.launches.get("forward") if self.launches else None
+        if replay is not None:
+            found = replay(given)
+        else:
+            with kernels.Recording(self.launches, "forward", given) as recording:
+                template = kernels.of_folder(kind.folder)
+                found = recording.results = template.forward(self.call(tensors), self.formulas, gradients, keep, alone)
+        end = len(kind.results)
+        return found[:end], (*found[end:], *[found[kind.results.index(name)] for name in kind.saved])
+
+    def results(self, tensors: Several) -> list[Tensor]:
+        """Launch without a gradient; the results that were asked for."""
+        return [t for t in self.forward(tensors, [None] * len(KINDS[self.type].differentiable), False)[0] if t is not None]
+
+    def backward(self, tensors: Several, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
+        """Launch: write the gradients for what arrives at the results."""
+        given, replay, key = (*tensors, *kept, *arriving, *gradients), None, None
+        if self.launches is not None:
+            layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in arriving]
+            key = (*layouts, *[g is None for g in gradients])
+            replay = self.launches.get(key)
+        if replay is not None:
+            replay(given)
+            return
+        with kernels.Recording(self.launches, key, given):
+            template = kernels.of_folder(KINDS[self.type].folder)
+            template.backward(self.call(tensors), self.formulas, kept, arriving, gradients)
+
+    @property
+    def formulas(self) -> Formulas | None:
+        formula = FORMULAS.get(self.name)
+        return None if formula is None else formula.kernels
 
 
 class Once:
@@ -72,63 +159,24 @@ class Once:
         return gradient
 
 
-class Run(NamedTuple):
-    """How a call is computed: its record in parts, and of one that repeats (repeat.py) the recording or the replay of its launches."""
-
-    type: Any
-    name: str
-    tensors: Several
-    others: tuple[Any, ...]
-    in_forward: bool = False
-    inplace: bool = False
-    recording: Any = None
-    replay: Any = None
-
-    @staticmethod
-    def of(call: Any, in_forward: bool = False, inplace: bool = False) -> "Run":
-        end = last_tensor(call)
-        return Run(type(call), call.loss, call[1:end], call[end:], in_forward, inplace)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether backward needs what forward keeps although the gradient was written in forward."""
-        return self.type is RowCall and any(self.others[-1][: KINDS[RowCall].arriving - 1])
-
-    @property
-    def call(self) -> Any:
-        return self.type(self.name, *self.tensors, *self.others)
-
-    def forward(self, gradients: Sequence[Tensor | None], keep: bool) -> tuple[Several, Several]:
-        """Launch what the call needs, one launch doing all where it can."""
-        if self.replay is not None:
-            return _parted(KINDS[self.type], self.replay((*self.tensors, *gradients)))
-        return forward(self.call, gradients, keep, True, self.recording)
-
-
-def remember(ctx: Any, how: Run, results: Several, kept: Several, gradients: Sequence[Tensor | None]) -> None:
-    """Keep a call for backward, tensors as autograd saves them."""
-    ctx.once = [None if g is None else Once(g) for g in gradients]
-    ctx.type, ctx.name, ctx.others, ctx.results = how.type, how.name, how.others, [t is not None for t in results]
-    ctx.save_for_backward(*kept, *how.tensors)
+def remember(ctx: Any, how: Run, tensors: Several, there: Sequence[bool], kept: Several, written: Sequence[Tensor | None]) -> None:
+    """Keep a call for backward, tensors as autograd saves them. there: which results there are. written: gradients, in forward."""
+    ctx.how, ctx.there = how, there
+    ctx.once = [None if g is None else Once(g) for g in written]
+    ctx.save_for_backward(*kept, *tensors)
     ctx.set_materialize_grads(False)
 
 
-def recalled(ctx: Any) -> tuple[Any, Several]:
-    """Return the call that `remember` kept, and what its forward kept for backward."""
-    kind = KINDS[ctx.type]
-    count = len(kind.kept) + len(kind.saved)
-    saved = ctx.saved_tensors
-    kept = tuple([None if t is None or t.numel() == 0 else t for t in saved[:count]])
-    return ctx.type(ctx.name, *saved[count:], *ctx.others), kept
+def recalled(ctx: Any) -> tuple[Several, Several]:
+    """Return the call's tensors that `remember` kept, and what its forward kept for backward."""
+    kind = KINDS[ctx.how.type]
+    count, saved = len(kind.kept) + len(kind.saved), ctx.saved_tensors
+    return saved[count:], tuple([None if t is None or t.numel() == 0 else t for t in saved[:count]])
 
 
 def gradients(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Return the gradients of the differentiable tensors for what arrives at the results."""
-    if len(ctx.results) == len(ctx.once) == 1 and ctx.once[0] is not None and arriving[0] is not None and not torch.is_grad_enabled():
-        gradient = ctx.once[0].take(arriving[0])  # the commonest case, where the host's time counts
-        if gradient is not None:
-            return [gradient]
-    arriving = [t if there else None for t, there in zip(arriving[: KINDS[ctx.type].arriving], ctx.results, strict=False)]
+    arriving = [t if there else None for t, there in zip(arriving[: KINDS[ctx.how.type].arriving], ctx.there, strict=False)]
     found: list[Tensor | None] = [None] * len(wanted)
     if all(t is None for t in arriving):
         return found
@@ -142,65 +190,60 @@ def gradients(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool
 
 
 def _anew(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -> Sequence[Tensor | None]:
-    call, kept = recalled(ctx)
+    how = ctx.how
+    tensors, kept = recalled(ctx)
+    differentiable = tensors[: len(wanted)]
     if torch.is_grad_enabled():
-        pairs = [(r, g) for r, g in zip(reference(call), arriving, strict=False) if r is not None and g is not None]
-        inputs = [t for t, want in zip(leaves(call), wanted, strict=True) if want]
+        pairs = [(r, g) for r, g in zip(reference(how.call(tensors)), arriving, strict=False) if r is not None and g is not None]
+        inputs = [t for t, want in zip(differentiable, wanted, strict=True) if want and t is not None]
         found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=True))
         return [next(found) if want else None for want in wanted]
-    if plain(*leaves(call), *arriving):
-        written = [torch.empty_like(t) if want else None for t, want in zip(leaves(call), wanted, strict=True)]
-        backward(call, kept, arriving, written)
+    if plain(*differentiable, *arriving):
+        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(differentiable, wanted, strict=True)]
+        how.backward(tensors, kept, arriving, written)
         return written
-    operator, numbers = f"{KINDS[type(call)].operator}_backward", getattr(ctx, "numbers", None)
+    operator, numbers = f"{KINDS[how.type].operator}_backward", getattr(ctx, "numbers", None)
     if numbers is None:
-        results = getattr(torch.ops.lossforge, operator)(*call, *kept, *arriving, *wanted)
+        results = getattr(torch.ops.lossforge, operator)(*how.call(tensors), *kept, *arriving, *wanted)
     else:
-        results = getattr(torch.ops.lossforge, f"{operator}_scheduled")(numbers, *call, *kept, *arriving, *wanted)
+        results = getattr(torch.ops.lossforge, f"{operator}_scheduled")(numbers, *how.call(tensors), *kept, *arriving, *wanted)
     several = (results,) if isinstance(results, Tensor) else results
     return [g if want else None for g, want in zip(several, wanted, strict=True)]
 
 
 class Loss(torch.autograd.Function):
-    """A call on plain tensors, differentiated."""
+    """A call on plain tensors, differentiated: the results that were asked for. inputs: those of its tensors that are differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, how: Run, *inputs: Tensor) -> Any:
-        ctx.inplace, given = None, how
+    def forward(ctx: Any, how: Run, tensors: Several, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.inplace = None
         if how.inplace:
             ctx.inplace = InPlace(inputs[0], how.in_forward)
-            given = how._replace(tensors=(ctx.inplace.memory, *how.tensors[1:]))
+            tensors = (ctx.inplace.memory, *tensors[1:])
             written: list[Tensor | None] = [ctx.inplace.memory if how.in_forward else None]
         else:
-            written = [torch.empty_like(t) if how.in_forward and w else None for t, w in zip(inputs, ctx.needs_input_grad[1:], strict=True)]
-        results, kept = given.forward(written, not how.in_forward or how.keeps)
-        if how.inplace and how.in_forward:
-            how = how._replace(tensors=())  # backward takes nothing but the gradient
-            kept = ()
-        remember(ctx, how, results, kept, written)
-        if len(results) == 1:
-            return results[0]
-        ctx.mark_non_differentiable(*[t for t in results[KINDS[how.type].arriving :] if t is not None])
-        return results
+            written = [torch.empty_like(t) if how.in_forward and w else None for t, w in zip(inputs, ctx.needs_input_grad[2:], strict=True)]
+        results, kept = how.forward(tensors, written, how.keeps)
+        if how.inplace and how.in_forward:  # backward takes nothing but the gradient
+            tensors, kept = (), ()
+        remember(ctx, how, tensors, [t is not None for t in results], kept, written)
+        if how.type is RowCall:
+            ctx.mark_non_differentiable(*[t for t in results[KINDS[RowCall].arriving :] if t is not None])
+        return tuple([t for t in results if t is not None])
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+        once, first = ctx.once[0], arriving[0]
+        alone = len(arriving) == len(ctx.once) == 1 and ctx.inplace is None
+        if alone and once is not None and first is not None and not torch.is_grad_enabled():
+            gradient = once.take(first)  # the commonest case, where the host's time counts
+            if gradient is not None:
+                return None, None, gradient
+        given = iter(arriving)
+        everywhere = [next(given) if there else None for there in ctx.there]
         if ctx.inplace is not None:
-            return None, ctx.inplace.gradient(ctx, arriving)
-        return None, *gradients(ctx, arriving, ctx.needs_input_grad[1:])
-
-
-def differentiated(how: Run) -> Several:
-    """Compute a call on plain tensors for autograd; its results."""
-    results = Loss.apply(how, *how.tensors[: len(KINDS[how.type].differentiable)])
-    return (results,) if isinstance(results, Tensor) else results
-
-
-def run(how: Run, with_gradient: bool) -> Several:
-    """Compute a call on plain tensors; its results."""
-    if with_gradient:
-        return differentiated(how)
-    return how.forward([None] * len(KINDS[how.type].differentiable), False)[0]
+            return None, None, ctx.inplace.gradient(ctx, everywhere)
+        return None, None, *gradients(ctx, everywhere, ctx.needs_input_grad[2:])
 
 
 class Overwritten(torch.autograd.Function):
@@ -246,7 +289,7 @@ class InPlace:
                 raise ValueError(f"inplace=True needs logits that autograd allows to be overwritten: {refused}") from None
 
     def gradient(self, ctx: Any, arriving: Sequence[Tensor | None]) -> Tensor | None:
-        first, *others = arriving[: KINDS[ctx.type].arriving]
+        first, *others = arriving[: KINDS[ctx.how.type].arriving]
         if first is None and all(t is None for t in others):
             return None
         if self.in_forward and any(t is not None for t in others):
@@ -259,12 +302,12 @@ class InPlace:
             if gradient is None:
                 raise _refused("backward can run only once")
             return gradient
-        call, kept = recalled(ctx)  # raises where the logits have been overwritten since forward
+        tensors, kept = recalled(ctx)  # raises where the logits have been overwritten since forward
         x, self.x = self.x, None
         assert x is not None
         try:
             _spend(x)
         except RuntimeError:  # one of several views that one function returned: autograd has no node to put in their place
             torch.autograd.graph.increment_version(x)
-        backward(call._replace(x=self.memory), kept, arriving[: KINDS[type(call)].arriving], [self.memory])
+        ctx.how.backward((self.memory, *tensors[1:]), kept, [first, *others], [self.memory])
         return self.memory

@@ -47,8 +47,8 @@ def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
     return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
 
 
-def named(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which answers a keyword that it does not take with all those that it takes."""
+def keywords(function: Callable[..., Any]) -> list[str] | None:
+    """All names that a function takes; None where it checks them itself."""
     names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
@@ -56,14 +56,19 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
         elif get_origin(parameter.annotation) is Unpack:
             names += parameter.annotation.__args__[0].__annotations__
         else:
-            return function  # it checks them itself
-    owner = function.__qualname__
+            return None
+    return names
+
+
+def named(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which answers a keyword that it does not take with all those that it takes."""
+    owner, accepted = function.__qualname__, keywords(function) or []
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
-            if name not in names:
-                raise unexpected(owner, name, names)
+            if name not in accepted:
+                raise unexpected(owner, name, accepted)
         return function(*args, **kwargs)
 
     return call

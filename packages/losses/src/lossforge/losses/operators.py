@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import KINDS, RowCall
+from lossforge.kernels.call import KINDS, end_of_tensors
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
-from lossforge.losses.autograd import Run, backward, forward, gradients, last_tensor, leaves, remember
+from lossforge.losses.autograd import Run, gradients, leaves, remember
 from lossforge.losses.state import plain
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted
-ABSENT = math.nan
 _TYPES = {
     str: "str",
     str | None: "str?",
@@ -66,13 +65,13 @@ def _register(record: Any) -> None:
     def forwards(*args: Any) -> tuple[Tensor, ...]:
         call = record(*args[:count])
         written = _new(call, args[count:-1])
-        results, others = forward(call, written, args[-1])
+        results, others = Run.of(call).forward(args[1 : end_of_tensors(call)], written, args[-1], alone=False)
         return _placeholders(call[1], (*results, *others[: len(kind.kept)], *written))
 
     def backwards(*args: Any) -> Any:
         call, given = record(*args[:count]), [None if t is None or t.numel() == 0 else t for t in args[count : count + kept]]
         written = _new(call, args[-several:])
-        backward(call, tuple(given), args[count + kept : -several], written)
+        Run.of(call).backward(args[1 : end_of_tensors(call)], tuple(given), args[count + kept : -several], written)
         return _one_or_several(call, written)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
@@ -89,11 +88,11 @@ def _register(record: Any) -> None:
     def setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         call, end = record(*inputs[:count]), len(kind.results)
         shapes = call.shapes(inputs[-1])
-        results = tuple([None if s is None else t for t, s in zip(output[:end], shapes, strict=False)])
-        saved = [results[kind.results.index(each)] for each in kind.saved]
+        there = [s is not None for s in shapes[:end]]
+        saved = [output[i] if there[i] else None for i in map(kind.results.index, kind.saved)]
         others = tuple([None if t is None else t.detach() for t in (*output[end : end + len(kind.kept)], *saved)])
         written = [g.detach() if want else None for g, want in zip(output[end + len(kind.kept) :], inputs[count:-1], strict=True)]
-        remember(ctx, Run.of(call), results, others, written)
+        remember(ctx, Run.of(call), call[1 : end_of_tensors(call)], there, others, written)
 
     def differentiate(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         first = len(ctx.needs_input_grad) - count - several  # before it the dispatcher's keys, perhaps numbers, and the formula's name
@@ -157,45 +156,6 @@ def filled(numbers: Tensor, arguments: Sequence[Any]) -> list[Any]:
         return next(given) if isinstance(v, float) and math.isnan(v) else v
 
     return [value(v) for v in arguments]
-
-
-def by_operator(call: Any, gradients: Sequence[bool], keep: bool) -> list[Tensor | None]:
-    """Compute by the call's operator, or where numbers among its fields are tensors, by its other form; the results."""
-    numbers: list[Tensor] = []
-
-    def place(v: Any) -> Any:
-        if isinstance(v, list):
-            return [place(each) for each in v]
-        if isinstance(v, Tensor):
-            numbers.append(v)
-            return ABSENT
-        return v
-
-    end = last_tensor(call)
-    others = [place(v) for v in call[end:]]
-    if numbers:
-        operator = getattr(torch.ops.lossforge, f"{KINDS[type(call)].operator}_scheduled")
-        found = operator(torch.stack(numbers), *call[:end], *others, *gradients, keep)
-    else:
-        found = getattr(torch.ops.lossforge, KINDS[type(call)].operator)(*call, *gradients, keep)
-    # read from fields, not by Run.keeps or `shapes`, because Dynamo of torch 2.9 cannot trace a record's properties
-    asked = (True, *call.outputs) if isinstance(call, RowCall) else (True,)
-    return [t if one else None for t, one in zip(found[: len(asked)], asked, strict=True)]
-
-
-def for_reference(call: Any) -> Any:
-    """Return the call with numbers that are tensors in the dtype that the plain-torch reference computes in."""
-    if not torch.compiler.is_compiling():
-        return call
-    end = last_tensor(call)
-    wide = any(t is not None and t.dtype == torch.float64 for t in call[1:end])
-
-    def value(v: Any) -> Any:
-        if isinstance(v, list):
-            return [value(each) for each in v]
-        return v.to(torch.float64 if wide else torch.float32) if isinstance(v, Tensor) else v
-
-    return type(call)(*call[:end], *[value(v) for v in call[end:]])
 
 
 def _checked_number(value: Tensor, name: str, low: float, high: float, exclusive: bool) -> Tensor:

@@ -10,15 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, TopKCall
+from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, TopKCall, end_of_tensors
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 
 
 def reference(call: Any) -> tuple[Tensor | None, ...]:
     """Return the results of a call."""
-    found = _REFERENCES[type(call)](call)
+    found = _REFERENCES[type(call)](_of_dtype(call) if torch.compiler.is_compiling() else call)
     return (found,) if isinstance(found, Tensor) else found
+
+
+def _of_dtype(call: Any) -> Any:
+    """Return the call with numbers that are tensors in the dtype that the formulas are computed in."""
+    end = end_of_tensors(call)
+    wide = any(t is not None and t.dtype == torch.float64 for t in call[1:end])
+
+    def value(v: Any) -> Any:
+        if isinstance(v, list):
+            return [value(each) for each in v]
+        return v.to(torch.float64 if wide else torch.float32) if isinstance(v, Tensor) else v
+
+    return type(call)(*call[:end], *[value(v) for v in call[end:]])
 
 
 def _accurate(t: Tensor) -> Tensor:

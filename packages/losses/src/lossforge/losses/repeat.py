@@ -6,9 +6,8 @@ arguments themselves and whose results are returned as they are, without the dis
 """
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.kernels.call import KINDS
 from lossforge.kernels.torch_internals import ordinary
-from lossforge.losses import checks
-from lossforge.losses.autograd import Run, Several, differentiated, run
+from lossforge.losses import autograd, checks
+from lossforge.losses.autograd import Loss, Run, Several
 from lossforge.losses.state import state
 
 P = ParamSpec("P")
@@ -28,15 +27,17 @@ KEPT = 1024
 SIMPLE = (int, float, bool, str, type(None))
 
 _calls: dict[Any, "Kept"] = {}
-_noted = threading.local()
 
 
 def repeated(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, a loss, with its calls kept and its keywords checked."""
-    function = checks.named(function)
+    owner, accepted = function.__qualname__, checks.keywords(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if accepted is not None and name not in accepted:
+                raise checks.unexpected(owner, name, accepted)
         if torch.compiler.is_compiling() or checks.VALIDATE or kwargs.get("validate"):
             return function(*args, **kwargs)
         values: tuple[Any, ...] = (*args, *kwargs.values())
@@ -54,26 +55,21 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
         known = _calls.get(found)
         if known is not None:
             return known(values)
-        _noted.call = None
+        autograd.made.call = None
         try:
             result = function(*args, **kwargs)
         finally:
-            noted, _noted.call = _noted.call, None  # it holds the call's tensors
-        if noted is not None:
-            _keep(found, values, result, *noted)
+            how, autograd.made.call = autograd.made.call, None  # it holds the call's tensors
+        if how is not None:
+            _keep(found, values, result, *how)
         return result
 
     return call
 
 
-def note(how: Run, with_gradient: bool, results: Several) -> None:
-    """Say how the call being made was computed, without the dispatcher."""
-    _noted.call = how, with_gradient, results
-
-
-def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, with_gradient: bool, results: Several) -> None:
+def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, tensors: Several, with_gradient: bool, results: Sequence[Tensor]) -> None:
     places: list[int | None] = []
-    for t in how.tensors:
+    for t in tensors:
         found = [i for i, v in enumerate(values) if v is t and t is not None]
         if t is not None and (len(found) != 1 or (t.device.type == "cpu" and not t.is_floating_point())):
             return  # made from the arguments, or one of two that are the same; or indices that are checked each time
@@ -81,7 +77,7 @@ def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, with_gradient:
     returned = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, tuple) else []
     origins: list[int | None] = []
     for t in returned:
-        of = [i for i, r in enumerate(results) if r is t and t is not None]
+        of = [i for i, r in enumerate(results) if r is t]
         if t is not None and not of:
             return  # made from the results
         origins.append(of[0] if of else None)
@@ -89,43 +85,27 @@ def _keep(key: Any, values: Sequence[Any], result: Any, how: Run, with_gradient:
         return
     if len(_calls) >= KEPT:
         _calls.clear()
-    kind = None if isinstance(result, Tensor) else type(result)
-    _calls[key] = Kept(how, with_gradient, places, origins, kind)
+    make = None if isinstance(result, Tensor) else type(result)
+    _calls[key] = Kept(how._replace(launches={}), len(KINDS[how.type].differentiable) if with_gradient else 0, places, origins, make)
 
 
-class Kept:
+class Kept(NamedTuple):
     """A call to repeat: from the values of its arguments to what its function returns. The second time records the launches.
 
-    places: of the record's tensors among the values. origins: of what is returned among the results. make: the named tuple of these.
+    leaves: how many of its first tensors are differentiated. places: of the record's tensors among the values. origins: of what is
+    returned among the results. make: the named tuple of these.
     """
 
-    def __init__(
-        self, how: Run, with_gradient: bool, places: Sequence[int | None], origins: Sequence[int | None], make: Callable[..., Any] | None
-    ) -> None:
-        self.how, self.with_gradient = how._replace(tensors=()), with_gradient
-        self.places, self.origins, self.make = places, origins, make
-        self.leaves = len(KINDS[how.type].differentiable)
-        self.recorded = False
+    how: Run
+    leaves: int
+    places: Sequence[int | None]
+    origins: Sequence[int | None]
+    make: Callable[..., Any] | None
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        how = self.how
+        how = self.how._replace(launches=None) if kernels.trials() else self.how
         tensors = tuple([None if place is None else values[place] for place in self.places])
-        if how.replay is None or kernels.trials():
-            results = self.compute(tensors)
-        elif self.with_gradient:
-            results = differentiated(Run(how.type, how.name, tensors, how.others, how.in_forward, how.inplace, None, how.replay))
-        else:
-            results = how.replay((*tensors, *(None,) * self.leaves))
+        results = Loss.apply(how, tensors, *tensors[: self.leaves]) if self.leaves else how.results(tensors)
         if self.make is None:
-            return results[self.origins[0]]  # type: ignore[index]  # a Tensor that is returned has an origin
+            return results[self.origins[0] or 0]
         return self.make(*[None if i is None else results[i] for i in self.origins])
-
-    def compute(self, tensors: Several) -> Several:
-        """Compute as at first, and record the launches once."""
-        how = self.how._replace(tensors=tensors, replay=None)
-        if self.recorded or kernels.trials():
-            return run(how, self.with_gradient)
-        recording = kernels.Recording()
-        results = run(how._replace(recording=recording), self.with_gradient)
-        self.how, self.recorded = self.how._replace(replay=recording.replay), True
-        return results

@@ -10,7 +10,7 @@ from lossforge.kernels.box.kernel import Boxes, Pairs, boxes_kernel
 from lossforge.kernels.call import BoxCall, Formulas
 from lossforge.kernels.element.kernel import Formula, Outputs, Space
 from lossforge.kernels.element.launch import Geometry, geometry
-from lossforge.kernels.engine.launch import Plan, Recording, Template, launch, new_like, sum_slots
+from lossforge.kernels.engine.launch import Plan, Template, launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, broadcast, constants
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.tiles import PROGRAMS, box_tiles
@@ -107,12 +107,11 @@ def forward(
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
-    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward, with a gradient of each box."""
-    out = new_like(recording, call.boxes1, call.shapes(keep)[0]) if call.reduction == "none" else None
+    out = new_like(call.boxes1, call.shapes(keep)[0]) if call.reduction == "none" else None
     wanted = Wanted(_scale(call), None, None, out, gradients[0], gradients[1], out is None)
-    totals = launch(BOXES, call, wanted, formulas, recording=recording)
+    totals = launch(BOXES, call, wanted, formulas)
     return (totals[0] if out is None else out,)
 
 

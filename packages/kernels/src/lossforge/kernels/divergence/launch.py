@@ -11,7 +11,7 @@ from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
 from lossforge.kernels.divergence.backward import GradOutput, divergence_backward_kernel
 from lossforge.kernels.divergence.kernel import Outputs, divergence_kernel
 from lossforge.kernels.divergence.rows import Formula, Marks
-from lossforge.kernels.engine.launch import Plan, Recording, Template, chip, launch, new_like, sum_slots
+from lossforge.kernels.engine.launch import Plan, Template, chip, launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
@@ -141,13 +141,13 @@ def _resident(call: DivergenceCall, p: Prepared, slopes: bool, counted: int) -> 
 FORWARD = Template(_plan, writes=("gradient",))
 
 
-def find_divisor(call: DivergenceCall | TopKCall, recording: Recording | None = None) -> Tensor | None:
+def find_divisor(call: DivergenceCall | TopKCall) -> Tensor | None:
     """Return what a mean divides by: the weights of the rows not left out."""
     if not call.counted:
         return call.normalizer
     if call.weight is None:
         assert call.labels is not None
-        return count(Counting(call.labels, None, None, None, call.x.shape[1], call.ignore_index, 1.0), recording)
+        return count(Counting(call.labels, None, None, None, call.x.shape[1], call.ignore_index, 1.0))
     kept = call.weight if call.labels is None else torch.where(call.labels != call.ignore_index, call.weight, 0)
     return kept.sum(dtype=torch.float32)
 
@@ -163,16 +163,15 @@ def forward(
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
-    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     itself = alone and counts_labels(call)
-    divisor = None if itself else find_divisor(call, recording)
+    divisor = None if itself else find_divisor(call)
     each, _, kept = call.shapes(keep)
-    out = new_like(recording, call.x, each if call.reduction == "none" else None)
-    stats = new_like(recording, call.x, kept)
+    out = new_like(call.x, each if call.reduction == "none" else None)
+    stats = new_like(call.x, kept)
     wanted = Wanted(divisor, itself, gradients[0], out, stats)
-    totals = launch(FORWARD, call, wanted, Numbers.of(call), formulas, recording=recording)
+    totals = launch(FORWARD, call, wanted, Numbers.of(call), formulas)
     return totals[0] if totals else out, divisor if call.counted else None, stats
 
 

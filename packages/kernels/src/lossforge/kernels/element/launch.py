@@ -10,7 +10,7 @@ from torch import Tensor
 from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.kernels.element import targets
 from lossforge.kernels.element.kernel import WARP, Formula, Inlined, Outputs, Space, Weights, elementwise_kernel
-from lossforge.kernels.engine.launch import Plan, Recording, Template, launch, new, sum_slots
+from lossforge.kernels.engine.launch import Plan, Template, launch, new, sum_slots
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Counting, Scaling, count, counts_itself
 from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers
@@ -172,12 +172,12 @@ ELEMENT = Template(
 )
 
 
-def _divisor(call: ElementCall, recording: Recording | None = None) -> Tensor | None:
+def _divisor(call: ElementCall) -> Tensor | None:
     if not call.counted:
         return call.normalizer
     assert call.target is not None
     classes = call.x.shape[call.dim]
-    return count(Counting(call.target, call.target_b, None, None, classes, call.ignore_index, float(classes)), recording)
+    return count(Counting(call.target, call.target_b, None, None, classes, call.ignore_index, float(classes)))
 
 
 def _scale(call: ElementCall) -> float:
@@ -191,15 +191,14 @@ def forward(
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
-    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Results and what backward takes, in the order of the call's names; the gradient into `gradients` where it is given.
 
     keep: what only backward needs is wanted. alone: one launch may do it all, also count, so that the divisor is not kept.
     """
     itself = alone and call.counted and call.target is not None and counts_itself(call.target, call.target_b)
-    divisor = None if itself else _divisor(call, recording)
-    out = new(recording, call.x, torch.empty_like) if call.reduction == "none" else None
+    divisor = None if itself else _divisor(call)
+    out = new(call.x, torch.empty_like) if call.reduction == "none" else None
     wanted = Wanted(
         scale=_scale(call),
         divisor=divisor,
@@ -210,7 +209,7 @@ def forward(
         gradient=gradients[0],
         total=out is None,
     )
-    total = launch(ELEMENT, call, wanted, formulas, recording=recording)
+    total = launch(ELEMENT, call, wanted, formulas)
     return total[0] if out is None else out, divisor if call.counted else None
 
 

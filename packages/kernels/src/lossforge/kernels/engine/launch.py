@@ -7,8 +7,10 @@ under everything else, and a further launch fills these in.
 
 import contextlib
 import functools
+import itertools
 import math
 import operator
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,41 +216,64 @@ class Replay:
         return tuple([None if place is None else pool[place] for place in self.results])
 
 
-class Recording:
-    """A call's launches as they are made. `replay`: these, to be made again; None where the call is more than they and new tensors."""
+class _Current(threading.local):
+    recording: "Recording | None" = None
 
-    def __init__(self) -> None:
+
+_current = _Current()
+
+
+class Recording:
+    """The launches of a call as they are made within `with`, kept under a key to be made again; None where the call is more than they
+    and new tensors.
+
+    known: what is kept; without it, or where it has the key, nothing is recorded. given: the call's tensors and its gradients. results: to
+    be set within.
+    """
+
+    def __init__(self, known: dict[Any, Replay | None] | None, key: Any, given: Sequence[Tensor | None]) -> None:
+        self.known = None if known is not None and key in known else known
+        self.key, self.given = key, given
+        self.results: Sequence[Tensor | None] = ()
         self.made: list[tuple[Tensor, Any]] = []
         self.steps: list[tuple[Plan, list[Tensor], list[float], tuple[Tensor, ...]]] = []
-        self.replay: Replay | None = None
         self.on_copies = False
 
-    def end(self, given: Sequence[Tensor | None], results: Sequence[Tensor | None]) -> None:
-        """Make the replay; given: the call's tensors and its gradients."""
-        tensors = [*given, *[t for t, _ in self.made], *[t for *_, totals in self.steps for t in totals]]
-        places = {id(t): i for i, t in reversed([*enumerate(tensors)]) if t is not None}
+    def __enter__(self) -> "Recording":
+        if self.known is not None:
+            _current.recording = self
+        return self
+
+    def __exit__(self, problem: Any, *_: Any) -> None:
+        if self.known is not None:
+            _current.recording = None
+            if problem is None:
+                self.known[self.key] = None if self.on_copies or _tried else self._replay()
+
+    def _replay(self) -> Replay | None:
+        places: dict[int, int] = {}
+        for i, one in enumerate((*self.given, *[t for t, _ in self.made], *itertools.chain(*[totals for *_, totals in self.steps]))):
+            places.setdefault(id(one), i)
         try:
             steps = [(plan, [places[id(t)] for t in each], floats) for plan, each, floats, _ in self.steps]
-            found = [None if t is None else places[id(t)] for t in results]
+            return Replay([make for _, make in self.made], steps, [None if t is None else places[id(t)] for t in self.results])
         except KeyError:  # a copy, or computed by torch
-            return
-        if not self.on_copies and not _tried:
-            self.replay = Replay([make for _, make in self.made], steps, found)
+            return None
 
 
-def new(recording: Recording | None, x: Tensor, make: Any) -> Tensor:
+def new(x: Tensor, make: Any) -> Tensor:
     """Return make(x), a new tensor that a launch writes whole."""
-    made = make(x)
-    if recording is not None:
-        recording.made.append((made, make))
-    return made
+    found = make(x)
+    if _current.recording is not None:
+        _current.recording.made.append((found, make))
+    return found
 
 
-def new_like(recording: Recording | None, x: Tensor, shape: Any) -> Tensor | None:
+def new_like(x: Tensor, shape: Any) -> Tensor | None:
     """Return a new tensor of a shape and dtype on the device of x, or like x; None where there is no shape."""
     if shape is None:
         return None
-    return new(recording, x, torch.empty_like if isinstance(shape, Tensor) else functools.partial(_empty, shape))
+    return new(x, torch.empty_like if isinstance(shape, Tensor) else functools.partial(_empty, shape))
 
 
 def _empty(shape: tuple[Sequence[int], torch.dtype], x: Tensor) -> Tensor:
@@ -258,11 +283,8 @@ def _empty(shape: tuple[Sequence[int], torch.dtype], x: Tensor) -> Tensor:
 _plans: dict[Any, Plan | None] = {}
 
 
-def launch(template: Template, *records: Any, recording: Recording | None = None) -> tuple[Tensor, ...]:
-    """Launch on the tensors and floats of the records (named tuples); the totals of the sums.
-
-    recording: of a call that repeats.
-    """
+def launch(template: Template, *records: Any) -> tuple[Tensor, ...]:
+    """Launch on the tensors and floats of the records (named tuples); the totals of the sums."""
     values = [v for record in records for v in record]
     tensors = [v for v in values if isinstance(v, Tensor)]
     floats: list[float] = []
@@ -271,7 +293,7 @@ def launch(template: Template, *records: Any, recording: Recording | None = None
             floats.append(v)
         elif type(v) is list and v and isinstance(v[0], float):
             floats += v
-    plan = planned(template, records, values)
+    plan, recording = planned(template, records, values), _current.recording
     if plan is None:
         if recording is not None:
             recording.on_copies = True

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Recording, Template, launch, sum_slots
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, sum_slots
 from lossforge.kernels.tiles import COUNTED
 
 PART = tl.constexpr(1024)
@@ -164,7 +164,7 @@ def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
     return target_b is None and target.numel() <= COUNTED and target.is_contiguous()
 
 
-def count(counting: Counting, recording: Recording | None = None) -> Tensor:
+def count(counting: Counting) -> Tensor:
     """Divisor of a mean over rows with class indices, 0-d: Σ of the class weights (1 without) of rows not ignored, times scale.
 
     A mixup pair adds λ and 1 - λ of its two weights; without `lam`, a row counts once unless both its indices are ignored.
@@ -175,7 +175,7 @@ def count(counting: Counting, recording: Recording | None = None) -> Tensor:
         target_b=None if target_b is None else target_b.contiguous(),
         lam=None if lam is None else lam.expand(target.shape).contiguous(),
     )
-    return launch(COUNT, in_order, recording=recording)[0]
+    return launch(COUNT, in_order)[0]
 
 
 class Scaled(NamedTuple):

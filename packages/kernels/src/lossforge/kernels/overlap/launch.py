@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, OverlapCall
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Recording, Template, launch, new, new_like, workspace
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, new, new_like, workspace
 from lossforge.kernels.engine.layout import collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.overlap.backward import Coefficients, overlap_backward_kernel
@@ -188,7 +188,6 @@ def forward(
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
-    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     g = geometry(call)
@@ -201,18 +200,18 @@ def forward(
                 t.copy_(copy)
         return results
     x, images = call.x, call.x.shape[0]
-    ticket = new(recording, x, _ticket)
+    ticket = new(x, _ticket)
     rows = images * (_programs(call, g) + call.batch)
     value, coefficients = call.shapes(keep)
-    parts = new_like(recording, x, ((rows * _sums(call) * g.classes + 3 * images,), torch.float32))
-    total, made = new_like(recording, x, ((), torch.float32)), new_like(recording, x, coefficients)
-    out = new_like(recording, x, value if call.reduction == "none" else None)
+    parts = new_like(x, ((rows * _sums(call) * g.classes + 3 * images,), torch.float32))
+    total, made = new_like(x, ((), torch.float32)), new_like(x, coefficients)
+    out = new_like(x, value if call.reduction == "none" else None)
     assert parts is not None
     assert total is not None
     assert made is not None
-    launch(SUMS, call, Wanted(*_scales(call), parts, ticket, out, total, made), formulas, recording=recording)
+    launch(SUMS, call, Wanted(*_scales(call), parts, ticket, out, total, made), formulas)
     if gradients[0] is not None:
-        launch(SLOPES, call, Arriving(made, None, gradients[0]), recording=recording)
+        launch(SLOPES, call, Arriving(made, None, gradients[0]))
     return total if out is None else out, made
 
 

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, PairsCall
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Recording, Template, launch, new, sum_slots
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, new, sum_slots
 from lossforge.kernels.engine.layout import constants
 from lossforge.kernels.pairs.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.tiles import contrastive_tiles, similarity_gradient_tiles
@@ -135,21 +135,18 @@ def forward(
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
-    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     rows, columns = call.x.shape
     down, across = _grid(call.x, contrastive_tiles(rows, columns))
     shapes = [(2, across, rows), (2, down, columns), (rows,), (columns,)]
-    row_parts, column_parts, row_lse, column_lse = (new(recording, call.x, functools.partial(_floats, s)) for s in shapes)
+    row_parts, column_parts, row_lse, column_lse = (new(call.x, functools.partial(_floats, s)) for s in shapes)
     halves = torch.empty((2, rows), dtype=torch.float32, device=call.x.device) if call.reduction == "none" else None
     row_loss, column_loss = (None, None) if halves is None else halves
     numbers = Numbers.of(call)
-    (total,) = launch(
-        FORWARD, call, Wanted(row_parts, column_parts, row_lse, column_lse, row_loss, column_loss), numbers, recording=recording
-    )
+    (total,) = launch(FORWARD, call, Wanted(row_parts, column_parts, row_lse, column_lse, row_loss, column_loss), numbers)
     if gradients[0] is not None:
-        launch(BACKWARD, call, Arriving(row_lse, column_lse, None, gradients[0]), numbers, recording=recording)
+        launch(BACKWARD, call, Arriving(row_lse, column_lse, None, gradients[0]), numbers)
     return total if halves is None else halves.sum(0), row_lse, column_lse
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowCall
-from lossforge.kernels.engine.launch import Plan, Recording, Template, chip, launch, new_like, sum_slots
+from lossforge.kernels.engine.launch import Plan, Template, chip, launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.backward import GradOutputs, Kept, rowwise_backward_kernel
@@ -169,11 +169,11 @@ def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> P
 FORWARD = Template(_plan, writes=("gradient",))
 
 
-def _divisor(call: RowCall, recording: Recording | None = None) -> Tensor | None:
+def _divisor(call: RowCall) -> Tensor | None:
     if not call.counted:
         return call.normalizer
     lam, weight = (None, None) if call.mean_of_rows else (call.lam, call.weight)
-    return count(Counting(call.target, call.target_b, lam, weight, call.x.shape[1], call.ignore_index, 1.0), recording)
+    return count(Counting(call.target, call.target_b, lam, weight, call.x.shape[1], call.ignore_index, 1.0))
 
 
 def forward(
@@ -182,18 +182,17 @@ def forward(
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
-    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     itself = alone and call.counted and not (call.weight is not None and call.mean_of_rows) and counts_itself(call.target, call.target_b)
-    divisor = None if itself else _divisor(call, recording)
+    divisor = None if itself else _divisor(call)
     shapes = call.shapes(keep)
     each = call.reduction == "none"
-    made = [new_like(recording, call.x, shape) if each or i > 1 else None for i, shape in enumerate(shapes[:5])]
+    made = [new_like(call.x, shape) if each or i > 1 else None for i, shape in enumerate(shapes[:5])]
     loss, z_loss, lse, entropy, correct = made
-    out = Outputs(loss, z_loss, lse, entropy, correct, new_like(recording, call.x, shapes[6]))
+    out = Outputs(loss, z_loss, lse, entropy, correct, new_like(call.x, shapes[6]))
     z_total = not each and call.outputs[0]
-    totals = launch(FORWARD, call, Wanted(divisor, itself, gradients[0], z_total), out, Numbers.of(call), formulas, recording=recording)
+    totals = launch(FORWARD, call, Wanted(divisor, itself, gradients[0], z_total), out, Numbers.of(call), formulas)
     if not each:
         made[0], made[1] = totals[0], totals[1] if z_total else None
     return *made, divisor if call.counted else None, out.stats

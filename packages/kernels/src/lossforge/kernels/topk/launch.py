@@ -11,7 +11,7 @@ from lossforge.kernels.divergence.backward import GradOutput
 from lossforge.kernels.divergence.kernel import Outputs
 from lossforge.kernels.divergence.launch import Numbers, counts_labels, find_divisor
 from lossforge.kernels.divergence.rows import Marks
-from lossforge.kernels.engine.launch import Plan, Recording, Template, launch, new_like, sum_slots
+from lossforge.kernels.engine.launch import Plan, Template, launch, new_like, sum_slots
 from lossforge.kernels.row.layout import logits_of, row_layout
 from lossforge.kernels.tiles import forward_tiles
 from lossforge.kernels.topk.kernel import Entries, Softening, topk_kernel
@@ -81,16 +81,15 @@ def forward(
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
-    recording: Recording | None = None,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     itself = alone and counts_labels(call)
-    divisor = None if itself else find_divisor(call, recording)
+    divisor = None if itself else find_divisor(call)
     each, _, kept = call.shapes(keep)
-    out = new_like(recording, call.x, each if call.reduction == "none" else None)
-    stats = new_like(recording, call.x, kept)
+    out = new_like(call.x, each if call.reduction == "none" else None)
+    stats = new_like(call.x, kept)
     wanted = Wanted(divisor, itself, gradients[0], out, stats, None)
-    totals = launch(TOPK, call, wanted, Numbers.of(call), recording=recording)
+    totals = launch(TOPK, call, wanted, Numbers.of(call))
     return totals[0] if totals else out, divisor if call.counted else None, stats
 
 

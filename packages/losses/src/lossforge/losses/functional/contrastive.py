@@ -6,9 +6,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import PairsCall
 from lossforge.losses import checks
+from lossforge.losses.autograd import value
 from lossforge.losses.repeat import repeated
 from lossforge.losses.templates.module import LossModule, Module, with_module
-from lossforge.losses.templates.options import Options, check_options, computed, with_options
+from lossforge.losses.templates.options import Options, check_options, with_options
 from lossforge.losses.types import Reduction
 
 __all__ = ["clip_loss"]
@@ -70,4 +71,4 @@ def clip_loss(
         raise ValueError(f"similarity must have shape (N, M) with 0 ≤ offset ≤ M - N, got {tuple(similarity.shape)} with offset {offset}")
     scale = checks.number("scale", options.get("scale", 1.0))
     call = PairsCall("clip", similarity, offset=offset, logit_scale=1.0 * scale, reduction=reduction)
-    return computed(with_options(call, options, divisor), options)
+    return value(with_options(call, options, divisor), options)

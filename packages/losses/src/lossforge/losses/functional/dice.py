@@ -34,10 +34,11 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, OverlapCall
 from lossforge.losses import checks
+from lossforge.losses.autograd import value
 from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import LossModule, Module
-from lossforge.losses.templates.options import Settings, check_options, computed, rows_of, weights_of_classes, with_options
+from lossforge.losses.templates.options import Settings, check_options, rows_of, weights_of_classes, with_options
 from lossforge.losses.types import Activation, Reduction, ScalarReduction
 
 __all__ = ["dice_ce_loss", "dice_loss", "focal_tversky_loss", "jaccard_loss", "tversky_loss"]
@@ -319,4 +320,4 @@ def _of_regions(call: OverlapCall, hyper: dict[str, float], options: Any) -> Ten
         target = checks.indices("target", target, input, allowed, rows_of(input, 1), INDICES)
     weight = weights_of_classes("weight", call.weight, input, classes)
     call = call._replace(target=target, weight=weight, hyper=numbers, ignore_index=ignore_index)
-    return computed(with_options(call, options, normalizer), options)
+    return value(with_options(call, options, normalizer), options)

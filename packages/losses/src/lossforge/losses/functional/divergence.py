@@ -23,10 +23,11 @@ from torch import Tensor
 
 from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
 from lossforge.losses import checks
+from lossforge.losses.autograd import value
 from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import DivergenceModule, Module
-from lossforge.losses.templates.options import CallOptions, check_options, computed, of_classes, rows_of, with_options
+from lossforge.losses.templates.options import CallOptions, check_options, of_classes, rows_of, with_options
 from lossforge.losses.types import BatchReduction
 
 __all__ = ["js_div_with_logits", "kl_div_with_logits", "topk_kl_div_with_logits", "total_variation_with_logits"]
@@ -288,10 +289,8 @@ def _of_teacher(call: DivergenceCall | TopKCall, options: CallOptions, temperatu
     if temperature_squared:
         call = call._replace(loss_scale=call.loss_scale * temperature * temperature)
     if x.ndim > 1:
-        return computed(call, options)
-    result = computed(
-        call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None}), options
-    )
+        return value(call, options)
+    result = value(call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None}), options)
     return result.squeeze(0) if result.ndim else result
 
 

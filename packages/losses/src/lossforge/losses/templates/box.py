@@ -4,7 +4,8 @@ from torch import Tensor
 
 from lossforge.kernels.call import BoxCall
 from lossforge.losses import checks
-from lossforge.losses.templates.options import BoxOptions, check_options, computed, with_options
+from lossforge.losses.autograd import value
+from lossforge.losses.templates.options import BoxOptions, check_options, with_options
 
 FORMATS = ("xyxy", "cxcywh")
 
@@ -27,4 +28,4 @@ def box_loss(call: BoxCall, options: BoxOptions, format: str = "xyxy") -> Tensor
             raise ValueError(f"weight must hold one weight a pair and broadcast to {tuple(shape[:-1])}, got {tuple(weight.shape)}")
     given: BoxOptions = {"empty": "zero", **options}
     call = call._replace(hyper=[1.0 * h for h in call.hyper], centered=format == "cxcywh")
-    return computed(with_options(call, given, divisor), given)
+    return value(with_options(call, given, divisor), given)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import ROW_MEAN, ElementCall
 from lossforge.losses import checks
+from lossforge.losses.autograd import value
 from lossforge.losses.templates.options import (
     ElementwiseOptions,
     check_options,
-    computed,
     row_score,
     rows_of,
     share,
@@ -84,7 +84,7 @@ def elementwise_loss(
     if mean == "rows" and reduces:
         call = call._replace(reduction=ROW_MEAN)
     call = call._replace(hyper=[1.0 * h for h in call.hyper])
-    return computed(with_options(call, options, divisor), options)
+    return value(with_options(call, options, divisor), options)
 
 
 def _with_target(call: ElementCall, options: ElementwiseOptions, mean: str, diagonal: bool) -> ElementCall:

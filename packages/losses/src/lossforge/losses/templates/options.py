@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.dispatch import value
 from lossforge.losses.types import Empty, Gradient
 
 Call = TypeVar("Call", bound=Any)
@@ -99,11 +98,6 @@ def with_options(call: Call, options: CallOptions | BoxOptions, normalizer: Tens
         reduction=call.reduction if options.get("normalizer") is None else "sum",
         empty_is_zero=options.get("empty") == "zero",
     )
-
-
-def computed(call: Any, options: Any) -> Tensor:
-    """Compute a call, by the options that say when and where its gradient is written."""
-    return value(call, options.get("gradient"), options.get("inplace", False))
 
 
 def of_classes(x: Tensor, name: str = "input") -> int:

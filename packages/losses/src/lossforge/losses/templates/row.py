@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import RowCall
 from lossforge.losses import checks
-from lossforge.losses.dispatch import compute
+from lossforge.losses.autograd import compute
 from lossforge.losses.reference import row_weight
 from lossforge.losses.templates.options import (
     Options,
@@ -84,7 +84,7 @@ def rowwise_results(
         call = call._replace(
             x=x.unsqueeze(0), target=target.unsqueeze(0), target_b=None if call.target_b is None else call.target_b.unsqueeze(0)
         )
-    results = compute(with_options(call, options, divisor), options.get("gradient"), options.get("inplace", False))
+    results = compute(with_options(call, options, divisor), options)
     return [t if t is None or t.ndim == 0 else t.squeeze(0) for t in results] if x.ndim == 1 else results
 
 
