@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools"), str(ROOT / "tests")]
 
 TINY = ["model=tiny_resnet", "trainer.device=cpu"]
 

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def script():
-    return runpy.run_path(str(ROOT / "results" / "measure_detection.py"))
+    return runpy.run_path(str(ROOT / "tools" / "measure_detection.py"))
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def test_all_commands_compose(script):
 
 
 def test_the_readme_need_not_have_the_tables_before_they_are_measured(monkeypatch, tmp_path):
-    tables = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
     names = tables["renewed"].__globals__
     monkeypatch.setitem(names, "SECTIONS", {"detection": lambda: "the tables"})
     monkeypatch.setitem(names["FILES"], "detection", tmp_path / "detection.json")
-    begin, end = "<!-- detection: uv run tests/readme_tables.py --write -->", "<!-- end of detection -->"
+    begin, end = "<!-- detection: uv run tools/readme_tables.py --write -->", "<!-- end of detection -->"
     assert tables["renewed"]("text") == "text"
     assert "Not measured yet." in tables["renewed"](f"{begin}{end}")
     (tmp_path / "detection.json").touch()

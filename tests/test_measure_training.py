@@ -15,10 +15,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("results") / "training.json"
     before, threads = sys.path[:], torch.get_num_threads()
-    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "results")]
+    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
     torch.set_num_threads(1)  # of work this small, more cost more
     try:
-        assert runpy.run_path(str(ROOT / "results" / "measure_training.py"))["main"]([str(path), "abc1234", "--smoke"]) == 0
+        assert runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["main"]([str(path), "abc1234", "--smoke"]) == 0
     finally:
         sys.path[:] = before
         torch.set_num_threads(threads)
@@ -40,15 +40,15 @@ def test_every_run_leaves_its_figures(measured):
 
 def test_what_the_file_holds_is_not_run_again(measured):
     before = measured.read_text()
-    assert runpy.run_path(str(ROOT / "results" / "measure_training.py"))["main"]([str(measured), "def5678", "--smoke"]) == 0
+    assert runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["main"]([str(measured), "def5678", "--smoke"]) == 0
     assert measured.read_text() == before
     found = json.loads(before)
     measured.with_name("other.json").write_text(json.dumps(found | {"gpu": "a GPU that is not here"}))
-    assert runpy.run_path(str(ROOT / "results" / "measure_training.py"))["main"]([str(measured.with_name("other.json")), "--smoke"]) == 1
+    assert runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["main"]([str(measured.with_name("other.json")), "--smoke"]) == 1
 
 
 def test_no_preset_is_left_out():
-    measured = set(runpy.run_path(str(ROOT / "results" / "measure_training.py"))["PRESETS"])
+    measured = set(runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["PRESETS"])
     known = {f"experiment={path.stem}" for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
     # of a folder of one's own; measured by measure_detection.py
     assert known - measured == {"experiment=finetune_folder", "experiment=digit_scenes_large"}
@@ -59,7 +59,7 @@ def test_tables_hold_the_figures(measured, monkeypatch):
     found["runs"][0] |= {"top1": 98.765, "peak_mib": 2763.4, "loss_ms": 1.234}
     found["presets"][0] |= {"step_ms": 4.56, "images_per_second": 12345.6, "data_wait_share": 0.0321}
     measured.write_text(json.dumps(found))
-    tables = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
     monkeypatch.setitem(tables["training"].__globals__, "TRAINING", measured)
     text = tables["training"]()
     assert f"| `{found['runs'][0]['command']}` | 98.77 % | 1.23 | 2,763 |" in text
@@ -82,7 +82,7 @@ def test_two_gpus_beside_one(tmp_path, monkeypatch):
     }
     path = tmp_path / "several.json"
     path.write_text(json.dumps(found))
-    tables = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
     monkeypatch.setitem(tables["several_gpus"].__globals__, "SEVERAL_GPUS", path)
     text = tables["several_gpus"]()
     assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")

@@ -134,8 +134,8 @@ def test_rewards_of_files(trained, tmp_path, capsys):
 
 
 def test_the_measured_comparisons_compose():
-    """Each run of results/measure_effects.py is one that the app takes, and results/effects.json holds those runs."""
-    script = runpy.run_path(str(ROOT / "results" / "measure_effects.py"))
+    """Each run of tools/measure_effects.py is one that the app takes, and results/effects.json holds those runs."""
+    script = runpy.run_path(str(ROOT / "tools" / "measure_effects.py"))
     found = json.loads((ROOT / "results" / "effects.json").read_text(encoding="utf-8"))
     assert found
     assert set(found) <= set(script["COMPARISONS"])
@@ -154,7 +154,7 @@ def test_the_measured_comparisons_compose():
 
 
 def test_an_effect_is_judged_by_the_pairs():
-    script = runpy.run_path(str(Path(__file__).parent / "readme_tables.py"))
+    script = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
     assert script["effect"]([0.91, 0.95, 0.90], [0.90, 0.94, 0.892])[-1] == "**yes**"
     assert script["effect"]([0.90, 0.94, 0.892], [0.91, 0.95, 0.90])[-1] == "**the opposite**"
     difference, p, said = script["effect"]([0.91, 0.95, 0.90], [0.95, 0.90, 0.91])

@@ -112,13 +112,13 @@ def test_a_command_that_does_not_exist_would_be_noticed(line):
 
 
 def test_tables_and_pictures_are_the_registrys_and_the_results():
-    script = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
-    assert script["renewed"](DOCUMENTS["README.md"]) == DOCUMENTS["README.md"], "run: uv run tests/readme_tables.py --write"
-    assert not script["stale_pictures"](), "run: uv run tests/readme_tables.py --write"
+    script = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+    assert script["renewed"](DOCUMENTS["README.md"]) == DOCUMENTS["README.md"], "run: uv run tools/readme_tables.py --write"
+    assert not script["stale_pictures"](), "run: uv run tools/readme_tables.py --write"
 
 
 def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
-    script = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    script = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
     report = json.loads((ROOT / "results" / "bench-h200.json").read_text(encoding="utf-8"))
     row = next(r for r in report["rows"] if r["contender"] == "lossforge")
     row["ms"] = row["graph_ms"] = 12.345
@@ -132,7 +132,7 @@ def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
 
 
 def test_a_suite_may_be_of_a_run_of_its_own(tmp_path, monkeypatch):
-    script = runpy.run_path(str(ROOT / "tests" / "readme_tables.py"))
+    script = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
     report = json.loads((ROOT / "results" / "bench-h200.json").read_text(encoding="utf-8"))
     row = next(r for r in report["rows"] if r["contender"] == "lossforge" and r["loss"] == "mae")
     row |= {"suite": "variants", "variant": "a new one", "ms": 12.345, "graph_ms": 12.345}

@@ -1,6 +1,6 @@
 """One case of each kernel on the GPU at hand, for NVIDIA's checkers:
 
-`compute-sanitizer --tool memcheck --error-exitcode 1 python tests/every_kernel.py`
+`compute-sanitizer --tool memcheck --error-exitcode 1 python tools/every_kernel.py`
 
 Every loss of the registry once with the gradient written in forward and once in backward, tensors with odd ends, rows that stay on chip.
 """

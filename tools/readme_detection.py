@@ -1,4 +1,4 @@
-"""The README's tables of detectors, from what results/measure_detection.py found."""
+"""The README's tables of detectors, from what tools/measure_detection.py found."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def section(path: Path) -> str:
             places.setdefault(provenance(found[part]), []).append(part)
     for place, parts in places.items():
         said += [
-            f"{place}; made by `python results/measure_detection.py`. Digits in scenes: held-out mAP after the last "
+            f"{place}; made by `python tools/measure_detection.py`. Digits in scenes: held-out mAP after the last "
             "epoch. A step's loss, forward and backward, and a whole step in ms; the most memory that was allocated; seconds of the run, "
             "which draws the scenes where it is the first to need them.",
             tables.markdown(LEARNED, [learned_row(each, part) for part in parts for each in found[part]["runs"]]),

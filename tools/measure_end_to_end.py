@@ -1,6 +1,6 @@
 """What the loss changes in a whole step: a resnet50 at 224², and a language model's head, with peak memory beyond weights and inputs.
 
-`python results/measure_end_to_end.py [FILE [COMMIT]]` on a GPU; COMMIT where the sources are not a git checkout. A step's time is recorded
+`python tools/measure_end_to_end.py [FILE [COMMIT]]` on a GPU; COMMIT where the sources are not a git checkout. A step's time is recorded
 only if its loss, and for the head the gradient of the hidden states, agree with float32.
 """
 

@@ -1,6 +1,6 @@
 """Compare losses under the presets of conf/experiment over several seeds, on the CPU: is what each loss's paper claims to be seen?
 
-`python results/measure_effects.py [FILE [PRESET ...]]` writes into FILE (results/effects.json) every run's command, seed and held-out
+`python tools/measure_effects.py [FILE [PRESET ...]]` writes into FILE (results/effects.json) every run's command, seed and held-out
 metrics, of all presets or of those named; it is renewed after each seed. A seed decides the split, the data that is drawn and the training;
 the runs of a comparison share it. The metrics are the last epoch's: no epoch is chosen by what is held out.
 """
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     import torch
 
     torch.set_num_threads(1)
-    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "results")]
+    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
     path, presets = Path(arguments[0]) if arguments else ROOT / "results" / "effects.json", arguments[1:] or list(COMPARISONS)
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     found |= {preset: provenance(preset) for preset in presets}

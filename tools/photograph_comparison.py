@@ -1,6 +1,6 @@
 """Pictures of a sweep's comparison for the README: compare.py's own page, and MLflow's comparison of the same runs, in Chromium.
 
-`uv run results/photograph_comparison.py SWEEP [FOLDER]` with a sweep's name in the store `mlflow.db` of FOLDER (this repository's root
+`uv run tools/photograph_comparison.py SWEEP [FOLDER]` with a sweep's name in the store `mlflow.db` of FOLDER (this repository's root
 unless told otherwise) writes results/comparison.png, results/mlflow-comparison.png and results/comparison.csv.
 """
 

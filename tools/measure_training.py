@@ -1,6 +1,6 @@
 """Train on this machine's GPU: the digits under every loss of a classifier, every preset, and ours beside torch's own losses.
 
-`python results/measure_training.py [FILE [COMMIT]] [--smoke]`; COMMIT where the sources are not a git checkout. The first command is timed
+`python tools/measure_training.py [FILE [COMMIT]] [--smoke]`; COMMIT where the sources are not a git checkout. The first command is timed
 as a whole; the others run one after the other in this process, which has imported everything. The file is written after every run, and
 what it holds is not run again: remove a row, or the file, to measure anew.
 --smoke: a few runs of a few updates, with or without a GPU.
@@ -135,5 +135,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "results")]
+    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
     sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Train detectors here: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
 
-`python results/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,SETTING] [--smoke]`
+`python tools/measure_detection.py [FILE [COMMIT]] [parts=retinanet,large,tables,more] [with=SETTING,SETTING] [--smoke]`
 
 COMMIT where the sources are not a git checkout. The file is written after every run, and keeps the parts that are not measured now. `large`
 is timed as a command of its own, scenes drawn by it included, with the settings of `with` beside it (with=trainer.epochs=8,optim.lr=2e-3);
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "results")]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
 PARTS = ("retinanet", "large", "tables", "more")
 GIOU = "box_loss=giou"
 TABLES = (

@@ -1,6 +1,6 @@
 """Two GPUs against one, in train.py's own trainer: the same losses from the same samples in float32, and how throughput scales.
 
-`python results/measure_several_gpus.py [FILE [COMMIT]]` on a machine with two GPUs; COMMIT where the sources are not a git checkout.
+`python tools/measure_several_gpus.py [FILE [COMMIT]]` on a machine with two GPUs; COMMIT where the sources are not a git checkout.
 It starts torchrun itself, for one process and for two. In float32 one GPU takes the whole batch and each of two half of it. One GPU also
 trains from weights disturbed by DISTURBANCE, about a rounding: how far apart rounding alone drives two runs. Throughput is that of
 synthetic images of 224 pixels that lie on the device. The status is 1 where losses differ by more than TOLERANCE; cases that rounding

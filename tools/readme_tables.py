@@ -133,7 +133,7 @@ def end_to_end() -> str:
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("torch", "triton") if name in found["versions"])
     return "\n\n".join(
         [
-            f"One {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}; made by `python results/measure_end_to_end.py`.",
+            f"One {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}; made by `python tools/measure_end_to_end.py`.",
             tables.markdown(("a whole step", "loss", "ms", "peak MiB"), rows),
         ]
     )
@@ -156,7 +156,7 @@ def training() -> str:
         for each in found.get("presets", [])
     ]
     said = [
-        f"{provenance(found)}; made by `python results/measure_training.py`: digits, held-out top-1. A step's loss, forward and "
+        f"{provenance(found)}; made by `python tools/measure_training.py`: digits, held-out top-1. A step's loss, forward and "
         "backward, in ms; the most memory that was allocated, with cuDNN's search for algorithms in a process's first run; seconds of the "
         "whole command, where it was one of its own.",
         tables.markdown(("`uv run experiments/train.py`", "top-1, last epoch", "loss, ms", "peak MiB", "s", "loss computed by"), rows),
@@ -191,7 +191,7 @@ def several_gpus() -> str:
     ]
     return "\n\n".join(
         [
-            f"{provenance(found, 'Two')}, NCCL {found['nccl']}; made by `python results/measure_several_gpus.py`. The same samples on one "
+            f"{provenance(found, 'Two')}, NCCL {found['nccl']}; made by `python tools/measure_several_gpus.py`. The same samples on one "
             "GPU as a whole batch and on two by halves, float32: how many updates the training losses agree to a relative "
             f"{tolerance:g}, and their largest difference until then. Beside it one GPU against itself, its weights first disturbed by "
             f"{found['disturbance']:.0e} of each, about a rounding. Under batch norm and ReLU, from nothing, a rounding alone soon parts "
@@ -249,7 +249,7 @@ def effects() -> str:
     return "\n\n".join(
         [
             f"{first['device']}, torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}; made by "
-            "`python results/measure_effects.py`. The last epoch's figures. Runs of one seed share the split, the data that is drawn and "
+            "`python tools/measure_effects.py`. The last epoch's figures. Runs of one seed share the split, the data that is drawn and "
             "the order. The effect is there where a paired t-test over the seeds gives p < 0.05 (not corrected for the number of lines).",
             tables.markdown(header, rows),
         ]
@@ -281,7 +281,7 @@ FILES = {
 def renewed(text: str) -> str:
     """A README's text with the tables of today's registry and results."""
     for name, content in SECTIONS.items():
-        begin, end = f"<!-- {name}: uv run tests/readme_tables.py --write -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: uv run tools/readme_tables.py --write -->", f"<!-- end of {name} -->"
         if not FILES.get(name, README).exists() and begin not in text:
             continue
         before, found, rest = text.partition(begin)
@@ -319,7 +319,7 @@ def main(words: list[str]) -> int:
         return 0
     stale = (["README.md"] if text != wanted else []) + stale_pictures()
     if stale:
-        print(f"{', '.join(stale)}: not what the registry and results/ say; run: uv run tests/readme_tables.py --write", file=sys.stderr)
+        print(f"{', '.join(stale)}: not what the registry and results/ say; run: uv run tools/readme_tables.py --write", file=sys.stderr)
     return int(bool(stale))
 
 
