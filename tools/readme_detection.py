@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lossforge.bench import tables
+from lossforge.bench.report import tables
 
 LEARNED = ("`uv run experiments/train.py`", "mAP", "mAP50", "mAP75", "loss, ms", "step, ms", "peak MiB", "s", "loss computed by")
 STEP = ("loss", "step, ms", "loss, ms", "peak MiB", "off by, of float64")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import readme_detection
 
-from lossforge.bench import pictures, tables
-from lossforge.bench.report import Report, load
+from lossforge.bench.report import Report, load, pictures, tables
 from lossforge.losses.registry import LOSSES, Loss
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,8 +3,8 @@
 from typing import Any
 
 from lab.run_folder import RunFolder
-from lossforge.bench.pictures import main_rows, memory_picture, scaling_picture, scaling_rows, time_picture
 from lossforge.bench.report import Report, Row
+from lossforge.bench.report.pictures import main_rows, memory_picture, scaling_picture, scaling_rows, time_picture
 
 FIGURES = ("ms", "forward_ms", "graph_ms", "peak_mib", "host_us", "first_ms", "value_error", "gradient_error")
 

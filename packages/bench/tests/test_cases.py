@@ -65,8 +65,8 @@ def test_a_cut_case_keeps_its_classes(case):
 
 def test_every_loss_is_measured():
     from lossforge.bench.contenders import UNREGISTERED
-    from lossforge.bench.tables import LOSSES as NAMES
-    from lossforge.bench.tables import USES
+    from lossforge.bench.report.tables import LOSSES as NAMES
+    from lossforge.bench.report.tables import USES
     from lossforge.losses.registry import LOSSES
 
     assert {case.loss for case in CASES} == {*LOSSES, *UNREGISTERED} == set(NAMES)

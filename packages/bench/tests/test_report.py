@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lossforge.bench import compare, pictures, tables
-from lossforge.bench.report import Report, Row, SchemaError, load
-from lossforge.bench.targets import TARGETS, TEMPLATES, rivals, verdicts
+from lossforge.bench import compare
+from lossforge.bench.report import Report, Row, SchemaError, load, pictures, tables
+from lossforge.bench.report.targets import TARGETS, TEMPLATES, rivals, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from lossforge.bench.report import Report, Row
-from lossforge.bench.targets import Verdict, figure, rivals, verdicts
+from lossforge.bench.report.targets import Verdict, figure, rivals, verdicts
 
 PEERS = ("torchvision", "timm", "liger", "quack")
 USES = {
