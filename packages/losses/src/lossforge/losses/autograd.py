@@ -23,8 +23,15 @@ Several = tuple[Tensor | None, ...]
 ABSENT = math.nan
 """Where an operator's number is among those that are tensors."""
 
-made = threading.local()
-"""made.call: how this thread's last call was computed without the dispatcher, its tensors, whether with a gradient, and its results."""
+
+class Noted(threading.local):
+    """calls: of the loss that this thread computes, if it shall be kept: how they were computed without the dispatcher, their tensors,
+    whether with a gradient, and their results."""
+
+    calls: list[tuple["Run", Several, bool, Sequence[Tensor]]] | None = None
+
+
+noted = Noted()
 
 
 def leaves(call: Any) -> Sequence[Tensor]:
@@ -47,7 +54,8 @@ def compute(call: Any, options: Mapping[str, Any]) -> Several:
     if inplace or plain(*tensors):
         how = Run.of(call, in_forward, inplace)
         found: Sequence[Tensor] = Loss.apply(how, tensors, *differentiable) if any(wanted) else how.results(tensors)
-        made.call = how, tensors, any(wanted), found
+        if noted.calls is not None:
+            noted.calls.append((how, tensors, any(wanted), found))
     else:
         keep = any(wanted) and (not in_forward or any(asked[1:4]))
         found = _by_operator(call, [in_forward and want for want in wanted], keep, asked)

@@ -15,8 +15,8 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.kernels.call import KINDS
 from lossforge.kernels.torch_internals import ordinary
-from lossforge.losses import autograd, checks
-from lossforge.losses.autograd import Loss, Run, Several
+from lossforge.losses import checks
+from lossforge.losses.autograd import Loss, Run, Several, noted
 from lossforge.losses.state import state
 
 P = ParamSpec("P")
@@ -55,13 +55,14 @@ def repeated(function: Callable[P, R]) -> Callable[P, R]:
         known = _calls.get(found)
         if known is not None:
             return known(values)
-        autograd.made.call = None
+        calls: list[Any] = []
+        before, noted.calls = noted.calls, calls
         try:
             result = function(*args, **kwargs)
         finally:
-            how, autograd.made.call = autograd.made.call, None  # it holds the call's tensors
-        if how is not None:
-            _keep(found, values, result, *how)
+            noted.calls = before  # they hold the call's tensors
+        if len(calls) == 1:
+            _keep(found, values, result, *calls[0])
         return result
 
     return call
