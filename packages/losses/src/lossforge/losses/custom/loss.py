@@ -247,21 +247,17 @@ def boxes(
 
 def _made(template: Template, formula: Any, hyper: dict[str, float], reference: Reference | None, domain: str = "logits") -> CustomLoss:
     kernels.load("math")
-    from lossforge.losses.custom.derive import with_gradients
-    from lossforge.losses.custom.source import read, results, written_out
+    from lossforge.losses.custom.derive import differentiated
+    from lossforge.losses.custom.source import read, results
 
     source = read(formula)
     *first, rest = list(inspect.signature(template.compute).parameters.values())[2:]
     _check_arguments(source, template, hyper, {*(p.name for p in first), *get_args(rest.annotation)[0].__annotations__})
-    count = results(source)
-    if count not in (1, 1 + template.variables):
-        gradient = "gradient" if template.variables == 1 else f"{template.variables} derivatives"
-        raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
-    if count > 1 and template is ROWS:
+    kernel, given = differentiated(formula, template.variables), results(source) > 1
+    if given and template is ROWS:
         source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
-    kernel = written_out(formula) if count > 1 else with_gradients(formula, template.variables)
     name = _new_name(formula)
-    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, count > 1, template is BOXES))
+    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, given, template is BOXES))
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 
@@ -271,8 +267,8 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
         for each in options:
             if each not in known:
                 raise checks.unexpected(source.name, each, accepted)
-        given = {each: options.pop(each, default) for each, default in hyper.items()}
-        return template.compute(name, given, *tensors, **options)
+        numbers = {each: options.pop(each, default) for each, default in hyper.items()}
+        return template.compute(name, numbers, *tensors, **options)
 
     loss.__name__ = loss.__qualname__ = source.name
     loss.__doc__ = ast.get_docstring(source.definition)
@@ -280,7 +276,7 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
     public = repeated(loss)
     public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]  # inspect reads it
     entry = Loss(name, template.name, name, public, CustomModule, hyper, domain=domain, without=template.without)
-    return CustomLoss(entry, "given" if count > 1 else "derived", template.base)
+    return CustomLoss(entry, "given" if given else "derived", template.base)
 
 
 def _check_arguments(source: "Source", template: Template, hyper: Mapping[str, float], taken: set[str]) -> None:

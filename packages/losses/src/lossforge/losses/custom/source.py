@@ -2,13 +2,14 @@
 
 import ast
 import difflib
+import functools
 import inspect
 import itertools
 import linecache
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import triton
@@ -275,6 +276,26 @@ class _WriteOut(ast.NodeTransformer):
             name += "_"
         self.changed = True
         return ast.copy_location(ast.Call(ast.copy_location(ast.Name(name, ast.Load()), node), args, list(keywords)), node)
+
+
+@functools.cache
+def device(function: FunctionType) -> Any:
+    """A plain function as a device function.
+
+    Its file need not import Triton: what it lacks of `tl` and of lossforge.kernels.math is put beside its own names, in a copy. Among these
+    plain functions become device functions too, and numbers constants.
+    """
+    names = {name: value for name, value in vars(math).items() if is_device_function(value) or isinstance(value, tl.constexpr)}
+    seen: dict[str, Any] = {"__name__": function.__module__, "tl": tl}
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name, names.get(name))
+        if isinstance(value, FunctionType):
+            seen[name] = device(value)
+        elif value is not None:
+            seen[name] = tl.constexpr(value) if isinstance(value, (int, float)) else value
+    made = FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
+    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+    return triton.jit(made)
 
 
 _written: dict[int, tuple[Any, Any]] = {}
