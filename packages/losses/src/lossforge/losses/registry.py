@@ -25,7 +25,8 @@ class Loss:
     domain: "logits", "probabilities" or "log-probabilities". options: argument sets beside the defaults that tests and benchmarks try.
     without: what of its template the loss does not offer: "probabilities" as targets, "label_smoothing", or that "with weight". judge:
     "module:function" of an independent implementation with the same first two arguments, or of a module class whose options are the
-    function's, where there is one. reductions: that the function takes.
+    function's, where there is one. reductions: that the function takes. given: what it takes of a classifier that trains with it: "logits",
+    or their "softmax" or "sigmoid"; "" where none does.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Loss:
     judge: str | None = None
     paper: str = ""
     reductions: tuple[str, ...] = ("mean", "sum", "none")
+    given: str = ""
 
     @property
     def by_rows(self) -> bool:
@@ -77,6 +79,7 @@ class Facts(TypedDict, total=False):
     judge: str
     paper: str
     reductions: tuple[str, ...]
+    given: str
 
 
 def loss(
@@ -84,8 +87,11 @@ def loss(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Enter a function as a loss, with its calls kept and its module made.
 
-    formula: its name where it is not the loss's. hyper: the parameters that a config may set; their defaults are the signature's.
+    formula: its name where it is not the loss's. hyper: the parameters that a config may set; their defaults and ranges are the
+    signature's. given: by default the logits, of losses of elements or rows that take such.
     """
+    if template in ("elementwise", "rowwise") and facts.get("domain", "logits") == "logits":
+        facts.setdefault("given", "logits")
 
     def enter(function: Callable[P, R]) -> Callable[P, R]:
         public, given = repeated(function), inspect.signature(function).parameters

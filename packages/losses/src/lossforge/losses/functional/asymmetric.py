@@ -13,7 +13,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import of_classes
 from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import NonNegative, Reduction, UnitInterval
 
 __all__ = ["asymmetric_loss_single_label"]
 
@@ -41,9 +41,9 @@ def asymmetric_reference(z: Tensor, gamma_pos: float, gamma_neg: float, own: flo
 def asymmetric_loss_single_label(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    gamma_pos: float = 1.0,
-    gamma_neg: float = 4.0,
-    eps: float = 0.1,
+    gamma_pos: NonNegative = 1.0,
+    gamma_neg: NonNegative = 4.0,
+    eps: UnitInterval = 0.1,
     reduction: Reduction = "mean",
     *,
     weight: Tensor | None = None,  # (C,)

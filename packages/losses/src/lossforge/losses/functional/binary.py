@@ -15,7 +15,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import dense, elementwise_loss, per_sample, with_parameter
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import ElementwiseOptions
-from lossforge.losses.types import BatchReduction, Reduction
+from lossforge.losses.types import Balance, BatchReduction, BelowOne, NonNegative, Reduction, UnitInterval
 
 __all__ = [
     "asymmetric_loss_multi_label",
@@ -108,7 +108,7 @@ def _with_pos_weight(call: ElementCall, pos_weight: float | Tensor | None) -> El
     "elementwise",
     Module("BinaryCrossEntropy", "Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy"),
     formula="bce_softened",
-    hyper=("smoothing", "target_threshold", "sum_classes", "smooth_dense"),
+    hyper=("smoothing", "target_threshold"),
     options=({"smooth_dense": True}, {"sum_classes": True, "pos_weight": 3.0}),
     judge="timm.loss:BinaryCrossEntropy",
     paper="arXiv 2110.00476",
@@ -116,7 +116,7 @@ def _with_pos_weight(call: ElementCall, pos_weight: float | Tensor | None) -> El
 def smoothed_binary_cross_entropy(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
-    smoothing: float = 0.1,
+    smoothing: BelowOne = 0.1,
     target_threshold: float | None = None,
     weight: Tensor | None = None,  # broadcasts to input
     reduction: Reduction = "mean",
@@ -193,8 +193,8 @@ def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -
 def sigmoid_focal_loss(
     inputs: Tensor,  # any shape
     targets: Tensor,  # as inputs, or class indices: as inputs without dim
-    alpha: float | Tensor = 0.25,
-    gamma: float = 2.0,
+    alpha: Balance | Tensor = 0.25,
+    gamma: NonNegative = 2.0,
     reduction: Reduction = "none",
     *,
     weight: Tensor | None = None,  # broadcasts to inputs
@@ -271,9 +271,9 @@ formula("asymmetric_constant_powers", functools.partial(_asymmetric_kernels, con
 def asymmetric_loss_multi_label(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
-    gamma_neg: float = 4.0,
-    gamma_pos: float = 1.0,
-    clip: float | None = 0.05,
+    gamma_neg: NonNegative = 4.0,
+    gamma_pos: NonNegative = 1.0,
+    clip: UnitInterval | None = 0.05,
     eps: float = 1e-8,
     disable_torch_grad_focal_loss: bool = False,
     smoothing: float = 0.0,
@@ -327,8 +327,8 @@ def poly_binary_cross_entropy(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     epsilon: float = 2.0,
-    gamma: float = 0.0,
-    alpha: float | Tensor | None = None,
+    gamma: NonNegative = 0.0,
+    alpha: Balance | Tensor | None = None,
     smoothing: float = 0.0,
     reduction: BatchReduction = "mean",
     *,
@@ -400,6 +400,7 @@ def preference_bce_with_logits(
     ),
     formula="bce",
     domain="probabilities",
+    given="sigmoid",
     judge="torch.nn.functional:binary_cross_entropy",
 )
 def preference_bce(

@@ -12,7 +12,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module, RowModule
 from lossforge.losses.templates.options import of_classes, weights_of_classes
 from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import BelowOne, NonNegative, Reduction, UnitInterval
 
 __all__ = [
     "class_balanced_weight",
@@ -50,8 +50,8 @@ def softmax_focal_reference(z: Tensor, gamma: float) -> Tensor:
 def softmax_focal_loss(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    alpha: float | Tensor | None = None,  # number or (C,)
-    gamma: float = 2.0,
+    alpha: UnitInterval | Tensor | None = None,  # number or (C,)
+    gamma: NonNegative = 2.0,
     reduction: Reduction = "none",
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
@@ -107,7 +107,7 @@ def poly_cross_entropy(
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
+    label_smoothing: BelowOne = 0.0,
     *,
     smoothing: float | None = None,
     **options: Unpack[RowOptions],
@@ -164,7 +164,7 @@ def generalized_reference(z: Tensor, q: float) -> Tensor:
 def generalized_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    q: float = 0.7,
+    q: UnitInterval = 0.7,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",
@@ -233,7 +233,7 @@ def logit_adjusted_cross_entropy(
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
+    label_smoothing: UnitInterval = 0.0,
     **options: Unpack[RowOptions],
 ) -> Tensor:
     """Logit-adjusted cross entropy, for long-tailed classes (Menon et al. 2020, arXiv 2007.07314).

@@ -13,7 +13,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import UnscoredOptions
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import NonNegative, Reduction
 
 __all__ = ["quality_focal_loss", "varifocal_loss"]
 
@@ -42,7 +42,7 @@ def quality_focal_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     score: Tensor | None = None,  # as a class-index target
-    beta: float = 2.0,
+    beta: NonNegative = 2.0,
     reduction: Reduction = "mean",
     *,
     weight: Tensor | None = None,  # broadcasts to input
@@ -90,8 +90,8 @@ def varifocal_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     score: Tensor | None = None,  # as a class-index target
-    alpha: float = 0.75,
-    gamma: float = 2.0,
+    alpha: NonNegative = 0.75,
+    gamma: NonNegative = 2.0,
     iou_weighted: bool = True,
     reduction: Reduction = "mean",
     *,

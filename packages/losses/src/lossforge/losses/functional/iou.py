@@ -15,7 +15,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.box import box_loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import BoxOptions
-from lossforge.losses.types import BoxFormat, Reduction
+from lossforge.losses.types import BoxFormat, NonNegative, Reduction
 
 __all__ = [
     "box_iou_loss",
@@ -68,7 +68,7 @@ def box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
     reduction: Reduction = "none",
-    eps: float = 1e-7,
+    eps: NonNegative = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
     format: BoxFormat = "xyxy",
@@ -112,7 +112,7 @@ def generalized_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
     reduction: Reduction = "none",
-    eps: float = 1e-7,
+    eps: NonNegative = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
     format: BoxFormat = "xyxy",
@@ -150,7 +150,7 @@ def distance_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
     reduction: Reduction = "none",
-    eps: float = 1e-7,
+    eps: NonNegative = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
     format: BoxFormat = "xyxy",
@@ -197,7 +197,7 @@ def complete_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
     reduction: Reduction = "none",
-    eps: float = 1e-7,
+    eps: NonNegative = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
     format: BoxFormat = "xyxy",
@@ -228,7 +228,7 @@ def efficient_box_iou_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
     reduction: Reduction = "none",
-    eps: float = 1e-7,
+    eps: NonNegative = 1e-7,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
     format: BoxFormat = "xyxy",
@@ -288,7 +288,7 @@ def box_smooth_l1_loss(
     boxes1: Tensor,  # (..., 4)
     boxes2: Tensor,  # as boxes1
     reduction: Reduction = "none",
-    beta: float = 1.0,
+    beta: NonNegative = 1.0,
     *,
     weight: Tensor | None = None,  # broadcasts to (...)
     **options: Unpack[BoxOptions],

@@ -13,7 +13,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import ElementwiseOptions
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import NonNegative, Positive, Reduction
 
 __all__ = ["huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"]
 
@@ -29,6 +29,7 @@ def l1_reference(x: Tensor, y: Tensor) -> Tensor:
     Module("L1Loss", "Mean absolute error as torch.nn.L1Loss", keyword=("weight",)),
     formula="l1",
     judge="torch.nn.functional:l1_loss",
+    given="softmax",
 )
 def l1_loss(
     input: Tensor,  # any shape
@@ -63,6 +64,7 @@ def mse_reference(x: Tensor, y: Tensor) -> Tensor:
     "elementwise",
     Module("MSELoss", "Mean squared error as torch.nn.MSELoss", keyword=("weight",)),
     judge="torch.nn.functional:mse_loss",
+    given="softmax",
 )
 def mse_loss(
     input: Tensor,  # any shape
@@ -99,12 +101,13 @@ def huber_reference(x: Tensor, y: Tensor, delta: float) -> Tensor:
     hyper=("delta",),
     options=({"delta": 0.3}, {"delta": 5.0}),
     judge="torch.nn.functional:huber_loss",
+    given="softmax",
 )
 def huber_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     reduction: Reduction = "mean",
-    delta: float = 1.0,
+    delta: Positive = 1.0,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
@@ -134,6 +137,7 @@ def smooth_l1_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     hyper=("beta",),
     options=({"beta": 0.3}, {"beta": 5.0}),
     judge="torch.nn.functional:smooth_l1_loss",
+    given="softmax",
 )
 def smooth_l1_loss(
     input: Tensor,  # any shape
@@ -141,7 +145,7 @@ def smooth_l1_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    beta: float = 1.0,
+    beta: NonNegative = 1.0,
     *,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
