@@ -98,6 +98,8 @@ def test_translation_finds_our_own_gradients(name):
 
 
 BESIDE_ITS_REFERENCE = """
+from lossforge.losses.device_names import exp, log1p_unit, tl
+
 WIDTH = 0.5
 
 def scaled(x):

@@ -21,9 +21,8 @@ R = TypeVar("R", bound=Callable[..., Tensor])
 class DeviceFunctions:
     """Where formulas are found as device functions, once a kernel needs them: they need Triton.
 
-    An attribute is a file of lossforge.kernels.formulas. A call takes a plain function of `tl` and the names of lossforge.kernels.math,
-    as it stands beside its reference, and makes a device function of it; one that returns its value alone is differentiated by the
-    first `variables` of its arguments.
+    An attribute is a file of lossforge.kernels.formulas. A call makes a device function of a plain one, which stands beside its reference
+    and is written with device_names; one that returns its value alone is differentiated by the first `variables` of its arguments.
     """
 
     def __getattr__(self, file: str) -> Any:

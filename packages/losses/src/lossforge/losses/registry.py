@@ -88,8 +88,11 @@ def loss(
     """Enter a function as a loss, with its calls kept and its module made.
 
     formula: its name where it is not the loss's. hyper: the parameters that a config may set; their defaults and ranges are the
-    signature's. given: by default the logits, of losses of elements or rows that take such.
+    signature's. without: by default, of rows, probabilities and label smoothing. given: by default the logits, of losses of elements or
+    rows that take such.
     """
+    if template == "rowwise":
+        facts.setdefault("without", ("probabilities", "label_smoothing"))
     if template in ("elementwise", "rowwise") and facts.get("domain", "logits") == "logits":
         facts.setdefault("given", "logits")
 

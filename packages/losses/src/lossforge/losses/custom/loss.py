@@ -5,12 +5,12 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args, overload
 
 from torch import Tensor, nn
 
 from lossforge import kernels
-from lossforge.kernels.call import BoxCall, ElementCall, Formulas, RowCall
+from lossforge.kernels.call import BoxCall, ElementCall, Formulas
 from lossforge.losses import checks
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.formulas import FORMULAS
@@ -20,9 +20,9 @@ from lossforge.losses.repeat import repeated
 from lossforge.losses.templates.box import box_loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import BoxModule, ElementModule, LossModule, Module, RowModule, constructor_of
-from lossforge.losses.templates.options import BoxOptions, ElementwiseOptions
-from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import BoxFormat, Reduction
+from lossforge.losses.templates.options import CornerOptions, ElementwiseOptions
+from lossforge.losses.templates.row import ClassOptions, class_loss
+from lossforge.losses.types import Reduction
 
 if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source
@@ -108,12 +108,9 @@ def _of_rows(
     target: Tensor,
     *,
     reduction: Reduction = "mean",
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    **options: Unpack[RowOptions],
+    **options: Unpack[ClassOptions],
 ) -> Tensor:
-    call = RowCall(formula, input, target, weight=weight, hyper=_numbers(hyper), ignore_index=ignore_index, reduction=reduction)
-    return rowwise_loss(call, options)
+    return class_loss(formula, input, target, _numbers(hyper), reduction, options)
 
 
 def _of_boxes(
@@ -123,23 +120,13 @@ def _of_boxes(
     boxes2: Tensor,
     *,
     reduction: Reduction = "mean",
-    weight: Tensor | None = None,
-    format: BoxFormat = "xyxy",
-    **options: Unpack[BoxOptions],
+    **options: Unpack[CornerOptions],
 ) -> Tensor:
-    return box_loss(BoxCall(formula, boxes1, boxes2, weight=weight, hyper=_numbers(hyper), reduction=reduction), options, format)
+    return box_loss(BoxCall(formula, boxes1, boxes2, hyper=_numbers(hyper), reduction=reduction), options)
 
 
 def _numbers(hyper: dict[str, Any]) -> list[float]:
     return [checks.number(name, value) for name, value in hyper.items()]
-
-
-class CustomRowModule(RowModule):
-    quiet: ClassVar[tuple[str, ...]] = ("weight", "ignore_index")
-
-
-class CustomBoxModule(BoxModule):
-    quiet = ("format",)
 
 
 class Template(NamedTuple):
@@ -158,8 +145,8 @@ class Template(NamedTuple):
 
 
 ELEMENTS = Template("elementwise", _of_elements, ("x", "y"), 1, ElementModule)
-ROWS = Template("rowwise", _of_rows, ("z",), 1, CustomRowModule, ("probabilities", "label_smoothing"))
-BOXES = Template("boxes", _of_boxes, CORNERS, len(CORNERS), CustomBoxModule)
+ROWS = Template("rowwise", _of_rows, ("z",), 1, RowModule, ("probabilities", "label_smoothing"))
+BOXES = Template("boxes", _of_boxes, CORNERS, len(CORNERS), BoxModule)
 
 
 @overload

@@ -18,6 +18,7 @@ import triton.language as tl
 from lossforge.kernels import math
 from lossforge.losses.custom import powers
 from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.device_names import Placeholder
 
 DEVICE_FUNCTIONS = (triton.JITFunction, type(math.exp2))
 """What @triton.jit makes: the second is the interpreter's where it interprets."""
@@ -280,19 +281,18 @@ class _WriteOut(ast.NodeTransformer):
 
 @functools.cache
 def device(function: FunctionType) -> Any:
-    """A plain function as a device function.
+    """A plain function as a device function, in a copy: the names of device_names filled, and numbers as constants.
 
-    Its file need not import Triton: what it lacks of `tl` and of lossforge.kernels.math is put beside its own names, in a copy. Among these
-    plain functions become device functions too, and numbers constants.
+    Plain functions that it calls become device functions, too.
     """
-    names = {name: value for name, value in vars(math).items() if is_device_function(value) or isinstance(value, tl.constexpr)}
     seen: dict[str, Any] = {"__name__": function.__module__, "tl": tl}
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name, names.get(name))
+    for name in {*function.__code__.co_names} & {*function.__globals__}:
+        value = function.__globals__[name]
         if isinstance(value, FunctionType):
-            seen[name] = device(value)
-        elif value is not None:
-            seen[name] = tl.constexpr(value) if isinstance(value, (int, float)) else value
+            value = device(value)
+        elif isinstance(value, Placeholder):
+            value = value.filled()
+        seen[name] = tl.constexpr(value) if isinstance(value, (int, float)) else value
     made = FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
     made.__module__, made.__qualname__ = function.__module__, function.__qualname__
     return triton.jit(made)

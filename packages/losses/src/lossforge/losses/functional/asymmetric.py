@@ -34,7 +34,6 @@ def asymmetric_reference(z: Tensor, gamma_pos: float, gamma_neg: float, own: flo
         {"gamma_pos": 0.5, "gamma_neg": 1.5, "eps": 0.2},
         {"gamma_pos": 2.0, "gamma_neg": 0.3, "eps": 1.0},
     ),
-    without=("probabilities", "label_smoothing"),
     judge="lossforge.losses.judges.asymmetric:asymmetric_single_label",
     paper="arXiv 2009.14119",
 )

@@ -43,7 +43,6 @@ def softmax_focal_reference(z: Tensor, gamma: float) -> Tensor:
     Module("SoftmaxFocalLoss", "Focal loss under a softmax", ' As there, the default reduction is kornia\'s "none".'),
     hyper=("alpha", "gamma"),
     options=({"gamma": 0.5, "alpha": 0.25}, {"gamma": 0.0}, {"gamma": 3.5, "alpha": torch.linspace(0.1, 2, 10)}),
-    without=("probabilities", "label_smoothing"),
     judge=f"{JUDGES}:softmax_focal",
     paper="arXiv 1708.02002",
 )
@@ -157,7 +156,6 @@ def generalized_reference(z: Tensor, q: float) -> Tensor:
     Module("GeneralizedCrossEntropyLoss", "Generalised cross entropy for noisy labels"),
     hyper=("q",),
     options=({"q": 1.0}, {"q": 1e-3}, {"q": 0.0}),
-    without=("probabilities", "label_smoothing"),
     judge=f"{JUDGES}:generalized_ce",
     paper="arXiv 1805.07836",
 )
@@ -222,6 +220,7 @@ class OfCounts(RowModule):
         {"log_prior": torch.linspace(-4, -1, 10).square(), "tau": -0.7, "label_smoothing": 0.1},
         {"log_prior": torch.linspace(-4, -1, 10), "scale": 0.5},
     ),
+    without=(),
     judge=f"{JUDGES}:logit_adjusted_ce",
     paper="arXiv 2007.07314",
 )

@@ -122,6 +122,7 @@ def cross_entropy(
         " For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput.",
     ),
     formula="cross_entropy",
+    without=(),
     hyper=("label_smoothing", "z_loss", "softcap", "scale"),
     options=({"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "scale": 0.7}),
     judge="torch.nn.functional:cross_entropy",
