@@ -20,7 +20,7 @@ LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "preference_bce_probability": ("sigmoid", "sigmoid", {}),
     "quality_focal": ("logits", "sigmoid", {"beta": (float, number(2.0, least=0))}),
     "varifocal": ("logits", "sigmoid", {"alpha": (float, number(0.75, least=0)), "gamma": (float, number(2.0, least=0)), "iou_weighted": (bool, number(True))}),
-    "ce": ("logits", "softmax", {"label_smoothing": (float, number(0.0, least=0, most=1)), "z_loss": (float, number(0.0, least=0)), "softcap": (float | None, number(None, above=0)), "scale": (float, number(1.0))}),
+    "ce": ("logits", "softmax", {"label_smoothing": (float, number(0.0, least=0, most=1)), "scale": (float, number(1.0)), "softcap": (float | None, number(None, above=0)), "z_loss": (float, number(0.0, least=0))}),
     "softmax_focal": ("logits", "softmax", {"alpha": (float | None, number(None, least=0, most=1)), "gamma": (float, number(2.0, least=0))}),
     "poly_ce": ("logits", "softmax", {"epsilon": (float, number(2.0)), "label_smoothing": (float, number(0.0, least=0, below=1))}),
     "generalized_ce": ("logits", "softmax", {"q": (float, number(0.7, least=0, most=1))}),

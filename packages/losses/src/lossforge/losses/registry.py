@@ -4,7 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, get_args
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.repeat import repeated
 from lossforge.losses.state import plain_torch
 from lossforge.losses.templates.module import Module, module_of
+from lossforge.losses.types import Range
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,14 +83,19 @@ class Facts(TypedDict, total=False):
     given: str
 
 
+def has_range(annotation: Any) -> bool:
+    """Whether a type, or a member of a union, says which numbers it takes."""
+    return any(isinstance(each, Range) or has_range(each) for each in get_args(annotation))
+
+
 def loss(
-    name: str, template: str, module: Module, *, formula: str = "", hyper: tuple[str, ...] = (), **facts: Unpack[Facts]
+    name: str, template: str, module: Module, *, formula: str = "", switches: tuple[str, ...] = (), **facts: Unpack[Facts]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Enter a function as a loss, with its calls kept and its module made.
 
-    formula: its name where it is not the loss's. hyper: the parameters that a config may set; their defaults and ranges are the
-    signature's. without: by default, of rows, probabilities and label smoothing. given: by default the logits, of losses of elements or
-    rows that take such.
+    formula: its name where it is not the loss's. switches: parameters that a config may set although they are no numbers; it may set
+    those whose type has a range. without: by default, of rows, probabilities and label smoothing. given: by default the logits, of losses
+    of elements or rows that take such.
     """
     if template == "rowwise":
         facts.setdefault("without", ("probabilities", "label_smoothing"))
@@ -98,7 +104,7 @@ def loss(
 
     def enter(function: Callable[P, R]) -> Callable[P, R]:
         public, given = repeated(function), inspect.signature(function).parameters
-        defaults = {each: given[each].default for each in hyper}
+        defaults = {each: p.default for each, p in given.items() if each in switches or has_range(p.annotation)}
         LOSSES[name] = Loss(name, template, formula or name, public, module_of(public, module, template), defaults, **facts)
         return public
 

@@ -12,7 +12,10 @@ BoxFormat = Literal["xyxy", "cxcywh"]
 
 
 class Range(NamedTuple):
-    """The numbers that a hyper-parameter takes in a config: `above` and `below` are outside, `least` and `most` inside."""
+    """The numbers that a hyper-parameter takes in a config: `above` and `below` are outside, `least` and `most` inside.
+
+    A parameter of a loss whose type has one is a hyper-parameter.
+    """
 
     above: float | None = None
     least: float | None = None
@@ -20,6 +23,7 @@ class Range(NamedTuple):
     most: float | None = None
 
 
+Real = Annotated[float, Range()]
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(least=0)]
 UnitInterval = Annotated[float, Range(least=0, most=1)]

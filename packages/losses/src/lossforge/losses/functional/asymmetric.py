@@ -27,7 +27,6 @@ def asymmetric_reference(z: Tensor, gamma_pos: float, gamma_neg: float, own: flo
     "asymmetric_single_label",
     "rowwise",
     Module("AsymmetricLossSingleLabel", "Asymmetric loss as timm.loss.AsymmetricLossSingleLabel"),
-    hyper=("gamma_pos", "gamma_neg", "eps"),
     options=(
         {"eps": 0.0},
         {"gamma_pos": 0.0, "gamma_neg": 0.0, "eps": 0.3},

@@ -12,7 +12,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module, RowModule
 from lossforge.losses.templates.options import of_classes, weights_of_classes
 from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import BelowOne, NonNegative, Reduction, UnitInterval
+from lossforge.losses.types import BelowOne, NonNegative, Real, Reduction, UnitInterval
 
 __all__ = [
     "class_balanced_weight",
@@ -41,7 +41,6 @@ def softmax_focal_reference(z: Tensor, gamma: float) -> Tensor:
     "softmax_focal",
     "rowwise",
     Module("SoftmaxFocalLoss", "Focal loss under a softmax", ' As there, the default reduction is kornia\'s "none".'),
-    hyper=("alpha", "gamma"),
     options=({"gamma": 0.5, "alpha": 0.25}, {"gamma": 0.0}, {"gamma": 3.5, "alpha": torch.linspace(0.1, 2, 10)}),
     judge=f"{JUDGES}:softmax_focal",
     paper="arXiv 1708.02002",
@@ -93,7 +92,6 @@ def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
     "poly_ce",
     "rowwise",
     Module("PolyCrossEntropyLoss", "Poly-1 cross entropy as timm.loss.PolyCrossEntropy"),
-    hyper=("epsilon", "label_smoothing"),
     options=({"epsilon": -0.5}, {"epsilon": 1.0, "label_smoothing": 0.1}),
     without=("probabilities", "label_smoothing with weight"),
     judge=f"{JUDGES}:poly_ce",
@@ -102,7 +100,7 @@ def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
 def poly_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    epsilon: float = 2.0,
+    epsilon: Real = 2.0,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",
@@ -154,7 +152,6 @@ def generalized_reference(z: Tensor, q: float) -> Tensor:
     "generalized_ce",
     "rowwise",
     Module("GeneralizedCrossEntropyLoss", "Generalised cross entropy for noisy labels"),
-    hyper=("q",),
     options=({"q": 1.0}, {"q": 1e-3}, {"q": 0.0}),
     judge=f"{JUDGES}:generalized_ce",
     paper="arXiv 1805.07836",
@@ -214,7 +211,6 @@ class OfCounts(RowModule):
         renamed={"log_prior": "class_counts"},
     ),
     formula="cross_entropy",
-    hyper=("tau", "label_smoothing"),
     options=(
         {"log_prior": torch.linspace(-4, -1, 10)},
         {"log_prior": torch.linspace(-4, -1, 10).square(), "tau": -0.7, "label_smoothing": 0.1},
@@ -228,7 +224,7 @@ def logit_adjusted_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
     log_prior: Tensor | None = None,  # (C,)
-    tau: float = 1.0,
+    tau: Real = 1.0,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",

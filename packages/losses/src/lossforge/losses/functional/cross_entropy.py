@@ -11,7 +11,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import Options
 from lossforge.losses.templates.row import RowOptions, rowwise_results
-from lossforge.losses.types import NonNegative, Positive, Reduction, UnitInterval
+from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
 
 __all__ = ["CrossEntropyOutput", "cross_entropy"]
 
@@ -123,7 +123,6 @@ def cross_entropy(
     ),
     formula="cross_entropy",
     without=(),
-    hyper=("label_smoothing", "z_loss", "softcap", "scale"),
     options=({"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "scale": 0.7}),
     judge="torch.nn.functional:cross_entropy",
 )
@@ -137,7 +136,7 @@ def cross_entropy(
     reduction: Reduction = "mean",
     label_smoothing: UnitInterval = 0.0,
     *,
-    scale: float = 1.0,
+    scale: Real = 1.0,
     softcap: Positive | None = None,
     z_loss: NonNegative = 0.0,
     return_z_loss: bool = False,

@@ -34,7 +34,6 @@ def quality_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     "quality_focal",
     "elementwise",
     Module("QualityFocalLoss", "Quality focal loss as mmdetection's"),
-    hyper=("beta",),
     options=({"beta": 0.5}, {"beta": 0.0}, {"beta": 1.0}, {"beta": 3.5}),
     paper="arXiv 2006.04388",
 )
@@ -82,7 +81,7 @@ def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_we
     "varifocal",
     "elementwise",
     Module("VarifocalLoss", "Varifocal loss as mmdetection's"),
-    hyper=("alpha", "gamma", "iou_weighted"),
+    switches=("iou_weighted",),
     options=({"iou_weighted": False}, {"gamma": 0.5}, {"gamma": 0.0, "alpha": 0.3}, {"gamma": 3.5}),
     paper="arXiv 2008.13367",
 )

@@ -60,7 +60,6 @@ def iou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "iou",
     "boxes",
     Module("BoxIoULoss", "IoU loss of two boxes", ' As there and in torchvision, the default reduction is "none".'),
-    hyper=("eps",),
     options=OPTIONS,
     paper="arXiv 1608.01471",
 )
@@ -96,7 +95,6 @@ def giou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "giou",
     "boxes",
     Module("GeneralizedBoxIoULoss", "Generalized IoU loss"),
-    hyper=("eps",),
     options=OPTIONS,
     judge="torchvision.ops:generalized_box_iou_loss",
     paper="arXiv 1902.09630",
@@ -126,7 +124,6 @@ def diou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "diou",
     "boxes",
     Module("DistanceBoxIoULoss", "Distance IoU loss"),
-    hyper=("eps",),
     options=OPTIONS,
     judge="torchvision.ops:distance_box_iou_loss",
     paper="arXiv 1911.08287",
@@ -165,7 +162,6 @@ def ciou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "ciou",
     "boxes",
     Module("CompleteBoxIoULoss", "Complete IoU loss"),
-    hyper=("eps",),
     options=OPTIONS,
     judge="torchvision.ops:complete_box_iou_loss",
     paper="arXiv 1911.08287",
@@ -192,7 +188,7 @@ def eiou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     return value
 
 
-@loss("eiou", "boxes", Module("EfficientBoxIoULoss", "Efficient IoU loss"), hyper=("eps",), options=OPTIONS, paper="arXiv 2101.08158")
+@loss("eiou", "boxes", Module("EfficientBoxIoULoss", "Efficient IoU loss"), options=OPTIONS, paper="arXiv 2101.08158")
 def efficient_box_iou_loss(
     boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
 ) -> Tensor:
@@ -234,7 +230,6 @@ def box_smooth_l1_reference(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
     "box_smooth_l1",
     "boxes",
     Module("BoxSmoothL1Loss", "Smooth L1 loss of boxes, summed over their coordinates"),
-    hyper=("beta",),
     options=({"beta": 0.3}, {"beta": 20.0}, {"beta": 0.0}),
     paper="arXiv 1504.08083",
 )
