@@ -11,6 +11,7 @@ LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "mse": ("softmax", "softmax", {}),
     "huber": ("softmax", "softmax", {"delta": (float, number(1.0, above=0))}),
     "smooth_l1": ("softmax", "softmax", {"beta": (float, number(1.0, least=0))}),
+    "log_cosh": ("softmax", "softmax", {}),
     "bce": ("logits", "sigmoid", {}),
     "bce_smoothed": ("logits", "sigmoid", {"smoothing": (float, number(0.1, least=0, below=1)), "target_threshold": (float | None, number(None))}),
     "focal": ("logits", "sigmoid", {"alpha": (float, number(0.25, least=-1, most=1)), "gamma": (float, number(2.0, least=0))}),

@@ -481,6 +481,20 @@ class L1Loss(LossModule):
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
+class LogCoshLoss(LossModule):
+    """Log-cosh loss: see functional.log_cosh_loss."""
+
+    reduction: Reduction
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    dim: int
+    weight: Tensor | None
+    def __init__(self, reduction: Reduction = 'mean', *, empty: Empty = 'nan', gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, dim: int = -1, weight: Tensor | None = None) -> None: ...
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
 class LogitAdjustedCrossEntropyLoss(LossModule):
     """Logit-adjusted cross entropy for long-tailed classes: see functional.logit_adjusted_cross_entropy.
 
@@ -806,6 +820,7 @@ __all__ = [
     'KLDivWithLogitsLoss',
     'KTOLoss',
     'L1Loss',
+    'LogCoshLoss',
     'LogitAdjustedCrossEntropyLoss',
     'MSELoss',
     'NLLLoss',

@@ -1,5 +1,6 @@
 """Losses of a difference x - y."""
 
+import math
 from typing import Unpack
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.losses import checks
+from lossforge.losses.device_names import LN2, complement, log1p_unit, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
@@ -15,7 +17,7 @@ from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import ElementwiseOptions
 from lossforge.losses.types import NonNegative, Positive, Reduction
 
-__all__ = ["huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"]
+__all__ = ["huber_loss", "l1_loss", "log_cosh_loss", "mse_loss", "smooth_l1_loss"]
 
 
 @formula("l1", lambda of: Formulas(of.l1.l1))
@@ -160,3 +162,35 @@ def smooth_l1_loss(
     name, hyper = ("smooth_l1", [beta]) if checks.nonzero(beta) else ("l1", [])
     call = ElementCall(name, input, target, weight=weight, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, options, mean="weights")
+
+
+def log_cosh(x, y):
+    d = tl.abs(x - y)
+    u, e = complement(d)  # cosh d - 1 = u² / 2e, by which small differences keep their digits
+    return tl.where(d < 1.0, log1p_unit(0.5 * u * u / e), d - LN2 + log1p_unit(e * e))
+
+
+@formula("log_cosh", lambda of: Formulas(of(log_cosh)))
+def log_cosh_reference(x: Tensor, y: Tensor) -> Tensor:
+    d = x - y
+    near = torch.log1p(2 * torch.sinh(d.clamp(-1, 1) / 2).square())
+    return torch.where(d.abs() < 1, near, d.abs() + F.softplus(-2 * d.abs()) - math.log(2))
+
+
+@loss("log_cosh", "elementwise", Module("LogCoshLoss", "Log-cosh loss"), paper="arXiv 2208.04564", given="softmax")
+def log_cosh_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    reduction: Reduction = "mean",
+    *,
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Log-cosh loss (Saleh and Saleh 2022, arXiv 2208.04564): ½ d² where d is small, |d| - ln 2 where it is large; smooth everywhere.
+
+    L = w ln cosh(x - y); the mean divides by the number of elements, also with weights.
+
+    Args: as in l1_loss.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    return elementwise_loss(ElementCall("log_cosh", input, target, weight=weight, reduction=reduction), options)
