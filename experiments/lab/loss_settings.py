@@ -25,6 +25,7 @@ LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "softmax_focal": ("logits", "softmax", {"alpha": (float | None, number(None, least=0, most=1)), "gamma": (float, number(2.0, least=0))}),
     "poly_ce": ("logits", "softmax", {"epsilon": (float, number(2.0)), "label_smoothing": (float, number(0.0, least=0, below=1))}),
     "generalized_ce": ("logits", "softmax", {"q": (float, number(0.7, least=0, most=1))}),
+    "taylor_ce": ("logits", "softmax", {"order": (float, number(2.0, least=1, most=6))}),
     "logit_adjusted_ce": ("logits", "softmax", {"tau": (float, number(1.0)), "label_smoothing": (float, number(0.0, least=0, most=1))}),
     "asymmetric_single_label": ("logits", "softmax", {"gamma_pos": (float, number(1.0, least=0)), "gamma_neg": (float, number(4.0, least=0)), "eps": (float, number(0.1, least=0, most=1))}),
 }

@@ -716,6 +716,24 @@ class SoftmaxFocalLoss(LossModule):
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
+class TaylorCrossEntropyLoss(LossModule):
+    """Taylor cross entropy for noisy labels: see functional.taylor_cross_entropy."""
+
+    reduction: Reduction
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    scale: float
+    softcap: float | None
+    z_loss: float
+    weight: Tensor | None
+    ignore_index: int
+    order: float
+    def __init__(self, order: float = 2.0, reduction: Reduction = 'mean', *, empty: Empty = 'nan', gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, weight: Tensor | None = None, ignore_index: int = -100) -> None: ...
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
 class TopKKLDivWithLogitsLoss(LossModule):
     """Kullback-Leibler divergence from a teacher's K likeliest classes: see functional.topk_kl_div_with_logits.
 
@@ -835,6 +853,7 @@ __all__ = [
     'SimPOLoss',
     'SmoothL1Loss',
     'SoftmaxFocalLoss',
+    'TaylorCrossEntropyLoss',
     'TopKKLDivWithLogitsLoss',
     'TotalVariationWithLogitsLoss',
     'TverskyLoss',

@@ -1,18 +1,19 @@
 """Losses of rows of classes under a softmax for imbalanced, hard or noisily labelled data."""
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowCall
 from lossforge.losses import checks
+from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module, RowModule
 from lossforge.losses.templates.options import of_classes, weights_of_classes
-from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import BelowOne, NonNegative, Real, Reduction, UnitInterval
+from lossforge.losses.templates.row import ClassOptions, RowOptions, class_loss, rowwise_loss
+from lossforge.losses.types import BelowOne, NonNegative, Range, Real, Reduction, UnitInterval
 
 __all__ = [
     "class_balanced_weight",
@@ -20,9 +21,11 @@ __all__ = [
     "logit_adjusted_cross_entropy",
     "poly_cross_entropy",
     "softmax_focal_loss",
+    "taylor_cross_entropy",
 ]
 
 JUDGES = "lossforge.losses.judges.classification"
+Order = Annotated[float, Range(least=1, most=6)]
 FAR = 50.0
 """z from which e^-z no longer changes 1 - e^-z, in float64 either."""
 
@@ -177,6 +180,38 @@ def generalized_cross_entropy(
     q = checks.number("q", q, 0.0, 1.0)
     call = RowCall("generalized_ce", input, target, weight=weight, hyper=[q], ignore_index=ignore_index, reduction=reduction)
     return rowwise_loss(call, options)
+
+
+def taylor(z, order):
+    u, _ = complement(z)
+    rest = tl.clamp(order - 3.0, 0.0, 1.0) / 4.0 + u * (tl.clamp(order - 4.0, 0.0, 1.0) / 5.0 + u * tl.clamp(order - 5.0, 0.0, 1.0) / 6.0)
+    return u * (1.0 + u * (tl.clamp(order - 1.0, 0.0, 1.0) / 2.0 + u * (tl.clamp(order - 2.0, 0.0, 1.0) / 3.0 + u * rest)))
+
+
+@formula("taylor_ce", lambda of: Formulas(of(taylor)))
+def taylor_reference(z: Tensor, order: float) -> Tensor:
+    k = torch.arange(1, 7, dtype=z.dtype, device=z.device)
+    return ((order + 1 - k).clamp(0, 1) / k * generalized_reference(z, 1.0).unsqueeze(-1) ** k).sum(-1)
+
+
+@loss(
+    "taylor_ce",
+    "rowwise",
+    Module("TaylorCrossEntropyLoss", "Taylor cross entropy for noisy labels"),
+    options=({"order": 1.0}, {"order": 3.5}, {"order": 6.0}),
+    paper="doi 10.24963/ijcai.2020/305",
+)
+def taylor_cross_entropy(
+    input: Tensor, target: Tensor, order: Order = 2.0, reduction: Reduction = "mean", **options: Unpack[ClassOptions]
+) -> Tensor:
+    """Taylor cross entropy, for noisy labels (Feng et al. 2020, doi 10.24963/ijcai.2020/305).
+
+    L = w_t Σₖ (1 - p_t)ᵏ / k for k from 1 to the order, p = softmax(x): 1 - p_t at order 1, towards the cross entropy as the order grows.
+
+    Args: order: in [1, 6]; between whole numbers the last term counts in part. Others: as in generalized_cross_entropy.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    return class_loss("taylor_ce", input, target, [checks.number("order", order, 1.0, 6.0)], reduction, options)
 
 
 def _log_shares(class_counts: Tensor) -> Tensor:
