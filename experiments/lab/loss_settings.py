@@ -35,6 +35,7 @@ BOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {
     "diou": {"eps": (float, number(1e-07, least=0))},
     "ciou": {"eps": (float, number(1e-07, least=0))},
     "eiou": {"eps": (float, number(1e-07, least=0))},
+    "siou": {"eps": (float, number(1e-07, least=0))},
     "l1": {},
     "smooth_l1": {"beta": (float, number(1.0, least=0))},
 }

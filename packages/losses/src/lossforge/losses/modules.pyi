@@ -639,6 +639,18 @@ class QualityFocalLoss(LossModule):
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
+class ScyllaBoxIoULoss(LossModule):
+    """SCYLLA IoU loss: see functional.scylla_box_iou_loss."""
+
+    reduction: Reduction
+    empty: Empty
+    gradient: Gradient | None
+    format: BoxFormat
+    eps: float
+    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, empty: Empty = 'zero', gradient: Gradient | None = None, format: BoxFormat = 'xyxy') -> None: ...
+    def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
+
 class SigLIPLoss(LossModule):
     """Pairwise sigmoid loss of similarities: see functional.siglip_loss. `forward` takes offset and negative_only as well."""
 
@@ -848,6 +860,7 @@ __all__ = [
     'PreferenceBCELoss',
     'PreferenceBCEWithLogitsLoss',
     'QualityFocalLoss',
+    'ScyllaBoxIoULoss',
     'SigLIPLoss',
     'SigmoidFocalLoss',
     'SimPOLoss',

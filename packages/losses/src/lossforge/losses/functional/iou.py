@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import BoxCall, Formulas
 from lossforge.losses import checks
+from lossforge.losses.device_names import complement, larger, overlap, smaller, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.functional.regression import smooth_l1_reference
 from lossforge.losses.registry import loss
@@ -25,6 +26,7 @@ __all__ = [
     "distance_box_iou_loss",
     "efficient_box_iou_loss",
     "generalized_box_iou_loss",
+    "scylla_box_iou_loss",
 ]
 
 OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})
@@ -201,6 +203,44 @@ def efficient_box_iou_loss(
     Raises: TypeError, ValueError naming the argument.
     """
     return corner_loss("eiou", boxes1, boxes2, reduction, eps, options)
+
+
+def siou_side(gamma, offset, a, b, c, d, eps):
+    hull = larger(b, d) - smaller(a, c)
+    distance, _ = complement(gamma * offset * offset / larger(hull * hull, eps))
+    shape, _ = complement(tl.abs((b - a) - (d - c)) / larger(larger(b - a, d - c), eps))
+    return 0.5 * (distance + shape * shape * (shape * shape))
+
+
+def siou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    dx, dy = 0.5 * ((x1 - u1) + (x2 - u2)), 0.5 * ((y1 - v1) + (y2 - v2))
+    gamma = 2.0 - 2.0 * tl.abs(dx * dy) / larger(dx * dx + dy * dy, eps)
+    sides = siou_side(gamma, dx, x1, x2, u1, u2, eps) + siou_side(gamma, dy, y1, y2, v1, v2, eps)
+    return overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps) + sides
+
+
+@formula("siou", lambda of: Formulas(of(siou, variables=8), heavy=True))
+def siou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    d = ((b1[..., :2] - b2[..., :2]) + (b1[..., 2:] - b2[..., 2:])) / 2
+    gamma = 2 - 2 * (d[..., :1] * d[..., 1:]).abs() / d.square().sum(-1, keepdim=True).clamp(min=eps)
+    s1, s2, hull = (torch.stack(sides, -1) for sides in (_sides(b1), _sides(b2), _hull(b1, b2)))
+    shape = torch.expm1(-(s1 - s2).abs() / torch.maximum(s1, s2).clamp(min=eps))
+    return iou_reference(b1, b2, eps) + (shape**4 - torch.expm1(-gamma * d.square() / hull.square().clamp(min=eps))).sum(-1) / 2
+
+
+@loss("siou", "boxes", Module("ScyllaBoxIoULoss", "SCYLLA IoU loss"), options=OPTIONS, paper="arXiv 2205.12740")
+def scylla_box_iou_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
+) -> Tensor:
+    """SCYLLA IoU loss (SIoU; Gevorgyan 2022, arXiv 2205.12740).
+
+    L = w [1 - I/U + ½ Σ (1 - exp(-γ d²/C²) + (1 - exp(-|s₁ - s₂| / max(s₁, s₂)))⁴)] with, over both axes, the offset of the centres d, the
+    sides s₁, s₂ and C of the boxes and of the smallest one around both, and γ = 2 - Λ, Λ = 2 |d_x d_y| / (d_x² + d_y²) the angle's cost.
+
+    Args: as in box_iou_loss.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    return corner_loss("siou", boxes1, boxes2, reduction, eps, options)
 
 
 @formula("box_l1", lambda of: Formulas(of.box_l1.box_l1))
