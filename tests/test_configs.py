@@ -1,6 +1,8 @@
 """Configs, schemas and the losses' registry agree."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -10,40 +12,37 @@ from lab.detection_schema import DETECTION_DATA
 from lab.detector_schema import BOX_LOSSES
 from lab.errors import UserError
 from lab.loss_schema import LOSSES
-from lab.settings import CONF, groups, load
+from lab.settings import CONF, ROOT, groups, load
 
 
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     from lossforge.losses.registry import LOSSES as REGISTRY
 
-    binary = {
-        "bce",
-        "bce_smoothed",
-        "quality_focal",
-        "varifocal",
-        "focal",
-        "asymmetric",
-        "poly_bce",
-        "preference_bce",
-        "preference_bce_probability",
-    }
-    rows = {"ce", "softmax_focal", "poly_ce", "generalized_ce", "logit_adjusted_ce", "asymmetric_single_label"}
-    trainable = {*rows, "mae", "mse", "huber", "smooth_l1", *binary}
+    trainable = {name for name, loss in REGISTRY.items() if loss.given}
+    assert trainable >= {"ce", "mae", "focal", "preference_bce"}
     assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom", "bradley_terry"}
     assert set(CLASSIFIER_LOSSES) == {*trainable, "custom"}
-    assert trainable <= set(REGISTRY)
 
 
-def test_loss_defaults_are_the_registrys():
+def test_what_is_written_of_the_losses_is_current():
+    done = subprocess.run([sys.executable, ROOT / "tools" / "loss_configs.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_loss_settings_and_their_ranges_are_the_signatures():
     from lossforge.losses.registry import LOSSES as REGISTRY
 
-    for name, schema in LOSSES.items():
-        if name in ("custom", "bradley_terry"):
-            continue
+    boxes = {name: REGISTRY.get(f"box_{name}") or REGISTRY[name] for name in BOX_LOSSES if name not in ("auto", "custom")}
+    for name, loss in {**{name: REGISTRY[name] for name in LOSSES if name in REGISTRY}, **boxes}.items():
+        schema = BOX_LOSSES[name] if loss.template == "boxes" else LOSSES[name]
         ours = {item.name: item.default for item in dataclasses.fields(schema)}
-        for hyper, default in REGISTRY[name].hyper.items():
-            if hyper in ours:
-                assert ours[hyper] == default, f"{name}.{hyper}"
+        assert loss.hyper.items() <= ours.items(), name
+    limits = {
+        item.name: (item.type, {k: v for k, v in item.metadata.items() if v is not None}) for item in dataclasses.fields(LOSSES["focal"])
+    }
+    assert limits["alpha"] == (float, {"least": -1, "most": 1})
+    assert limits["gamma"] == (float, {"least": 0})
+    assert {item.name: item.type for item in dataclasses.fields(LOSSES["ce"])}["softcap"] == float | None
 
 
 @pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in groups().items() for option in options])

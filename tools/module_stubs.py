@@ -1,6 +1,7 @@
-"""Write modules.pyi: for type checkers and editors, the modules that are made from the signatures of their functions.
+"""Write what type checkers and editors read: modules.pyi, the modules that are made from functions' signatures, and the list of names.
 
-Run `python tools/module_stubs.py` after a change of a signature; --check only says whether the file is stale.
+The list is `__all__` of lossforge.losses. Run `python tools/module_stubs.py` after a change of a signature; --check only says what is
+stale.
 """
 
 import inspect
@@ -11,6 +12,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
+from lossforge import losses
 from lossforge.losses import modules
 from lossforge.losses import types as aliases
 from lossforge.losses.templates.module import LossModule
@@ -41,6 +43,8 @@ class LossModule(nn.Module):
 
 def written(annotation: Any) -> str:
     """Return an annotation as it stands in source."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return written(typing.get_args(annotation)[0])
     if annotation in ALIASES:
         return ALIASES[annotation]
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
@@ -104,14 +108,22 @@ def text() -> str:
     return made + "\n\n".join(stub(getattr(modules, name)) for name in names) + f"\n\n__all__ = [\n{listed}]\n"
 
 
+def exported() -> str:
+    """Return lossforge/losses/__init__.py with all that it imports in `__all__`."""
+    names = sorted(name for name, value in vars(losses).items() if not (name.startswith("_") or inspect.ismodule(value)))
+    before, assigned, _ = Path(losses.__file__).read_text(encoding="utf-8").partition("__all__ = [\n")
+    return before + assigned + "".join(f'    "{name}",\n' for name in names) + "]\n"
+
+
 def main() -> int:
-    made = text()
+    files = {STUB: text(), Path(losses.__file__): exported()}
+    stale = [path for path, made in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != made]
     if "--check" in sys.argv[1:]:
-        stale = not STUB.is_file() or STUB.read_text(encoding="utf-8") != made
-        if stale:
-            print(f"{STUB} is stale: run python tools/module_stubs.py", file=sys.stderr)
-        return int(stale)
-    STUB.write_text(made, encoding="utf-8")
+        for path in stale:
+            print(f"{path} is stale: run python tools/module_stubs.py", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(files[path], encoding="utf-8")
     return 0
 
 

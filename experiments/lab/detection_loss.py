@@ -10,6 +10,7 @@ from lab.choices import DETECTION_LOSSES
 from lab.detection_stock import StockLoss
 from lab.detection_types import Coder, DetectorOutput, Matched
 from lab.errors import unknown
+from lab.loss_settings import BOX_LOSSES
 from lossforge.losses import binary_cross_entropy_with_logits
 from lossforge.losses.registry import LOSSES, Loss
 
@@ -17,7 +18,7 @@ SCORED = ("quality_focal", "varifocal")
 """Losses whose target of a positive is the IoU of its box."""
 ENCODED = {"l1": "box_l1", "smooth_l1": "box_smooth_l1"}
 """Losses of encoded boxes, with their names in the registry."""
-DECODED = ("iou", "giou", "diou", "ciou", "eiou")
+DECODED = tuple(name for name in BOX_LOSSES if name not in ENCODED)
 IMPLEMENTATIONS = ("lossforge", "torch")
 
 

@@ -4,7 +4,9 @@
 
 from dataclasses import dataclass, field
 
+from lab import loss_settings
 from lab.fields import choice, number, some
+from lab.loss_schema import with_settings
 from lab.schema import BoxLossConfig, ModelConfig, TaskConfig
 
 
@@ -69,15 +71,9 @@ class CustomBoxConfig(BoxLossConfig):
     hyper: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class SmoothL1BoxConfig(BoxLossConfig):
-    name: str = "smooth_l1"
-    beta: float = number(1.0, least=0)
-
-
 DETECTORS: dict[str, type[DetectorConfig]] = {"fcos": FcosConfig, "retinanet": RetinaNetConfig}
 BOX_LOSSES: dict[str, type[BoxLossConfig]] = {
-    **dict.fromkeys(("auto", "l1", "iou", "giou", "diou", "ciou", "eiou"), BoxLossConfig),
-    "smooth_l1": SmoothL1BoxConfig,
+    "auto": BoxLossConfig,
+    **{name: with_settings(BoxLossConfig, name, settings) for name, settings in loss_settings.BOX_LOSSES.items()},
     "custom": CustomBoxConfig,
 }

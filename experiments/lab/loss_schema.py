@@ -1,11 +1,14 @@
-"""The settings of each loss."""
+"""The settings of each loss: those of its signature, from loss_settings.py, and what the app adds."""
 
 # ruff: noqa: RUF009 (number and choice return dataclass fields)
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, ClassVar, TypeVar
 
+from lab import loss_settings
 from lab.fields import choice, number
+
+Config = TypeVar("Config")
 
 
 @dataclass
@@ -28,143 +31,34 @@ class LossConfig:
 
 @dataclass
 class CrossEntropyConfig(LossConfig):
-    label_smoothing: float = number(0.0, least=0, most=1)
-    z_loss: float = number(0.0, least=0)
-    softcap: float | None = number(None, above=0)
     class_weight: list[float] | None = number(None, least=0)
-
-
-@dataclass
-class DifferenceConfig(LossConfig):
-    given: ClassVar[str] = "softmax"
-
-
-@dataclass
-class MaeConfig(DifferenceConfig):
-    name: str = "mae"
-
-
-@dataclass
-class MseConfig(DifferenceConfig):
-    name: str = "mse"
-
-
-@dataclass
-class HuberConfig(DifferenceConfig):
-    name: str = "huber"
-    delta: float = number(1.0, above=0)
-
-
-@dataclass
-class SmoothL1Config(DifferenceConfig):
-    name: str = "smooth_l1"
-    beta: float = number(1.0, least=0)
 
 
 @dataclass
 class SigmoidConfig(LossConfig):
     """prior_bias: start a classifier's probabilities at the classes' mean share rather than at a half."""
 
-    says: ClassVar[str] = "sigmoid"
     prior_bias: bool = True
 
 
 @dataclass
 class BceConfig(SigmoidConfig):
-    name: str = "bce"
     pos_weight: list[float] | None = number(None, least=0)
 
 
 @dataclass
-class FocalConfig(SigmoidConfig):
-    name: str = "focal"
-    alpha: float = number(0.25, least=-1, most=1)
-    gamma: float = number(2.0, least=0)
-
-
-@dataclass
 class AsymmetricConfig(SigmoidConfig):
-    name: str = "asymmetric"
     prior_bias: bool = False  # negatives count by p^γ₋: at the share of a rare class they would hardly be learned from
-    gamma_neg: float = number(4.0, least=0)
-    gamma_pos: float = number(1.0, least=0)
-    clip: float | None = number(0.05, least=0, most=1)
-
-
-@dataclass
-class PolyBceConfig(SigmoidConfig):
-    name: str = "poly_bce"
-    epsilon: float = number(2.0)
-    gamma: float = number(0.0, least=0)
-    alpha: float | None = number(None, least=-1, most=1)
-
-
-@dataclass
-class BceSmoothedConfig(SigmoidConfig):
-    name: str = "bce_smoothed"
-    smoothing: float = number(0.1, least=0, below=1)
-    target_threshold: float | None = number(None)
-
-
-@dataclass
-class QualityFocalConfig(SigmoidConfig):
-    name: str = "quality_focal"
-    beta: float = number(2.0, least=0)
-
-
-@dataclass
-class VarifocalConfig(SigmoidConfig):
-    name: str = "varifocal"
-    alpha: float = number(0.75, least=0)
-    gamma: float = number(2.0, least=0)
-
-
-@dataclass
-class SoftmaxFocalConfig(LossConfig):
-    name: str = "softmax_focal"
-    gamma: float = number(2.0, least=0)
-
-
-@dataclass
-class PolyCrossEntropyConfig(LossConfig):
-    name: str = "poly_ce"
-    epsilon: float = number(2.0)
-    label_smoothing: float = number(0.0, least=0, below=1)
-
-
-@dataclass
-class GeneralizedCrossEntropyConfig(LossConfig):
-    name: str = "generalized_ce"
-    q: float = number(0.7, least=0, most=1)
 
 
 @dataclass
 class LogitAdjustedConfig(LossConfig):
     """The classes' priors are their shares of the training samples."""
 
-    name: str = "logit_adjusted_ce"
-    tau: float = number(1.0)
-    label_smoothing: float = number(0.0, least=0, most=1)
-
-
-@dataclass
-class AsymmetricSingleLabelConfig(LossConfig):
-    name: str = "asymmetric_single_label"
-    gamma_pos: float = number(1.0, least=0)
-    gamma_neg: float = number(4.0, least=0)
-    eps: float = number(0.1, least=0, most=1)
-
 
 @dataclass
 class PreferenceConfig(SigmoidConfig):
-    name: str = "preference_bce"
     group_weight: list[float] | None = number(None, least=0)
-
-
-@dataclass
-class PreferenceProbabilityConfig(PreferenceConfig):
-    given: ClassVar[str] = "sigmoid"
-    name: str = "preference_bce_probability"
 
 
 @dataclass
@@ -196,26 +90,22 @@ class CustomConfig(LossConfig):
         return self.target.rpartition(":")[2]
 
 
-LOSSES: dict[str, type[LossConfig]] = {
+def with_settings(base: type[Config], name: str, settings: dict[str, tuple[Any, Any]], **namespace: Any) -> type[Config]:
+    """Return the schema `base` with the settings of a loss's signature."""
+    added = [("name", str, name), *((each, kind, item) for each, (kind, item) in settings.items())]
+    return make_dataclass(f"{base.__name__}_{name}", added, bases=(base,), namespace={"__module__": __name__, **namespace})
+
+
+OWN: dict[str, type[LossConfig]] = {
     "ce": CrossEntropyConfig,
-    "mae": MaeConfig,
-    "mse": MseConfig,
-    "huber": HuberConfig,
-    "smooth_l1": SmoothL1Config,
     "bce": BceConfig,
-    "focal": FocalConfig,
     "asymmetric": AsymmetricConfig,
-    "poly_bce": PolyBceConfig,
-    "bce_smoothed": BceSmoothedConfig,
-    "quality_focal": QualityFocalConfig,
-    "varifocal": VarifocalConfig,
-    "softmax_focal": SoftmaxFocalConfig,
-    "poly_ce": PolyCrossEntropyConfig,
-    "generalized_ce": GeneralizedCrossEntropyConfig,
     "logit_adjusted_ce": LogitAdjustedConfig,
-    "asymmetric_single_label": AsymmetricSingleLabelConfig,
     "preference_bce": PreferenceConfig,
-    "preference_bce_probability": PreferenceProbabilityConfig,
-    "bradley_terry": BradleyTerryConfig,
-    "custom": CustomConfig,
+    "preference_bce_probability": PreferenceConfig,
 }
+"""Losses of which the app sets more than their signature has."""
+LOSSES: dict[str, type[LossConfig]] = {
+    name: with_settings(OWN.get(name, SigmoidConfig if says == "sigmoid" else LossConfig), name, settings, given=given, says=says)
+    for name, (given, says, settings) in loss_settings.LOSSES.items()
+} | {"bradley_terry": BradleyTerryConfig, "custom": CustomConfig}

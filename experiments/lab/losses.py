@@ -40,8 +40,9 @@ class Criterion:
         self.class_weight = self.pos_weight = self.group_weight = None
         if isinstance(config, CrossEntropyConfig):
             self.class_weight = _per_class("loss.class_weight", config.class_weight, classes, device)
-            if not self.lossforge and (config.z_loss or config.softcap):
-                raise UserError("loss.implementation=torch has no loss.z_loss and no loss.softcap; only lossforge does.")
+            for name in ("z_loss", "softcap", "scale"):
+                if not self.lossforge and self.hyper[name] != self.loss.hyper[name]:
+                    raise UserError(f"loss.implementation=torch has no loss.{name}; only lossforge does.")
         if isinstance(config, BceConfig):
             self.pos_weight = _per_class("loss.pos_weight", config.pos_weight, classes, device)
         if isinstance(config, PreferenceConfig):

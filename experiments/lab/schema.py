@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.errors import UserError, unknown
 from lab.fields import choice, number, some
-from lab.loss_schema import CrossEntropyConfig, LossConfig
+from lab.loss_schema import LOSSES, LossConfig
 
 
 @dataclass
@@ -181,7 +181,7 @@ class TrainConfig:
     resume: str | None = None
     task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    loss: LossConfig = field(default_factory=CrossEntropyConfig)
+    loss: LossConfig = field(default_factory=LOSSES["ce"])
     box_loss: BoxLossConfig = field(default_factory=BoxLossConfig)
     data: DataConfig = field(default_factory=DigitsConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

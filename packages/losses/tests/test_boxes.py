@@ -356,6 +356,6 @@ def test_mistakes_in_options():
     with pytest.raises(ValueError, match="beta must be finite and at least 0, got -1"):
         box_smooth_l1_loss(BOX, BOX, beta=-1)
     with pytest.raises(
-        TypeError, match=r"BoxIoULoss\(\) got an unexpected keyword argument 'dim'. It takes reduction, eps, format, empty, gradient"
+        TypeError, match=r"BoxIoULoss\(\) got an unexpected keyword argument 'dim'. It takes reduction, eps, empty, gradient, format"
     ):
         BoxIoULoss(dim=1)

@@ -1,5 +1,6 @@
 """Losses of one's own: derived gradients, their plain-torch counterparts, what is refused, and where they work."""
 
+import importlib.util
 import pickle
 import re
 import subprocess
@@ -20,6 +21,7 @@ from lossforge.losses.check.formula import check_formula
 from lossforge.losses.check.report import Report
 from lossforge.losses.custom.derive import with_gradients
 from lossforge.losses.custom.twin import torch_of
+from lossforge.losses.formulas import DeviceFunctions
 from lossforge.losses.testing import error
 
 HALF = tl.constexpr(0.5)
@@ -93,6 +95,42 @@ def test_translation_finds_our_own_gradients(name):
     value, gradient = torch_of(formula)(x, y, *hyper)
     (expected,) = torch.autograd.grad(value.sum(), x)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+BESIDE_ITS_REFERENCE = """
+from lossforge.losses.device_names import exp, log1p_unit, tl
+
+WIDTH = 0.5
+
+def scaled(x):
+    return x / WIDTH
+
+def soft_distance(x, y, gamma):
+    return log1p_unit(exp(-tl.abs(scaled(x - y)))) * gamma
+
+def soft_distance_and_slope(x, y, gamma):
+    return soft_distance(x, y, gamma), x
+"""
+
+
+def test_a_plain_function_becomes_a_device_function(tmp_path):
+    """As built-in losses have them: in a file without Triton, whose names stay as they are."""
+    file = tmp_path / "plain_formula.py"
+    file.write_text(BESIDE_ITS_REFERENCE)
+    spec = importlib.util.spec_from_file_location("plain_formula", file)
+    plain = sys.modules["plain_formula"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    before = set(vars(plain))
+    x, y = points()
+    value, gradient = torch_of(DeviceFunctions()(plain.soft_distance))(x, y, 1.5)
+    wanted = torch.log1p(torch.exp(-2 * (x - y).abs())) * 1.5
+    (slope,) = torch.autograd.grad(wanted.sum(), x)
+    torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-9)
+    assert torch_of(DeviceFunctions()(plain.soft_distance_and_slope))(x, y, 1.5)[1] is x  # a gradient that is given stays
+    with pytest.raises(FormulaError, match="returns 2 values; a formula returns its value, or \\(value, 8 derivatives\\)"):
+        DeviceFunctions()(plain.soft_distance_and_slope, variables=8)
+    assert set(vars(plain)) == before
 
 
 @elementwise(hyper={"delta": 1.0})

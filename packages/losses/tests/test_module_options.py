@@ -31,6 +31,7 @@ from lossforge.losses import (
     sigmoid_focal_loss,
 )
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.types import Range
 
 BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only"}
 """Arguments of functions that belong to a call, beside the weights of boxes and of a divergence's rows."""
@@ -116,7 +117,11 @@ def other(module, name):
         return OTHERS_OF.get(key, OTHERS.get(name))
     if isinstance(held, bool):
         return not held
-    return 0.3 if held is None or isinstance(held, torch.Tensor) else 0.4 * held + 0.17
+    if held is None or isinstance(held, torch.Tensor):
+        return 0.3
+    parameter = type(module).signature.parameters.get(name)
+    ranges = [each for each in typing.get_args(parameter and parameter.annotation) if isinstance(each, Range)]
+    return max([0.4 * held + 0.17, *(each.least for each in ranges if each.least is not None)])
 
 
 def leaves(result):

@@ -19,16 +19,26 @@ R = TypeVar("R", bound=Callable[..., Tensor])
 
 
 class DeviceFunctions:
-    """The files of lossforge.kernels.formulas, each imported when it is named, because they need Triton."""
+    """Where formulas are found as device functions, once a kernel needs them: they need Triton.
+
+    An attribute is a file of lossforge.kernels.formulas. A call makes a device function of a plain one, which stands beside its reference
+    and is written with device_names; one that returns its value alone is differentiated by the first `variables` of its arguments.
+    """
 
     def __getattr__(self, file: str) -> Any:
         return importlib.import_module(f"lossforge.kernels.formulas.{file}")
+
+    def __call__(self, function: Callable[..., Any], variables: int = 1) -> Any:
+        from lossforge.losses.custom.derive import differentiated
+        from lossforge.losses.custom.source import device
+
+        return differentiated(device(function), variables)
 
 
 class Formula:
     """A formula twice. reference: in plain torch. load: gives it as device functions, and is called when a kernel needs them."""
 
-    def __init__(self, reference: Callable[..., Tensor], load: Callable[[Any], Formulas]) -> None:
+    def __init__(self, reference: Callable[..., Tensor], load: Callable[[DeviceFunctions], Formulas]) -> None:
         self.reference, self.load = reference, load
 
     @functools.cached_property
@@ -39,8 +49,8 @@ class Formula:
 FORMULAS: dict[str, Formula] = {}
 
 
-def formula(name: str, load: Callable[[Any], Formulas]) -> Callable[[R], R]:
-    """Enter a plain-torch reference, with its device functions: load(files of lossforge.kernels.formulas)."""
+def formula(name: str, load: Callable[[DeviceFunctions], Formulas]) -> Callable[[R], R]:
+    """Enter a plain-torch reference, with its device functions: `lambda of: Formulas(of.focal.focal)`, or with a plain `of(function)`."""
 
     def enter(reference: R) -> R:
         FORMULAS[name] = Formula(reference, load)

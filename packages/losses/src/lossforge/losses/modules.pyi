@@ -115,9 +115,9 @@ class BoxIoULoss(LossModule):
     reduction: Reduction
     empty: Empty
     gradient: Gradient | None
-    eps: float
     format: BoxFormat
-    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, format: BoxFormat = 'xyxy', empty: Empty = 'zero', gradient: Gradient | None = None) -> None: ...
+    eps: float
+    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, empty: Empty = 'zero', gradient: Gradient | None = None, format: BoxFormat = 'xyxy') -> None: ...
     def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
@@ -184,9 +184,9 @@ class CompleteBoxIoULoss(LossModule):
     reduction: Reduction
     empty: Empty
     gradient: Gradient | None
-    eps: float
     format: BoxFormat
-    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, format: BoxFormat = 'xyxy', empty: Empty = 'zero', gradient: Gradient | None = None) -> None: ...
+    eps: float
+    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, empty: Empty = 'zero', gradient: Gradient | None = None, format: BoxFormat = 'xyxy') -> None: ...
     def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
@@ -285,9 +285,9 @@ class DistanceBoxIoULoss(LossModule):
     reduction: Reduction
     empty: Empty
     gradient: Gradient | None
-    eps: float
     format: BoxFormat
-    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, format: BoxFormat = 'xyxy', empty: Empty = 'zero', gradient: Gradient | None = None) -> None: ...
+    eps: float
+    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, empty: Empty = 'zero', gradient: Gradient | None = None, format: BoxFormat = 'xyxy') -> None: ...
     def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
@@ -297,9 +297,9 @@ class EfficientBoxIoULoss(LossModule):
     reduction: Reduction
     empty: Empty
     gradient: Gradient | None
-    eps: float
     format: BoxFormat
-    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, format: BoxFormat = 'xyxy', empty: Empty = 'zero', gradient: Gradient | None = None) -> None: ...
+    eps: float
+    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, empty: Empty = 'zero', gradient: Gradient | None = None, format: BoxFormat = 'xyxy') -> None: ...
     def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
@@ -348,9 +348,9 @@ class GeneralizedBoxIoULoss(LossModule):
     reduction: Reduction
     empty: Empty
     gradient: Gradient | None
-    eps: float
     format: BoxFormat
-    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, format: BoxFormat = 'xyxy', empty: Empty = 'zero', gradient: Gradient | None = None) -> None: ...
+    eps: float
+    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, empty: Empty = 'zero', gradient: Gradient | None = None, format: BoxFormat = 'xyxy') -> None: ...
     def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
@@ -478,6 +478,20 @@ class L1Loss(LossModule):
     dim: int
     weight: Tensor | None
     def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: Reduction = 'mean', *, empty: Empty = 'nan', gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, dim: int = -1, weight: Tensor | None = None) -> None: ...
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
+class LogCoshLoss(LossModule):
+    """Log-cosh loss: see functional.log_cosh_loss."""
+
+    reduction: Reduction
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    dim: int
+    weight: Tensor | None
+    def __init__(self, reduction: Reduction = 'mean', *, empty: Empty = 'nan', gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, dim: int = -1, weight: Tensor | None = None) -> None: ...
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
@@ -625,6 +639,18 @@ class QualityFocalLoss(LossModule):
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
+class ScyllaBoxIoULoss(LossModule):
+    """SCYLLA IoU loss: see functional.scylla_box_iou_loss."""
+
+    reduction: Reduction
+    empty: Empty
+    gradient: Gradient | None
+    format: BoxFormat
+    eps: float
+    def __init__(self, reduction: Reduction = 'none', eps: float = 1e-07, *, empty: Empty = 'zero', gradient: Gradient | None = None, format: BoxFormat = 'xyxy') -> None: ...
+    def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
+
 class SigLIPLoss(LossModule):
     """Pairwise sigmoid loss of similarities: see functional.siglip_loss. `forward` takes offset and negative_only as well."""
 
@@ -699,6 +725,24 @@ class SoftmaxFocalLoss(LossModule):
     weight: Tensor | None
     ignore_index: int
     def __init__(self, alpha: float | Tensor | None = None, gamma: float = 2.0, reduction: Reduction = 'none', weight: Tensor | None = None, ignore_index: int = -100, *, empty: Empty = 'nan', gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0) -> None: ...
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
+class TaylorCrossEntropyLoss(LossModule):
+    """Taylor cross entropy for noisy labels: see functional.taylor_cross_entropy."""
+
+    reduction: Reduction
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    scale: float
+    softcap: float | None
+    z_loss: float
+    weight: Tensor | None
+    ignore_index: int
+    order: float
+    def __init__(self, order: float = 2.0, reduction: Reduction = 'mean', *, empty: Empty = 'nan', gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, weight: Tensor | None = None, ignore_index: int = -100) -> None: ...
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
@@ -806,6 +850,7 @@ __all__ = [
     'KLDivWithLogitsLoss',
     'KTOLoss',
     'L1Loss',
+    'LogCoshLoss',
     'LogitAdjustedCrossEntropyLoss',
     'MSELoss',
     'NLLLoss',
@@ -815,11 +860,13 @@ __all__ = [
     'PreferenceBCELoss',
     'PreferenceBCEWithLogitsLoss',
     'QualityFocalLoss',
+    'ScyllaBoxIoULoss',
     'SigLIPLoss',
     'SigmoidFocalLoss',
     'SimPOLoss',
     'SmoothL1Loss',
     'SoftmaxFocalLoss',
+    'TaylorCrossEntropyLoss',
     'TopKKLDivWithLogitsLoss',
     'TotalVariationWithLogitsLoss',
     'TverskyLoss',

@@ -4,7 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, get_args
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.repeat import repeated
 from lossforge.losses.state import plain_torch
 from lossforge.losses.templates.module import Module, module_of
+from lossforge.losses.types import Range
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +26,8 @@ class Loss:
     domain: "logits", "probabilities" or "log-probabilities". options: argument sets beside the defaults that tests and benchmarks try.
     without: what of its template the loss does not offer: "probabilities" as targets, "label_smoothing", or that "with weight". judge:
     "module:function" of an independent implementation with the same first two arguments, or of a module class whose options are the
-    function's, where there is one. reductions: that the function takes.
+    function's, where there is one. reductions: that the function takes. given: what it takes of a classifier that trains with it: "logits",
+    or their "softmax" or "sigmoid"; "" where none does.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Loss:
     judge: str | None = None
     paper: str = ""
     reductions: tuple[str, ...] = ("mean", "sum", "none")
+    given: str = ""
 
     @property
     def by_rows(self) -> bool:
@@ -77,19 +80,31 @@ class Facts(TypedDict, total=False):
     judge: str
     paper: str
     reductions: tuple[str, ...]
+    given: str
+
+
+def has_range(annotation: Any) -> bool:
+    """Whether a type, or a member of a union, says which numbers it takes."""
+    return any(isinstance(each, Range) or has_range(each) for each in get_args(annotation))
 
 
 def loss(
-    name: str, template: str, module: Module, *, formula: str = "", hyper: tuple[str, ...] = (), **facts: Unpack[Facts]
+    name: str, template: str, module: Module, *, formula: str = "", switches: tuple[str, ...] = (), **facts: Unpack[Facts]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Enter a function as a loss, with its calls kept and its module made.
 
-    formula: its name where it is not the loss's. hyper: the parameters that a config may set; their defaults are the signature's.
+    formula: its name where it is not the loss's. switches: parameters that a config may set although they are no numbers; it may set
+    those whose type has a range. without: by default, of rows, probabilities and label smoothing. given: by default the logits, of losses
+    of elements or rows that take such.
     """
+    if template == "rowwise":
+        facts.setdefault("without", ("probabilities", "label_smoothing"))
+    if template in ("elementwise", "rowwise") and facts.get("domain", "logits") == "logits":
+        facts.setdefault("given", "logits")
 
     def enter(function: Callable[P, R]) -> Callable[P, R]:
         public, given = repeated(function), inspect.signature(function).parameters
-        defaults = {each: given[each].default for each in hyper}
+        defaults = {each: p.default for each, p in given.items() if each in switches or has_range(p.annotation)}
         LOSSES[name] = Loss(name, template, formula or name, public, module_of(public, module, template), defaults, **facts)
         return public
 

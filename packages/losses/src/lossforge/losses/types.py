@@ -1,6 +1,6 @@
 """The values that options take, for annotations."""
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 Reduction = Literal["none", "mean", "sum"]
 BatchReduction = Literal["none", "batchmean", "mean", "sum"]
@@ -9,3 +9,24 @@ Gradient = Literal["forward", "backward"]
 Empty = Literal["nan", "zero"]
 Activation = Literal["softmax", "sigmoid"]
 BoxFormat = Literal["xyxy", "cxcywh"]
+
+
+class Range(NamedTuple):
+    """The numbers that a hyper-parameter takes in a config: `above` and `below` are outside, `least` and `most` inside.
+
+    A parameter of a loss whose type has one is a hyper-parameter.
+    """
+
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+
+Real = Annotated[float, Range()]
+Positive = Annotated[float, Range(above=0)]
+NonNegative = Annotated[float, Range(least=0)]
+UnitInterval = Annotated[float, Range(least=0, most=1)]
+BelowOne = Annotated[float, Range(least=0, below=1)]
+Balance = Annotated[float, Range(least=-1, most=1)]
+"""The share of positives in [0, 1]; below 0 there is none."""

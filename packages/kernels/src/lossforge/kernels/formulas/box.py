@@ -104,6 +104,15 @@ def distance_loss(across, down, eps):
 
 
 @triton.jit
+def overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    """1 - I/U alone, for formulas whose derivatives are derived."""
+    w, h = smaller(x2, u2) - larger(x1, u1), smaller(y2, v2) - larger(y1, v1)
+    intersection = tl.where((w > 0) & (h > 0), product(w, h), 0.0)
+    union = larger(product(x2 - x1, y2 - y1) + (product(u2 - u1, v2 - v1) - intersection), eps)
+    return (union - intersection) * reciprocal(union)
+
+
+@triton.jit
 def iou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     across = axis(x1, x2, u1, u2)
     down = axis(y1, y2, v1, v2)

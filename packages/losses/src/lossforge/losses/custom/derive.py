@@ -11,7 +11,8 @@ from typing import Any
 
 import triton.language as tl
 
-from lossforge.losses.custom.source import Source, jit, read, results
+from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.custom.source import Source, jit, read, results, written_out
 
 ZERO_SLOPE = ("floor", "ceil", "zeros_like")
 ZEROS = "tl.where({0} == {0}, 0.0, 0.0)"
@@ -274,6 +275,20 @@ def _definition(source: Source, name: str, arguments: list[str], lines: list[str
     assert isinstance(definition, ast.FunctionDef)
     definition.args.defaults = source.definition.args.defaults
     return definition
+
+
+def differentiated(function: Any, variables: int = 1) -> Any:
+    """A formula as a kernel inlines it, → (value, derivatives): with those that it returns, else with derived ones.
+
+    Raises:
+        FormulaError: it returns something else, or holds what Triton lacks or what has no derivative.
+    """
+    source = read(function)
+    count = results(source)
+    if count not in (1, 1 + variables):
+        gradient = "gradient" if variables == 1 else f"{variables} derivatives"
+        raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
+    return written_out(function) if count > 1 else with_gradients(function, variables)
 
 
 def with_gradients(function: Any, variables: int = 1) -> Any:

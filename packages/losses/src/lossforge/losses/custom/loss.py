@@ -5,12 +5,12 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args, overload
 
 from torch import Tensor, nn
 
 from lossforge import kernels
-from lossforge.kernels.call import BoxCall, ElementCall, Formulas, RowCall
+from lossforge.kernels.call import BoxCall, ElementCall, Formulas
 from lossforge.losses import checks
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.formulas import FORMULAS
@@ -20,9 +20,9 @@ from lossforge.losses.repeat import repeated
 from lossforge.losses.templates.box import box_loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import BoxModule, ElementModule, LossModule, Module, RowModule, constructor_of
-from lossforge.losses.templates.options import BoxOptions, ElementwiseOptions
-from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import BoxFormat, Reduction
+from lossforge.losses.templates.options import CornerOptions, ElementwiseOptions
+from lossforge.losses.templates.row import ClassOptions, class_loss
+from lossforge.losses.types import Reduction
 
 if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source
@@ -108,12 +108,9 @@ def _of_rows(
     target: Tensor,
     *,
     reduction: Reduction = "mean",
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    **options: Unpack[RowOptions],
+    **options: Unpack[ClassOptions],
 ) -> Tensor:
-    call = RowCall(formula, input, target, weight=weight, hyper=_numbers(hyper), ignore_index=ignore_index, reduction=reduction)
-    return rowwise_loss(call, options)
+    return class_loss(formula, input, target, _numbers(hyper), reduction, options)
 
 
 def _of_boxes(
@@ -123,23 +120,13 @@ def _of_boxes(
     boxes2: Tensor,
     *,
     reduction: Reduction = "mean",
-    weight: Tensor | None = None,
-    format: BoxFormat = "xyxy",
-    **options: Unpack[BoxOptions],
+    **options: Unpack[CornerOptions],
 ) -> Tensor:
-    return box_loss(BoxCall(formula, boxes1, boxes2, weight=weight, hyper=_numbers(hyper), reduction=reduction), options, format)
+    return box_loss(BoxCall(formula, boxes1, boxes2, hyper=_numbers(hyper), reduction=reduction), options)
 
 
 def _numbers(hyper: dict[str, Any]) -> list[float]:
     return [checks.number(name, value) for name, value in hyper.items()]
-
-
-class CustomRowModule(RowModule):
-    quiet: ClassVar[tuple[str, ...]] = ("weight", "ignore_index")
-
-
-class CustomBoxModule(BoxModule):
-    quiet = ("format",)
 
 
 class Template(NamedTuple):
@@ -158,8 +145,8 @@ class Template(NamedTuple):
 
 
 ELEMENTS = Template("elementwise", _of_elements, ("x", "y"), 1, ElementModule)
-ROWS = Template("rowwise", _of_rows, ("z",), 1, CustomRowModule, ("probabilities", "label_smoothing"))
-BOXES = Template("boxes", _of_boxes, CORNERS, len(CORNERS), CustomBoxModule)
+ROWS = Template("rowwise", _of_rows, ("z",), 1, RowModule, ("probabilities", "label_smoothing"))
+BOXES = Template("boxes", _of_boxes, CORNERS, len(CORNERS), BoxModule)
 
 
 @overload
@@ -247,21 +234,17 @@ def boxes(
 
 def _made(template: Template, formula: Any, hyper: dict[str, float], reference: Reference | None, domain: str = "logits") -> CustomLoss:
     kernels.load("math")
-    from lossforge.losses.custom.derive import with_gradients
-    from lossforge.losses.custom.source import read, results, written_out
+    from lossforge.losses.custom.derive import differentiated
+    from lossforge.losses.custom.source import read, results
 
     source = read(formula)
     *first, rest = list(inspect.signature(template.compute).parameters.values())[2:]
     _check_arguments(source, template, hyper, {*(p.name for p in first), *get_args(rest.annotation)[0].__annotations__})
-    count = results(source)
-    if count not in (1, 1 + template.variables):
-        gradient = "gradient" if template.variables == 1 else f"{template.variables} derivatives"
-        raise FormulaError(f"{source.name}: returns {count} values; a formula returns its value, or (value, {gradient})")
-    if count > 1 and template is ROWS:
+    kernel, given = differentiated(formula, template.variables), results(source) > 1
+    if given and template is ROWS:
         source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
-    kernel = written_out(formula) if count > 1 else with_gradients(formula, template.variables)
     name = _new_name(formula)
-    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, count > 1, template is BOXES))
+    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, given, template is BOXES))
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 
@@ -271,8 +254,8 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
         for each in options:
             if each not in known:
                 raise checks.unexpected(source.name, each, accepted)
-        given = {each: options.pop(each, default) for each, default in hyper.items()}
-        return template.compute(name, given, *tensors, **options)
+        numbers = {each: options.pop(each, default) for each, default in hyper.items()}
+        return template.compute(name, numbers, *tensors, **options)
 
     loss.__name__ = loss.__qualname__ = source.name
     loss.__doc__ = ast.get_docstring(source.definition)
@@ -280,7 +263,7 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
     public = repeated(loss)
     public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]  # inspect reads it
     entry = Loss(name, template.name, name, public, CustomModule, hyper, domain=domain, without=template.without)
-    return CustomLoss(entry, "given" if count > 1 else "derived", template.base)
+    return CustomLoss(entry, "given" if given else "derived", template.base)
 
 
 def _check_arguments(source: "Source", template: Template, hyper: Mapping[str, float], taken: set[str]) -> None:

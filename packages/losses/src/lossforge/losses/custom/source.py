@@ -2,13 +2,14 @@
 
 import ast
 import difflib
+import functools
 import inspect
 import itertools
 import linecache
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import triton
@@ -17,6 +18,7 @@ import triton.language as tl
 from lossforge.kernels import math
 from lossforge.losses.custom import powers
 from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.device_names import Placeholder
 
 DEVICE_FUNCTIONS = (triton.JITFunction, type(math.exp2))
 """What @triton.jit makes: the second is the interpreter's where it interprets."""
@@ -275,6 +277,25 @@ class _WriteOut(ast.NodeTransformer):
             name += "_"
         self.changed = True
         return ast.copy_location(ast.Call(ast.copy_location(ast.Name(name, ast.Load()), node), args, list(keywords)), node)
+
+
+@functools.cache
+def device(function: FunctionType) -> Any:
+    """A plain function as a device function, in a copy: the names of device_names filled, and numbers as constants.
+
+    Plain functions that it calls become device functions, too.
+    """
+    seen: dict[str, Any] = {"__name__": function.__module__, "tl": tl}
+    for name in {*function.__code__.co_names} & {*function.__globals__}:
+        value = function.__globals__[name]
+        if isinstance(value, FunctionType):
+            value = device(value)
+        elif isinstance(value, Placeholder):
+            value = value.filled()
+        seen[name] = tl.constexpr(value) if isinstance(value, (int, float)) else value
+    made = FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
+    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+    return triton.jit(made)
 
 
 _written: dict[int, tuple[Any, Any]] = {}

@@ -13,7 +13,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import of_classes
 from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import NonNegative, Reduction, UnitInterval
 
 __all__ = ["asymmetric_loss_single_label"]
 
@@ -27,23 +27,21 @@ def asymmetric_reference(z: Tensor, gamma_pos: float, gamma_neg: float, own: flo
     "asymmetric_single_label",
     "rowwise",
     Module("AsymmetricLossSingleLabel", "Asymmetric loss as timm.loss.AsymmetricLossSingleLabel"),
-    hyper=("gamma_pos", "gamma_neg", "eps"),
     options=(
         {"eps": 0.0},
         {"gamma_pos": 0.0, "gamma_neg": 0.0, "eps": 0.3},
         {"gamma_pos": 0.5, "gamma_neg": 1.5, "eps": 0.2},
         {"gamma_pos": 2.0, "gamma_neg": 0.3, "eps": 1.0},
     ),
-    without=("probabilities", "label_smoothing"),
     judge="lossforge.losses.judges.asymmetric:asymmetric_single_label",
     paper="arXiv 2009.14119",
 )
 def asymmetric_loss_single_label(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    gamma_pos: float = 1.0,
-    gamma_neg: float = 4.0,
-    eps: float = 0.1,
+    gamma_pos: NonNegative = 1.0,
+    gamma_neg: NonNegative = 4.0,
+    eps: UnitInterval = 0.1,
     reduction: Reduction = "mean",
     *,
     weight: Tensor | None = None,  # (C,)

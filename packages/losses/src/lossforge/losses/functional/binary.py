@@ -15,7 +15,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import dense, elementwise_loss, per_sample, with_parameter
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import ElementwiseOptions
-from lossforge.losses.types import BatchReduction, Reduction
+from lossforge.losses.types import Balance, BatchReduction, BelowOne, NonNegative, Real, Reduction, UnitInterval
 
 __all__ = [
     "asymmetric_loss_multi_label",
@@ -108,7 +108,6 @@ def _with_pos_weight(call: ElementCall, pos_weight: float | Tensor | None) -> El
     "elementwise",
     Module("BinaryCrossEntropy", "Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy"),
     formula="bce_softened",
-    hyper=("smoothing", "target_threshold", "sum_classes", "smooth_dense"),
     options=({"smooth_dense": True}, {"sum_classes": True, "pos_weight": 3.0}),
     judge="timm.loss:BinaryCrossEntropy",
     paper="arXiv 2110.00476",
@@ -116,8 +115,8 @@ def _with_pos_weight(call: ElementCall, pos_weight: float | Tensor | None) -> El
 def smoothed_binary_cross_entropy(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
-    smoothing: float = 0.1,
-    target_threshold: float | None = None,
+    smoothing: BelowOne = 0.1,
+    target_threshold: Real | None = None,
     weight: Tensor | None = None,  # broadcasts to input
     reduction: Reduction = "mean",
     sum_classes: bool = False,
@@ -185,7 +184,6 @@ def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -
         "Sigmoid focal loss",
         ' As there, the default reduction is torchvision\'s "none".',
     ),
-    hyper=("alpha", "gamma"),
     options=({"gamma": 0.5}, {"gamma": 0.0, "alpha": -1.0}, {"gamma": 1.0}, {"gamma": 3.5, "alpha": 0.6}),
     judge="torchvision.ops:sigmoid_focal_loss",
     paper="arXiv 1708.02002",
@@ -193,8 +191,8 @@ def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -
 def sigmoid_focal_loss(
     inputs: Tensor,  # any shape
     targets: Tensor,  # as inputs, or class indices: as inputs without dim
-    alpha: float | Tensor = 0.25,
-    gamma: float = 2.0,
+    alpha: Balance | Tensor = 0.25,
+    gamma: NonNegative = 2.0,
     reduction: Reduction = "none",
     *,
     weight: Tensor | None = None,  # broadcasts to inputs
@@ -257,7 +255,6 @@ formula("asymmetric_constant_powers", functools.partial(_asymmetric_kernels, con
     "asymmetric",
     "elementwise",
     Module("AsymmetricLossMultiLabel", "Asymmetric loss as timm.loss.AsymmetricLossMultiLabel"),
-    hyper=("gamma_neg", "gamma_pos", "clip"),
     options=(
         {"clip": None},
         {"gamma_neg": 0.0, "gamma_pos": 0.0, "clip": 0.2},
@@ -271,9 +268,9 @@ formula("asymmetric_constant_powers", functools.partial(_asymmetric_kernels, con
 def asymmetric_loss_multi_label(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
-    gamma_neg: float = 4.0,
-    gamma_pos: float = 1.0,
-    clip: float | None = 0.05,
+    gamma_neg: NonNegative = 4.0,
+    gamma_pos: NonNegative = 1.0,
+    clip: UnitInterval | None = 0.05,
     eps: float = 1e-8,
     disable_torch_grad_focal_loss: bool = False,
     smoothing: float = 0.0,
@@ -318,7 +315,6 @@ def poly_bce_reference(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha
     "poly_bce",
     "elementwise",
     Module("PolyBinaryCrossEntropy", "Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy"),
-    hyper=("epsilon", "gamma", "alpha"),
     options=({"epsilon": -1.0, "gamma": 2.0, "alpha": 0.25}, {"epsilon": 0.5, "gamma": 0.5}, {"alpha": 0.6}),
     judge="timm.loss:PolyBinaryCrossEntropy",
     paper="arXiv 2204.12511",
@@ -326,9 +322,9 @@ def poly_bce_reference(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha
 def poly_binary_cross_entropy(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
-    epsilon: float = 2.0,
-    gamma: float = 0.0,
-    alpha: float | Tensor | None = None,
+    epsilon: Real = 2.0,
+    gamma: NonNegative = 0.0,
+    alpha: Balance | Tensor | None = None,
     smoothing: float = 0.0,
     reduction: BatchReduction = "mean",
     *,
@@ -400,6 +396,7 @@ def preference_bce_with_logits(
     ),
     formula="bce",
     domain="probabilities",
+    given="sigmoid",
     judge="torch.nn.functional:binary_cross_entropy",
 )
 def preference_bce(

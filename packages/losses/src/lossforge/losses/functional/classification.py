@@ -1,18 +1,19 @@
 """Losses of rows of classes under a softmax for imbalanced, hard or noisily labelled data."""
 
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowCall
 from lossforge.losses import checks
+from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module, RowModule
 from lossforge.losses.templates.options import of_classes, weights_of_classes
-from lossforge.losses.templates.row import RowOptions, rowwise_loss
-from lossforge.losses.types import Reduction
+from lossforge.losses.templates.row import ClassOptions, RowOptions, class_loss, rowwise_loss
+from lossforge.losses.types import BelowOne, NonNegative, Range, Real, Reduction, UnitInterval
 
 __all__ = [
     "class_balanced_weight",
@@ -20,9 +21,11 @@ __all__ = [
     "logit_adjusted_cross_entropy",
     "poly_cross_entropy",
     "softmax_focal_loss",
+    "taylor_cross_entropy",
 ]
 
 JUDGES = "lossforge.losses.judges.classification"
+Order = Annotated[float, Range(least=1, most=6)]
 FAR = 50.0
 """z from which e^-z no longer changes 1 - e^-z, in float64 either."""
 
@@ -41,17 +44,15 @@ def softmax_focal_reference(z: Tensor, gamma: float) -> Tensor:
     "softmax_focal",
     "rowwise",
     Module("SoftmaxFocalLoss", "Focal loss under a softmax", ' As there, the default reduction is kornia\'s "none".'),
-    hyper=("alpha", "gamma"),
     options=({"gamma": 0.5, "alpha": 0.25}, {"gamma": 0.0}, {"gamma": 3.5, "alpha": torch.linspace(0.1, 2, 10)}),
-    without=("probabilities", "label_smoothing"),
     judge=f"{JUDGES}:softmax_focal",
     paper="arXiv 1708.02002",
 )
 def softmax_focal_loss(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    alpha: float | Tensor | None = None,  # number or (C,)
-    gamma: float = 2.0,
+    alpha: UnitInterval | Tensor | None = None,  # number or (C,)
+    gamma: NonNegative = 2.0,
     reduction: Reduction = "none",
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
@@ -94,7 +95,6 @@ def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
     "poly_ce",
     "rowwise",
     Module("PolyCrossEntropyLoss", "Poly-1 cross entropy as timm.loss.PolyCrossEntropy"),
-    hyper=("epsilon", "label_smoothing"),
     options=({"epsilon": -0.5}, {"epsilon": 1.0, "label_smoothing": 0.1}),
     without=("probabilities", "label_smoothing with weight"),
     judge=f"{JUDGES}:poly_ce",
@@ -103,11 +103,11 @@ def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
 def poly_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    epsilon: float = 2.0,
+    epsilon: Real = 2.0,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
+    label_smoothing: BelowOne = 0.0,
     *,
     smoothing: float | None = None,
     **options: Unpack[RowOptions],
@@ -155,16 +155,14 @@ def generalized_reference(z: Tensor, q: float) -> Tensor:
     "generalized_ce",
     "rowwise",
     Module("GeneralizedCrossEntropyLoss", "Generalised cross entropy for noisy labels"),
-    hyper=("q",),
     options=({"q": 1.0}, {"q": 1e-3}, {"q": 0.0}),
-    without=("probabilities", "label_smoothing"),
     judge=f"{JUDGES}:generalized_ce",
     paper="arXiv 1805.07836",
 )
 def generalized_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…)
-    q: float = 0.7,
+    q: UnitInterval = 0.7,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",
@@ -182,6 +180,38 @@ def generalized_cross_entropy(
     q = checks.number("q", q, 0.0, 1.0)
     call = RowCall("generalized_ce", input, target, weight=weight, hyper=[q], ignore_index=ignore_index, reduction=reduction)
     return rowwise_loss(call, options)
+
+
+def taylor(z, order):
+    u, _ = complement(z)
+    rest = tl.clamp(order - 3.0, 0.0, 1.0) / 4.0 + u * (tl.clamp(order - 4.0, 0.0, 1.0) / 5.0 + u * tl.clamp(order - 5.0, 0.0, 1.0) / 6.0)
+    return u * (1.0 + u * (tl.clamp(order - 1.0, 0.0, 1.0) / 2.0 + u * (tl.clamp(order - 2.0, 0.0, 1.0) / 3.0 + u * rest)))
+
+
+@formula("taylor_ce", lambda of: Formulas(of(taylor)))
+def taylor_reference(z: Tensor, order: float) -> Tensor:
+    k = torch.arange(1, 7, dtype=z.dtype, device=z.device)
+    return ((order + 1 - k).clamp(0, 1) / k * generalized_reference(z, 1.0).unsqueeze(-1) ** k).sum(-1)
+
+
+@loss(
+    "taylor_ce",
+    "rowwise",
+    Module("TaylorCrossEntropyLoss", "Taylor cross entropy for noisy labels"),
+    options=({"order": 1.0}, {"order": 3.5}, {"order": 6.0}),
+    paper="doi 10.24963/ijcai.2020/305",
+)
+def taylor_cross_entropy(
+    input: Tensor, target: Tensor, order: Order = 2.0, reduction: Reduction = "mean", **options: Unpack[ClassOptions]
+) -> Tensor:
+    """Taylor cross entropy, for noisy labels (Feng et al. 2020, doi 10.24963/ijcai.2020/305).
+
+    L = w_t Σₖ (1 - p_t)ᵏ / k for k from 1 to the order, p = softmax(x): 1 - p_t at order 1, towards the cross entropy as the order grows.
+
+    Args: order: in [1, 6]; between whole numbers the last term counts in part. Others: as in generalized_cross_entropy.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    return class_loss("taylor_ce", input, target, [checks.number("order", order, 1.0, 6.0)], reduction, options)
 
 
 def _log_shares(class_counts: Tensor) -> Tensor:
@@ -216,12 +246,12 @@ class OfCounts(RowModule):
         renamed={"log_prior": "class_counts"},
     ),
     formula="cross_entropy",
-    hyper=("tau", "label_smoothing"),
     options=(
         {"log_prior": torch.linspace(-4, -1, 10)},
         {"log_prior": torch.linspace(-4, -1, 10).square(), "tau": -0.7, "label_smoothing": 0.1},
         {"log_prior": torch.linspace(-4, -1, 10), "scale": 0.5},
     ),
+    without=(),
     judge=f"{JUDGES}:logit_adjusted_ce",
     paper="arXiv 2007.07314",
 )
@@ -229,11 +259,11 @@ def logit_adjusted_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
     log_prior: Tensor | None = None,  # (C,)
-    tau: float = 1.0,
+    tau: Real = 1.0,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
+    label_smoothing: UnitInterval = 0.0,
     **options: Unpack[RowOptions],
 ) -> Tensor:
     """Logit-adjusted cross entropy, for long-tailed classes (Menon et al. 2020, arXiv 2007.07314).

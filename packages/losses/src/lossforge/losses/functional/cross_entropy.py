@@ -11,7 +11,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import Options
 from lossforge.losses.templates.row import RowOptions, rowwise_results
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
 
 __all__ = ["CrossEntropyOutput", "cross_entropy"]
 
@@ -122,7 +122,7 @@ def cross_entropy(
         " For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput.",
     ),
     formula="cross_entropy",
-    hyper=("label_smoothing", "z_loss", "softcap", "scale"),
+    without=(),
     options=({"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "scale": 0.7}),
     judge="torch.nn.functional:cross_entropy",
 )
@@ -134,11 +134,11 @@ def cross_entropy(
     ignore_index: int = -100,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
+    label_smoothing: UnitInterval = 0.0,
     *,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
+    scale: Real = 1.0,
+    softcap: Positive | None = None,
+    z_loss: NonNegative = 0.0,
     return_z_loss: bool = False,
     return_lse: bool = False,
     return_entropy: bool = False,

@@ -13,7 +13,7 @@ from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import UnscoredOptions
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import NonNegative, Reduction
 
 __all__ = ["quality_focal_loss", "varifocal_loss"]
 
@@ -34,7 +34,6 @@ def quality_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     "quality_focal",
     "elementwise",
     Module("QualityFocalLoss", "Quality focal loss as mmdetection's"),
-    hyper=("beta",),
     options=({"beta": 0.5}, {"beta": 0.0}, {"beta": 1.0}, {"beta": 3.5}),
     paper="arXiv 2006.04388",
 )
@@ -42,7 +41,7 @@ def quality_focal_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     score: Tensor | None = None,  # as a class-index target
-    beta: float = 2.0,
+    beta: NonNegative = 2.0,
     reduction: Reduction = "mean",
     *,
     weight: Tensor | None = None,  # broadcasts to input
@@ -82,7 +81,7 @@ def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_we
     "varifocal",
     "elementwise",
     Module("VarifocalLoss", "Varifocal loss as mmdetection's"),
-    hyper=("alpha", "gamma", "iou_weighted"),
+    switches=("iou_weighted",),
     options=({"iou_weighted": False}, {"gamma": 0.5}, {"gamma": 0.0, "alpha": 0.3}, {"gamma": 3.5}),
     paper="arXiv 2008.13367",
 )
@@ -90,8 +89,8 @@ def varifocal_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     score: Tensor | None = None,  # as a class-index target
-    alpha: float = 0.75,
-    gamma: float = 2.0,
+    alpha: NonNegative = 0.75,
+    gamma: NonNegative = 2.0,
     iou_weighted: bool = True,
     reduction: Reduction = "mean",
     *,

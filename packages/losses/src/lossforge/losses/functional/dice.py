@@ -39,13 +39,12 @@ from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import LossModule, Module
 from lossforge.losses.templates.options import Settings, check_options, rows_of, weights_of_classes, with_options
-from lossforge.losses.types import Activation, Reduction, ScalarReduction
+from lossforge.losses.types import Activation, NonNegative, Reduction, ScalarReduction
 
 __all__ = ["dice_ce_loss", "dice_loss", "focal_tversky_loss", "jaccard_loss", "tversky_loss"]
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-SMOOTH = ("smooth_nr", "smooth_dr")
 
 
 class OverlapOptions(Settings, total=False):
@@ -65,7 +64,6 @@ def dice_reference(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_dr:
     "dice",
     "overlap",
     Module("DiceLoss", "Soft Dice loss as monai.losses.DiceLoss", base=OverlapModule),
-    hyper=SMOOTH,
     options=({"smooth_nr": 0.0, "smooth_dr": 1e-6}, {"smooth_nr": 1.0, "smooth_dr": 1.0}, {"squared_pred": True}),
     paper="arXiv 1606.04797",
 )
@@ -77,8 +75,8 @@ def dice_loss(
     activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: Reduction = "mean",
-    smooth_nr: float = 1e-5,
-    smooth_dr: float = 1e-5,
+    smooth_nr: NonNegative = 1e-5,
+    smooth_dr: NonNegative = 1e-5,
     batch: bool = False,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
@@ -107,7 +105,6 @@ def jaccard_reference(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_
     "jaccard",
     "overlap",
     Module("JaccardLoss", "Soft Jaccard loss, 1 - IoU", base=OverlapModule),
-    hyper=SMOOTH,
     options=({"smooth_nr": 1.0, "smooth_dr": 2.0}, {"squared_pred": True}),
 )
 def jaccard_loss(
@@ -118,8 +115,8 @@ def jaccard_loss(
     activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: Reduction = "mean",
-    smooth_nr: float = 1e-5,
-    smooth_dr: float = 1e-5,
+    smooth_nr: NonNegative = 1e-5,
+    smooth_dr: NonNegative = 1e-5,
     batch: bool = False,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
@@ -147,7 +144,6 @@ def tversky_reference(i: Tensor, p: Tensor, y: Tensor, alpha: float, beta: float
     "tversky",
     "overlap",
     Module("TverskyLoss", "Tversky loss as monai.losses.TverskyLoss", base=OverlapModule),
-    hyper=("alpha", "beta", *SMOOTH),
     options=({"alpha": 0.3, "beta": 0.7}, {"alpha": 1.0, "beta": 1.0}, {"alpha": 0.0, "beta": 2.0, "smooth_dr": 1.0}),
     paper="arXiv 1706.05721",
 )
@@ -157,11 +153,11 @@ def tversky_loss(
     *,
     include_background: bool = True,
     activation: Activation | None = "softmax",
-    alpha: float = 0.5,
-    beta: float = 0.5,
+    alpha: NonNegative = 0.5,
+    beta: NonNegative = 0.5,
     reduction: Reduction = "mean",
-    smooth_nr: float = 1e-5,
-    smooth_dr: float = 1e-5,
+    smooth_nr: NonNegative = 1e-5,
+    smooth_dr: NonNegative = 1e-5,
     batch: bool = False,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
@@ -194,7 +190,6 @@ def focal_tversky_reference(
     "focal_tversky",
     "overlap",
     Module("FocalTverskyLoss", "Focal Tversky loss; gamma is the exponent", base=OverlapModule),
-    hyper=("alpha", "beta", "gamma", *SMOOTH),
     options=({"gamma": 1.0}, {"gamma": 2.0, "alpha": 0.5, "beta": 0.5}),
     paper="arXiv 1810.07842",
 )
@@ -204,12 +199,12 @@ def focal_tversky_loss(
     *,
     include_background: bool = True,
     activation: Activation | None = "softmax",
-    alpha: float = 0.3,
-    beta: float = 0.7,
-    gamma: float = 0.75,
+    alpha: NonNegative = 0.3,
+    beta: NonNegative = 0.7,
+    gamma: NonNegative = 0.75,
     reduction: Reduction = "mean",
-    smooth_nr: float = 1e-5,
-    smooth_dr: float = 1e-5,
+    smooth_nr: NonNegative = 1e-5,
+    smooth_dr: NonNegative = 1e-5,
     batch: bool = False,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
@@ -236,7 +231,6 @@ def focal_tversky_loss(
     "overlap",
     Module("DiceCELoss", "Dice loss plus cross entropy as monai.losses.DiceCELoss", base=OverlapModule),
     formula="dice",
-    hyper=("lambda_dice", "lambda_ce", *SMOOTH),
     options=({"lambda_dice": 0.5, "lambda_ce": 2.0}, {"lambda_dice": 0.0}, {"lambda_ce": 0.0}, {"squared_pred": True}),
     reductions=("mean", "sum"),
 )
@@ -248,12 +242,12 @@ def dice_ce_loss(
     activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: ScalarReduction = "mean",
-    smooth_nr: float = 1e-5,
-    smooth_dr: float = 1e-5,
+    smooth_nr: NonNegative = 1e-5,
+    smooth_dr: NonNegative = 1e-5,
     batch: bool = False,
     weight: Tensor | None = None,  # (C,)
-    lambda_dice: float = 1.0,
-    lambda_ce: float = 1.0,
+    lambda_dice: NonNegative = 1.0,
+    lambda_ce: NonNegative = 1.0,
     ignore_index: int = -100,
     present_only: bool = False,
     **options: Unpack[Settings],

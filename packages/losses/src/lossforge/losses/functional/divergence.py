@@ -28,7 +28,7 @@ from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.module import DivergenceModule, Module
 from lossforge.losses.templates.options import CallOptions, check_options, of_classes, rows_of, with_options
-from lossforge.losses.types import BatchReduction
+from lossforge.losses.types import BatchReduction, Positive, UnitInterval
 
 __all__ = ["js_div_with_logits", "kl_div_with_logits", "topk_kl_div_with_logits", "total_variation_with_logits"]
 
@@ -50,7 +50,7 @@ def kl_reference(lp: Tensor, lq: Tensor) -> Tensor:
     "kl",
     "divergence",
     Module("KLDivWithLogitsLoss", "Kullback-Leibler divergence from a teacher's logits"),
-    hyper=("temperature", "reverse", "temperature_squared"),
+    switches=("reverse", "temperature_squared"),
     options=({"reverse": True}, {"temperature": 3.0}, {"temperature": 0.7, "reverse": True, "temperature_squared": False}),
     judge=f"{JUDGES}:kl_div",
     paper="arXiv 1503.02531",
@@ -58,7 +58,7 @@ def kl_reference(lp: Tensor, lq: Tensor) -> Tensor:
 def kl_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
     reduction: BatchReduction = "batchmean",
     *,
     reverse: bool = False,
@@ -94,7 +94,7 @@ def js_reference(lp: Tensor, lq: Tensor, beta: float) -> Tensor:
     "js",
     "divergence",
     Module("JSDivWithLogitsLoss", "Generalised Jensen-Shannon divergence from a teacher's logits"),
-    hyper=("beta", "temperature", "temperature_squared"),
+    switches=("temperature_squared",),
     options=({"beta": 0.0}, {"beta": 1.0}, {"beta": 0.1, "temperature": 2.0}, {"beta": 0.9, "temperature_squared": True}),
     judge=f"{JUDGES}:js_div",
     paper="arXiv 2306.13649",
@@ -102,8 +102,8 @@ def js_reference(lp: Tensor, lq: Tensor, beta: float) -> Tensor:
 def js_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
-    beta: float = 0.5,
-    temperature: float = 1.0,
+    beta: UnitInterval = 0.5,
+    temperature: Positive = 1.0,
     reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
@@ -142,7 +142,7 @@ def total_variation_reference(lp: Tensor, lq: Tensor) -> Tensor:
     "total_variation",
     "divergence",
     Module("TotalVariationWithLogitsLoss", "Total variation distance from a teacher's logits"),
-    hyper=("temperature", "temperature_squared"),
+    switches=("temperature_squared",),
     options=({"temperature": 2.0}, {"temperature": 0.5, "temperature_squared": True}),
     judge=f"{JUDGES}:total_variation",
     paper="arXiv 2307.15190",
@@ -150,7 +150,7 @@ def total_variation_reference(lp: Tensor, lq: Tensor) -> Tensor:
 def total_variation_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     target_logits: Tensor,  # as input
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
     reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
@@ -207,7 +207,7 @@ class TopKModule(DivergenceModule):
         "\n\n    forward(input, values, indices=…).\n    ",
         base=TopKModule,
     ),
-    hyper=("temperature", "renormalize", "tail", "temperature_squared"),
+    switches=("renormalize", "tail", "temperature_squared"),
     options=(
         {"tail": True},
         {"renormalize": True, "temperature": 2.0},
@@ -220,7 +220,7 @@ def topk_kl_div_with_logits(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
     values: Tensor,  # (K,), (N, K), (N, K, d…)
     indices: Tensor,  # as values
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
     reduction: BatchReduction = "batchmean",
     *,
     renormalize: bool = False,

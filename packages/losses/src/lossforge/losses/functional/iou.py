@@ -9,13 +9,14 @@ from torch import Tensor
 
 from lossforge.kernels.call import BoxCall, Formulas
 from lossforge.losses import checks
+from lossforge.losses.device_names import complement, larger, overlap, smaller, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.functional.regression import smooth_l1_reference
 from lossforge.losses.registry import loss
-from lossforge.losses.templates.box import box_loss
+from lossforge.losses.templates.box import box_loss, corner_loss
 from lossforge.losses.templates.module import Module
-from lossforge.losses.templates.options import BoxOptions
-from lossforge.losses.types import BoxFormat, Reduction
+from lossforge.losses.templates.options import BoxOptions, CornerOptions
+from lossforge.losses.types import NonNegative, Reduction
 
 __all__ = [
     "box_iou_loss",
@@ -25,6 +26,7 @@ __all__ = [
     "distance_box_iou_loss",
     "efficient_box_iou_loss",
     "generalized_box_iou_loss",
+    "scylla_box_iou_loss",
 ]
 
 OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})
@@ -60,35 +62,27 @@ def iou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "iou",
     "boxes",
     Module("BoxIoULoss", "IoU loss of two boxes", ' As there and in torchvision, the default reduction is "none".'),
-    hyper=("eps",),
     options=OPTIONS,
     paper="arXiv 1608.01471",
 )
 def box_iou_loss(
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,  # as boxes1
-    reduction: Reduction = "none",
-    eps: float = 1e-7,
-    *,
-    weight: Tensor | None = None,  # broadcasts to (...)
-    format: BoxFormat = "xyxy",
-    **options: Unpack[BoxOptions],
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
 ) -> Tensor:
     """Loss of the intersection over union (IoU) of two boxes; no gradient where they do not overlap.
 
     L = w [1 - I/U] with I the area of the intersection, U that of the union; the linear form of Yu et al. 2016 (arXiv 1608.01471).
 
-    Args: boxes1, boxes2: of a floating dtype, in the units of an image or as fractions of it; gradients go to both. reduction: "none",
-    "mean" over the pairs, or "sum". eps: at least 0; a denominator (an area, a squared length) below it is eps. weight: one a pair; a
-    mean divides by the number of pairs also then, by the weights with normalizer=weight.sum(). format: "xyxy" (x1, y1, x2, y2), x1 < x2
-    and y1 < y2, or "cxcywh" (centre, width, height). empty: what a mean over no pairs gives, by default "zero" as in torchvision.
+    Args: boxes1, boxes2: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gradients go to both. reduction:
+    "none", "mean" over the pairs, or "sum". eps: at least 0; a denominator (an area, a squared length) below it is eps. weight: one a
+    pair, None or what broadcasts to (...); a mean divides by the number of pairs also then, by the weights with normalizer=weight.sum().
+    format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height); by default "xyxy". empty: what a mean over
+    no pairs gives, by default "zero" as in torchvision.
     normalizer, gradient: see lossforge.losses.functional.
     Returns: a scalar or (...), in float32 (float64 for float64), as torchvision does. Boxes of equal coordinates and area have loss 0.
     Two boxes without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch.
     Raises: TypeError, ValueError naming the argument.
     """
-    call = BoxCall("iou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
-    return box_loss(call, options, format)
+    return corner_loss("iou", boxes1, boxes2, reduction, eps, options)
 
 
 @formula("giou", lambda of: Formulas(of.box.giou))
@@ -103,20 +97,12 @@ def giou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "giou",
     "boxes",
     Module("GeneralizedBoxIoULoss", "Generalized IoU loss"),
-    hyper=("eps",),
     options=OPTIONS,
     judge="torchvision.ops:generalized_box_iou_loss",
     paper="arXiv 1902.09630",
 )
 def generalized_box_iou_loss(
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,  # as boxes1
-    reduction: Reduction = "none",
-    eps: float = 1e-7,
-    *,
-    weight: Tensor | None = None,  # broadcasts to (...)
-    format: BoxFormat = "xyxy",
-    **options: Unpack[BoxOptions],
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
 ) -> Tensor:
     """Generalized IoU loss (GIoU), as torchvision.ops.generalized_box_iou_loss (Rezatofighi et al. 2019, arXiv 1902.09630).
 
@@ -126,8 +112,7 @@ def generalized_box_iou_loss(
     Args: as in box_iou_loss.
     Raises: TypeError, ValueError naming the argument.
     """
-    call = BoxCall("giou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
-    return box_loss(call, options, format)
+    return corner_loss("giou", boxes1, boxes2, reduction, eps, options)
 
 
 @formula("diou", lambda of: Formulas(of.box.diou))
@@ -141,20 +126,12 @@ def diou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "diou",
     "boxes",
     Module("DistanceBoxIoULoss", "Distance IoU loss"),
-    hyper=("eps",),
     options=OPTIONS,
     judge="torchvision.ops:distance_box_iou_loss",
     paper="arXiv 1911.08287",
 )
 def distance_box_iou_loss(
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,  # as boxes1
-    reduction: Reduction = "none",
-    eps: float = 1e-7,
-    *,
-    weight: Tensor | None = None,  # broadcasts to (...)
-    format: BoxFormat = "xyxy",
-    **options: Unpack[BoxOptions],
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
 ) -> Tensor:
     """Distance IoU loss (DIoU), as torchvision.ops.distance_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
 
@@ -164,8 +141,7 @@ def distance_box_iou_loss(
     Args: as in box_iou_loss.
     Raises: TypeError, ValueError naming the argument.
     """
-    call = BoxCall("diou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
-    return box_loss(call, options, format)
+    return corner_loss("diou", boxes1, boxes2, reduction, eps, options)
 
 
 def _angle(b: Tensor) -> Tensor:
@@ -188,20 +164,12 @@ def ciou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     "ciou",
     "boxes",
     Module("CompleteBoxIoULoss", "Complete IoU loss"),
-    hyper=("eps",),
     options=OPTIONS,
     judge="torchvision.ops:complete_box_iou_loss",
     paper="arXiv 1911.08287",
 )
 def complete_box_iou_loss(
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,  # as boxes1
-    reduction: Reduction = "none",
-    eps: float = 1e-7,
-    *,
-    weight: Tensor | None = None,  # broadcasts to (...)
-    format: BoxFormat = "xyxy",
-    **options: Unpack[BoxOptions],
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
 ) -> Tensor:
     """Complete IoU loss (CIoU), as torchvision.ops.complete_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
 
@@ -211,8 +179,7 @@ def complete_box_iou_loss(
     Args: as in box_iou_loss; eps bounds all denominators, where torchvision's reaches only that of α.
     Raises: TypeError, ValueError naming the argument.
     """
-    call = BoxCall("ciou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
-    return box_loss(call, options, format)
+    return corner_loss("ciou", boxes1, boxes2, reduction, eps, options)
 
 
 @formula("eiou", lambda of: Formulas(of.box.eiou))
@@ -223,16 +190,9 @@ def eiou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     return value
 
 
-@loss("eiou", "boxes", Module("EfficientBoxIoULoss", "Efficient IoU loss"), hyper=("eps",), options=OPTIONS, paper="arXiv 2101.08158")
+@loss("eiou", "boxes", Module("EfficientBoxIoULoss", "Efficient IoU loss"), options=OPTIONS, paper="arXiv 2101.08158")
 def efficient_box_iou_loss(
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,  # as boxes1
-    reduction: Reduction = "none",
-    eps: float = 1e-7,
-    *,
-    weight: Tensor | None = None,  # broadcasts to (...)
-    format: BoxFormat = "xyxy",
-    **options: Unpack[BoxOptions],
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
 ) -> Tensor:
     """Efficient IoU loss (EIoU; Zhang et al. 2022, arXiv 2101.08158).
 
@@ -242,8 +202,45 @@ def efficient_box_iou_loss(
     Args: as in box_iou_loss.
     Raises: TypeError, ValueError naming the argument.
     """
-    call = BoxCall("eiou", boxes1, boxes2, weight=weight, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction)
-    return box_loss(call, options, format)
+    return corner_loss("eiou", boxes1, boxes2, reduction, eps, options)
+
+
+def siou_side(gamma, offset, a, b, c, d, eps):
+    hull = larger(b, d) - smaller(a, c)
+    distance, _ = complement(gamma * offset * offset / larger(hull * hull, eps))
+    shape, _ = complement(tl.abs((b - a) - (d - c)) / larger(larger(b - a, d - c), eps))
+    return 0.5 * (distance + shape * shape * (shape * shape))
+
+
+def siou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    dx, dy = 0.5 * ((x1 - u1) + (x2 - u2)), 0.5 * ((y1 - v1) + (y2 - v2))
+    gamma = 2.0 - 2.0 * tl.abs(dx * dy) / larger(dx * dx + dy * dy, eps)
+    sides = siou_side(gamma, dx, x1, x2, u1, u2, eps) + siou_side(gamma, dy, y1, y2, v1, v2, eps)
+    return overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps) + sides
+
+
+@formula("siou", lambda of: Formulas(of(siou, variables=8), heavy=True))
+def siou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    d = ((b1[..., :2] - b2[..., :2]) + (b1[..., 2:] - b2[..., 2:])) / 2
+    gamma = 2 - 2 * (d[..., :1] * d[..., 1:]).abs() / d.square().sum(-1, keepdim=True).clamp(min=eps)
+    s1, s2, hull = (torch.stack(sides, -1) for sides in (_sides(b1), _sides(b2), _hull(b1, b2)))
+    shape = torch.expm1(-(s1 - s2).abs() / torch.maximum(s1, s2).clamp(min=eps))
+    return iou_reference(b1, b2, eps) + (shape**4 - torch.expm1(-gamma * d.square() / hull.square().clamp(min=eps))).sum(-1) / 2
+
+
+@loss("siou", "boxes", Module("ScyllaBoxIoULoss", "SCYLLA IoU loss"), options=OPTIONS, paper="arXiv 2205.12740")
+def scylla_box_iou_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
+) -> Tensor:
+    """SCYLLA IoU loss (SIoU; Gevorgyan 2022, arXiv 2205.12740).
+
+    L = w [1 - I/U + ½ Σ (1 - exp(-γ d²/C²) + (1 - exp(-|s₁ - s₂| / max(s₁, s₂)))⁴)] with, over both axes, the offset of the centres d, the
+    sides s₁, s₂ and C of the boxes and of the smallest one around both, and γ = 2 - Λ, Λ = 2 |d_x d_y| / (d_x² + d_y²) the angle's cost.
+
+    Args: as in box_iou_loss.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    return corner_loss("siou", boxes1, boxes2, reduction, eps, options)
 
 
 @formula("box_l1", lambda of: Formulas(of.box_l1.box_l1))
@@ -252,14 +249,7 @@ def box_l1_reference(b1: Tensor, b2: Tensor) -> Tensor:
 
 
 @loss("box_l1", "boxes", Module("BoxL1Loss", "Absolute error of boxes, summed over their coordinates"), paper="arXiv 2005.12872")
-def box_l1_loss(
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,  # as boxes1
-    reduction: Reduction = "none",
-    *,
-    weight: Tensor | None = None,  # broadcasts to (...)
-    **options: Unpack[BoxOptions],
-) -> Tensor:
+def box_l1_loss(boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", **options: Unpack[BoxOptions]) -> Tensor:
     """Absolute error of boxes or of their encoded offsets.
 
     L = w Σ |b₁ - b₂| over the four coordinates of a pair. As DETR's loss_bbox (arXiv 2005.12872) with normalizer = number of boxes, and
@@ -268,7 +258,7 @@ def box_l1_loss(
     Args: as in box_iou_loss; the coordinates are compared as they are, whatever they stand for.
     Raises: TypeError, ValueError naming the argument.
     """
-    return box_loss(BoxCall("box_l1", boxes1, boxes2, weight=weight, reduction=reduction), options)
+    return box_loss(BoxCall("box_l1", boxes1, boxes2, reduction=reduction), options)
 
 
 @formula("box_smooth_l1", lambda of: Formulas(of.box_l1.box_smooth_l1))
@@ -280,18 +270,11 @@ def box_smooth_l1_reference(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
     "box_smooth_l1",
     "boxes",
     Module("BoxSmoothL1Loss", "Smooth L1 loss of boxes, summed over their coordinates"),
-    hyper=("beta",),
     options=({"beta": 0.3}, {"beta": 20.0}, {"beta": 0.0}),
     paper="arXiv 1504.08083",
 )
 def box_smooth_l1_loss(
-    boxes1: Tensor,  # (..., 4)
-    boxes2: Tensor,  # as boxes1
-    reduction: Reduction = "none",
-    beta: float = 1.0,
-    *,
-    weight: Tensor | None = None,  # broadcasts to (...)
-    **options: Unpack[BoxOptions],
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", beta: NonNegative = 1.0, **options: Unpack[BoxOptions]
 ) -> Tensor:
     """Smooth L1 loss of boxes or of their encoded offsets (Girshick 2015, arXiv 1504.08083), as torchvision's RPN and RoI heads sum it.
 
@@ -302,4 +285,4 @@ def box_smooth_l1_loss(
     """
     beta = checks.number("beta", beta, 0.0)
     name, hyper = ("box_smooth_l1", [beta]) if checks.nonzero(beta) else ("box_l1", [])
-    return box_loss(BoxCall(name, boxes1, boxes2, weight=weight, hyper=hyper, reduction=reduction), options)
+    return box_loss(BoxCall(name, boxes1, boxes2, hyper=hyper, reduction=reduction), options)

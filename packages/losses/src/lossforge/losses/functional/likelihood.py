@@ -108,7 +108,7 @@ def kl_div_reference(x: Tensor, y: Tensor, log_target: float) -> Tensor:
     "kl_div",
     "elementwise",
     Module("KLDivLoss", "Kullback-Leibler divergence of log-probabilities as torch.nn.KLDivLoss"),
-    hyper=("log_target",),
+    switches=("log_target",),
     options=({"log_target": True},),
     domain="log-probabilities",
     judge="torch.nn.functional:kl_div",

@@ -1,5 +1,6 @@
 """Losses of a difference x - y."""
 
+import math
 from typing import Unpack
 
 import torch
@@ -8,14 +9,15 @@ from torch import Tensor
 
 from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.losses import checks
+from lossforge.losses.device_names import LN2, complement, log1p_unit, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import Module
 from lossforge.losses.templates.options import ElementwiseOptions
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import NonNegative, Positive, Reduction
 
-__all__ = ["huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"]
+__all__ = ["huber_loss", "l1_loss", "log_cosh_loss", "mse_loss", "smooth_l1_loss"]
 
 
 @formula("l1", lambda of: Formulas(of.l1.l1))
@@ -29,6 +31,7 @@ def l1_reference(x: Tensor, y: Tensor) -> Tensor:
     Module("L1Loss", "Mean absolute error as torch.nn.L1Loss", keyword=("weight",)),
     formula="l1",
     judge="torch.nn.functional:l1_loss",
+    given="softmax",
 )
 def l1_loss(
     input: Tensor,  # any shape
@@ -63,6 +66,7 @@ def mse_reference(x: Tensor, y: Tensor) -> Tensor:
     "elementwise",
     Module("MSELoss", "Mean squared error as torch.nn.MSELoss", keyword=("weight",)),
     judge="torch.nn.functional:mse_loss",
+    given="softmax",
 )
 def mse_loss(
     input: Tensor,  # any shape
@@ -96,15 +100,15 @@ def huber_reference(x: Tensor, y: Tensor, delta: float) -> Tensor:
     "huber",
     "elementwise",
     Module("HuberLoss", "Huber loss as torch.nn.HuberLoss", keyword=("weight",)),
-    hyper=("delta",),
     options=({"delta": 0.3}, {"delta": 5.0}),
     judge="torch.nn.functional:huber_loss",
+    given="softmax",
 )
 def huber_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     reduction: Reduction = "mean",
-    delta: float = 1.0,
+    delta: Positive = 1.0,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
 ) -> Tensor:
@@ -131,9 +135,9 @@ def smooth_l1_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     "smooth_l1",
     "elementwise",
     Module("SmoothL1Loss", "Smooth L1 loss as torch.nn.SmoothL1Loss"),
-    hyper=("beta",),
     options=({"beta": 0.3}, {"beta": 5.0}),
     judge="torch.nn.functional:smooth_l1_loss",
+    given="softmax",
 )
 def smooth_l1_loss(
     input: Tensor,  # any shape
@@ -141,7 +145,7 @@ def smooth_l1_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    beta: float = 1.0,
+    beta: NonNegative = 1.0,
     *,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
@@ -158,3 +162,35 @@ def smooth_l1_loss(
     name, hyper = ("smooth_l1", [beta]) if checks.nonzero(beta) else ("l1", [])
     call = ElementCall(name, input, target, weight=weight, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, options, mean="weights")
+
+
+def log_cosh(x, y):
+    d = tl.abs(x - y)
+    u, e = complement(d)  # cosh d - 1 = u² / 2e, by which small differences keep their digits
+    return tl.where(d < 1.0, log1p_unit(0.5 * u * u / e), d - LN2 + log1p_unit(e * e))
+
+
+@formula("log_cosh", lambda of: Formulas(of(log_cosh)))
+def log_cosh_reference(x: Tensor, y: Tensor) -> Tensor:
+    d = x - y
+    near = torch.log1p(2 * torch.sinh(d.clamp(-1, 1) / 2).square())
+    return torch.where(d.abs() < 1, near, d.abs() + F.softplus(-2 * d.abs()) - math.log(2))
+
+
+@loss("log_cosh", "elementwise", Module("LogCoshLoss", "Log-cosh loss"), paper="arXiv 2208.04564", given="softmax")
+def log_cosh_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    reduction: Reduction = "mean",
+    *,
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Log-cosh loss (Saleh and Saleh 2022, arXiv 2208.04564): ½ d² where d is small, |d| - ln 2 where it is large; smooth everywhere.
+
+    L = w ln cosh(x - y); the mean divides by the number of elements, also with weights.
+
+    Args: as in l1_loss.
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    return elementwise_loss(ElementCall("log_cosh", input, target, weight=weight, reduction=reduction), options)

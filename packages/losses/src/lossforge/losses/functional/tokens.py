@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import RowCall
 from lossforge.losses import checks
+from lossforge.losses.repeat import repeated
 from lossforge.losses.templates.options import check_options
 from lossforge.losses.templates.row import RowOptions, rowwise_results
 
@@ -39,7 +40,7 @@ def selective_log_softmax(
 def selective_log_softmax(
     logits: Tensor, index: Tensor, *, return_entropy: bool, **options: Unpack[TokenOptions]
 ) -> Tensor | TokenLogps: ...
-@checks.named
+@repeated
 def selective_log_softmax(
     logits: Tensor,  # (..., V)
     index: Tensor,  # (...)

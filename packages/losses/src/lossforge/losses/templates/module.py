@@ -97,14 +97,14 @@ class DivergenceModule(LossModule):
 
 
 class BoxModule(LossModule):
-    settings: ClassVar[Mapping[str, Any]] = {**SETTINGS, "empty": "zero"}
-    per_call = ("weight",)
+    settings: ClassVar[Mapping[str, Any]] = {**SETTINGS, "empty": "zero", "format": "xyxy"}
 
     def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Any:  # type: ignore[override]
         return self.compute(boxes1, boxes2, **per_call)
 
 
 class RowModule(LossModule):
+    settings: ClassVar[Mapping[str, Any]] = {**SETTINGS, "weight": None, "ignore_index": -100}
     quiet: ClassVar[tuple[str, ...]] = ("scale", "softcap", "z_loss")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.types import Empty, Gradient
+from lossforge.losses.types import BoxFormat, Empty, Gradient
 
 Call = TypeVar("Call", bound=Any)
 
@@ -22,9 +22,18 @@ class Settings(TypedDict, total=False):
 
 
 class BoxOptions(TypedDict, total=False):
+    """weight: one a pair, broadcasts to (...)."""
+
     empty: Empty
     gradient: Gradient | None
     normalizer: float | Tensor | None
+    weight: Tensor | None
+
+
+class CornerOptions(BoxOptions, total=False):
+    """format: of both boxes."""
+
+    format: BoxFormat
 
 
 class CallOptions(Settings, total=False):

@@ -30,6 +30,13 @@ class RowOptions(Options, total=False):
     z_loss: float
 
 
+class ClassOptions(RowOptions, total=False):
+    """weight: (C,), one a class. ignore_index: rows with this index have loss and gradient 0."""
+
+    weight: Tensor | None
+    ignore_index: int
+
+
 def rowwise_results(
     call: RowCall, options: RowOptions, probabilities: bool = False, target_name: str = "target"
 ) -> Sequence[Tensor | None]:
@@ -93,6 +100,13 @@ def rowwise_loss(call: RowCall, options: RowOptions, probabilities: bool = False
     loss = rowwise_results(call, options, probabilities)[0]
     assert loss is not None
     return loss
+
+
+def class_loss(formula: str, input: Tensor, target: Tensor, hyper: list[float], reduction: str, options: ClassOptions) -> Tensor:
+    """Compute a loss of the probability of a row's class, whose mean divides by the weights of the classes."""
+    call = RowCall(formula, input, target, hyper=hyper, weight=options.get("weight"), reduction=reduction)
+    rest: RowOptions = {k: v for k, v in options.items() if k not in ("weight", "ignore_index")}  # type: ignore[assignment]
+    return rowwise_loss(call._replace(ignore_index=options.get("ignore_index", -100)), rest)
 
 
 def _average_one(call: RowCall, empty_is_zero: bool) -> Tensor:

@@ -1,0 +1,40 @@
+"""What formulas beside their torch references are written with: `tl`, and the functions of lossforge.kernels.math and formulas/box.py.
+
+Their files must not import Triton. So a name is a placeholder here, which `custom.source.device` fills as a kernel needs the formula.
+"""
+
+# ruff: noqa: F403
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+    from lossforge.kernels.formulas.box import larger, overlap, smaller
+    from lossforge.kernels.math import *
+
+    __all__ = ["larger", "overlap", "smaller", "tl"]
+
+
+class Placeholder:
+    """A name of Triton's language or of the kernels."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def filled(self) -> Any:
+        """Return what the name stands for.
+
+        Raises:
+            AttributeError: it stands for nothing.
+        """
+        if self.name == "tl":
+            return importlib.import_module("triton.language")
+        math, box = (importlib.import_module(f"lossforge.kernels.{file}") for file in ("math", "formulas.box"))
+        return getattr(math if hasattr(math, self.name) else box, self.name)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Placeholder(name)

@@ -1,0 +1,92 @@
+"""Write what the app reads of the losses, so that it need not import torch: their settings, and a file in conf/ for each.
+
+Run `python tools/loss_configs.py` after a change of a signature; --check only says what is stale. A file in conf/ is made where it lacks:
+it names the loss, and may set other values than the signature's defaults.
+"""
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lossforge.losses.registry import LOSSES, Loss
+from lossforge.losses.types import Range
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ROOT / "experiments" / "lab" / "loss_settings.py"
+HEAD = '''"""Written by tools/loss_configs.py from the signatures: what a loss takes of a classifier, what it teaches, its settings."""
+# fmt: off
+# ruff: noqa: E501
+
+from typing import Any
+
+from lab.fields import number
+
+'''
+
+
+def members(annotation: Any) -> Iterator[Any]:
+    """Yield the types of an annotation that a config can hold, with their ranges."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        for each in typing.get_args(annotation):
+            yield from members(each)
+    elif annotation is not Tensor:
+        yield annotation
+
+
+def setting(loss: Loss, name: str) -> str:
+    """Return a hyper-parameter as the field of a dataclass."""
+    names, limits = [], ""
+    for each in members(inspect.signature(loss.function).parameters[name].annotation):
+        plain, *ranges = typing.get_args(each) if typing.get_origin(each) is typing.Annotated else (each,)
+        names.append("None" if plain is types.NoneType else plain.__name__)
+        known = (found for found in ranges if isinstance(found, Range))
+        limits += "".join(f", {k}={v:g}" for found in known for k, v in found._asdict().items() if v is not None)
+    return f'"{name}": ({" | ".join(names)}, number({loss.hyper[name]!r}{limits}))'
+
+
+def settings(loss: Loss) -> str:
+    return f"{{{', '.join(setting(loss, name) for name in loss.hyper)}}}"
+
+
+def says(loss: Loss) -> str:
+    """Return what the logits of a classifier mean that was trained with a loss."""
+    return "softmax" if loss.template == "rowwise" or loss.given == "softmax" else "sigmoid"
+
+
+def option(loss: Loss) -> str:
+    """Return the name of a loss in its group of conf/."""
+    return loss.name.removeprefix("box_") if loss.template == "boxes" else loss.name
+
+
+def text() -> str:
+    """Return the settings."""
+    losses = [f'    "{loss.name}": ("{loss.given}", "{says(loss)}", {settings(loss)}),\n' for loss in LOSSES.values() if loss.given]
+    boxes = [f'    "{option(loss)}": {settings(loss)},\n' for loss in LOSSES.values() if loss.template == "boxes"]
+    first = "LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {\n"
+    return f"{HEAD}{first}{''.join(losses)}}}\nBOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {{\n{''.join(boxes)}}}\n"
+
+
+def main() -> int:
+    files = {SETTINGS: text()}
+    for loss in LOSSES.values():
+        group = "box_loss" if loss.template == "boxes" else "loss" if loss.given else None
+        if group and not (path := ROOT / "conf" / group / f"{option(loss)}.yaml").is_file():
+            files[path] = f"name: {option(loss)}\n"
+    stale = [path for path, made in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != made]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path} is stale: run python tools/loss_configs.py", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(files[path], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
