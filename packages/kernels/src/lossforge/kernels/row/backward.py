@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.math import exp
-from lossforge.kernels.row.focus import spread_shares
+from lossforge.kernels.row.focus import spread_of, spread_shares
 from lossforge.kernels.row.rows import Shares, Slope, Summed, hard_loss, row_terms, write_slope
 from lossforge.kernels.row.sweep import load_stats, place_of, read_one, span_of, start_of, write_one
 
@@ -67,10 +67,10 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     h_share = tl.full([config.BR], 0.0, tl.float32)
     h_shift = tl.full([config.BR], 0.0, tl.float32)
     if target.labels.focus is not None:
-        h_share, h_shift = spread_shares(q_share * (terms.c_a + terms.c_b), ls, target.labels)
+        h_share, h_shift = spread_shares(spread_of(q_share * (terms.c_a + terms.c_b), ls, target.labels), ls, target.labels)
     if config.ENTROPY:
         h_share = tl.load(grad_outputs.entropy + place, mask=inside, other=0.0).to(tl.float32) * inverse
-        h_shift = tl.load(kept.entropy + place, mask=inside, other=0.0) - ls
+        h_shift = h_share * (tl.load(kept.entropy + place, mask=inside, other=0.0) - ls)
     even = tl.full([config.BR, 1], 0.0, tl.float32)
     if config.EVEN:
         even = q_share[:, None] * (target.labels.smoothing / span.classes)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lossforge.kernels.engine.reduce import finish
 from lossforge.kernels.math import log
-from lossforge.kernels.row.focus import spread_row, spread_shares
+from lossforge.kernels.row.focus import spread_of, spread_row, spread_shares
 from lossforge.kernels.row.rows import (
     Known,
     Shares,
@@ -118,10 +118,10 @@ def rowwise_kernel(
     lse = top + ls
     value = tl.full([config.BR], 0.0, tl.float32)
     q = tl.full([config.BR], 0.0, tl.float32)
-    h_share, h_shift, c_a, c_b, square = q, q, q, q, q
+    h, h_share, h_shift, c_a, c_b, square = q, q, q, q, q, q
     if target.labels.focus is not None:
-        h_share, h_shift = spread_shares(terms.c_a + terms.c_b, ls, target.labels)
-        value, q = spread_row(d_row, d_dot, ls, h_share, target.labels.focus)
+        h = spread_of(terms.c_a + terms.c_b, ls, target.labels)
+        value, q = spread_row(d_row, d_dot, ls, h, target.labels.focus)
     if target.a.ptr is not None:
         of_a, c_a = hard_loss(terms.c_a, terms.logit_a, top, ls, loss)
         value += of_a
@@ -162,7 +162,8 @@ def rowwise_kernel(
         p_share = tl.where(keep, p_share * shrink / total, 0.0)  # rows not kept: their tiles are 0 - top = 0, their gradient 0
         q_share = tl.where(keep, shrink, 0.0)
         if target.labels.focus is not None:
-            h_share, h_shift = tl.where(keep, shrink * h_share, 0.0), tl.where(keep, h_shift, 0.0)
+            h_share, h_shift = spread_shares(shrink * h, ls, target.labels)
+            h_share, h_shift = tl.where(keep, h_share, 0.0), tl.where(keep, h_shift, 0.0)
         top = tl.where(keep, top, 0.0)
         shares = Shares(top, p_share, q_share, q_share * c_a, q_share * c_b, h_share, h_shift, q_share[:, None] * each)
         to = start_of(gradient, span, config)

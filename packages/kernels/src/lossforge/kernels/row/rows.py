@@ -319,7 +319,7 @@ def softmax_of(of, reading, config):
 def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
     """Gradient at the logits as they lie in memory; e = exp(x - m), which is p up to the row's sum, t the targets' part, with OWN whole:
 
-    e p - e h (x - m + shift) - t, times dx/draw; with a focus γ in the middle e^γ h (γ (x - m) + shift).
+    e p - e (h (x - m) + shift) - t, times dx/draw; with a focus γ in the middle e^γ (h (x - m) + shift).
     """
     shares = of.rows.shares
     share = shares.q[:, None] * d if config.DENSE else shares.q[:, None] * 0.0
@@ -332,11 +332,11 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
     e = exp2(step * LOG2E)
     g = e * shares.p[:, None] - share
     if config.BACKWARD and config.ENTROPY:
-        g -= tl.where(e > 0, e * shares.h[:, None] * (step + shares.shift[:, None]), 0.0)
+        g -= tl.where(e > 0, e * (shares.h[:, None] * step + shares.shift[:, None]), 0.0)
     if of.target.labels.focus is not None:
         tl.static_assert(not (config.BACKWARD and config.ENTROPY), "a loss with a focus has no entropy to differentiate")
-        power, t = focused(step, of.target.labels.focus)
-        g -= tl.where(power == 0.0, 0.0, power * shares.h[:, None] * (t + shares.shift[:, None]))
+        step, power = focused(step, of.target.labels.focus)
+        g -= power * (shares.h[:, None] * step + shares.shift[:, None])
     if of.x.softcap is not None:
         t = x / of.x.softcap
         g *= 1.0 - t * t
