@@ -1,5 +1,6 @@
 """Host side of the divergence template: tiles, and the launches."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,14 +21,15 @@ from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_regis
 
 
 class Numbers(NamedTuple):
-    """inverse: 1 / temperature. scale: of the loss, over its divisor."""
+    """inverse: 1 / temperature. rate: log₂ e / temperature. scale: of the loss, over its divisor."""
 
     inverse: float
+    rate: float
     scale: float
 
     @staticmethod
     def of(call: DivergenceCall | TopKCall) -> "Numbers":
-        return Numbers(1.0 / call.temperature, scale_of(call))
+        return Numbers(1.0 / call.temperature, math.log2(math.e) / call.temperature, scale_of(call))
 
 
 class Wanted(NamedTuple):
@@ -62,7 +64,7 @@ def _prepare(call: DivergenceCall, numbers: Numbers, formulas: Formulas, gradien
         logits_of(teacher, at.classes),
         Marks(labels, weight),
         to,
-        Formula(formulas.formula, formulas.sums, call.hyper, numbers.inverse, numbers.scale, divisor, call.ignore_index),
+        Formula(formulas.formula, formulas.sums, call.hyper, numbers.inverse, numbers.rate, numbers.scale, divisor, call.ignore_index),
         at,
     )
 

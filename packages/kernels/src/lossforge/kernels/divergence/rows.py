@@ -24,14 +24,16 @@ class Marks(NamedTuple):
 class Formula(NamedTuple):
     """terms(ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
 
-    sums: for KL, whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q). inverse: 1 / T. scale: what values are
-    multiplied by. ignore: the label that leaves a row out.
+    sums: for KL, whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q). inverse: 1 / T. rate: log₂ e / T, from
+    the host, because a product made in the kernel is carried through its branches in a register. scale: what values are multiplied by.
+    ignore: the label that leaves a row out.
     """
 
     terms: Callable[..., Any]
     sums: Callable[..., Any] | None
     hyper: Sequence[float]
     inverse: float
+    rate: float
     scale: float
     divisor_ptr: Tensor | None
     ignore: int
@@ -105,7 +107,7 @@ def weigh(dot, kept, fade, shift, e, ahead):
 def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
     """Take tiles (…, L, V) into the running sums of each lane (…, L)."""
     m_x, s_x, m_t, s_t, dot = lanes
-    rate = formula.inverse * LOG2E
+    rate = formula.rate
     top_x, fade_x, step_x, e_x = step_up(m_x, x, rate)
     top_t, fade_t, step_t, e_t = step_up(m_t, t, rate)
     s_x *= fade_x
@@ -123,7 +125,7 @@ def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
 def merge_both(lanes, top_x, top_t, formula, SWAP: tl.constexpr):
     """Join the lanes (…, L) of each row, relative to its maxima top_x and top_t (…, 1) or scalar: s_x, s_t and dot."""
     m_x, s_x, m_t, s_t, dot = lanes
-    rate = formula.inverse * LOG2E
+    rate = formula.rate
     step_x, step_t = m_x - top_x, m_t - top_t
     fade_x, fade_t = exp2(step_x * rate), exp2(step_t * rate)
     s_x *= fade_x
@@ -151,7 +153,7 @@ def closed(dot, total_x, total_t, soft, formula, SWAP: tl.constexpr):
 @triton.jit
 def log_softmax(x, top, ls, formula):
     """log₂ softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
-    power = (x - top) * (formula.inverse * LOG2E) - ls * LOG2E
+    power = (x - top) * formula.rate - ls * LOG2E
     return power, exp2(power)
 
 
@@ -189,7 +191,7 @@ def divergence_gradient(x, t, of, SWAP: tl.constexpr):
 @triton.jit
 def one_tile(x, t, formula, SWAP: tl.constexpr):
     """(softmaxes, f, h, p) of rows that one tile holds."""
-    rate = formula.inverse * LOG2E
+    rate = formula.rate
     top_x, top_t = tl.max(x, 1), tl.max(t, 1)
     step_x, step_t = x - top_x[:, None], t - top_t[:, None]
     e_x, e_t = exp2(step_x * rate), exp2(step_t * rate)
