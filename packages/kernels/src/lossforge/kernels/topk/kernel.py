@@ -33,9 +33,10 @@ from lossforge.kernels.row.sweep import (
     span_of,
     start_of,
     store_stats,
-    store_tile,
     stored_tile,
     sweep,
+    write_rows,
+    write_tile,
 )
 
 LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: below it 1 - Σ p[i] is rounding
@@ -50,13 +51,20 @@ class Entries(NamedTuple):
 
 
 class Softening(NamedTuple):
-    """inverse: 1 / T. scale: what values are multiplied by. ignore: the label that leaves a row out."""
+    """inverse, rate, scale, ignore: as in divergence's Formula."""
 
     inverse: float
+    rate: float
     scale: float
     divisor_ptr: Tensor | None
     ignore: int
 
+
+Summed = namedtuple("Summed", "span to top rate shift share keep")
+"""What is known of rows before their gradient is written: log₂ p = (x - top) · rate - shift, share p the gradient, from `to` on."""
+
+Elsewhere = namedtuple("Elsewhere", "gradient rows")
+"""The operation that writes the gradient."""
 
 Members = namedtuple("Members", "index lq q logit valid good")
 """Of each row's K entries (BR, KP): class, ln q, q, the class's logit, present or not; and whether all are valid, per row."""
@@ -78,7 +86,7 @@ def members(entries, span, keep, x, inverse, config):
         lq = step - log(tl.where(total == 0.0, 1.0, total))[:, None]  # a row without entries: -inf, not nan
     logit = tl.load(element_address(x, span.outer, span.row[:, None], index), mask=valid, other=0.0).to(tl.float32)
     wrong = tl.max(tl.where(valid | (index == -1), 0, 1), 1)
-    return Members(index, lq, exp(lq), logit, valid, wrong == 0)
+    return Members(tl.where(valid, index, -1).to(tl.int32), lq, exp(lq), logit, valid, wrong == 0)
 
 
 @triton.jit
@@ -97,6 +105,17 @@ def add_exponentials(lanes, tile, rate, config):
     x = tl.reshape(tile.stored[0].to(tl.float32), [config.BR, config.BC // config.VEC, config.VEC])
     top = tl.maximum(m, tl.max(x, 2))
     return top, s * exp2((m - top) * rate) + tl.sum(exp2((x - top[:, :, None]) * rate), 2)
+
+
+@triton.jit
+def write_elsewhere(state, tile, of, config):
+    """Write the gradient of a tile as if none of its classes were an entry."""
+    step = tile.stored[0].to(tl.float32) - of.rows.top[:, None]
+    g = exp2(step * of.rows.rate - of.rows.shift[:, None]) * of.rows.share
+    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
+        g = tl.where(of.rows.keep[:, None], g, 0.0)
+    write_tile(g, tile, of, config)
+    return state
 
 
 @triton.jit
@@ -136,18 +155,15 @@ def topk_kernel(
 ):
     BACKWARD: tl.constexpr = grad_output.ptr is not None
     scale = scaled(softening, marks.labels, None, softening.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
-    inverse = softening.inverse
-    rate = inverse * LOG2E
     span = span_of(x, rows_outer, blocks, config)
-    inside, classes = span.inside, span.classes
+    inside = span.inside
     w, keep = row_weight(marks, softening.ignore, span.outer, span.row, inside)
-    own = members(entries, span, keep, x, inverse, config)
     if BACKWARD:
         top, ls = load_stats(out.stats, 2, span)
     else:
-        top, ls = softmax_of(x, span, keep, rate, "evict_last" if gradient.ptr is not None else "evict_first", config)
-
-    lp = (own.logit - top[:, None]) * inverse - ls[:, None]
+        top, ls = softmax_of(x, span, keep, softening.rate, "evict_last" if gradient.ptr is not None else "evict_first", config)
+    own = members(entries, span, keep, x, softening.inverse, config)  # after the sweep, which needs the registers
+    lp = (own.logit - top[:, None]) * softening.inverse - ls[:, None]
     p = tl.where(own.valid, exp(lp), 0.0)
     share = tl.sum(own.q, 1)  # what p is multiplied by in the gradient
     elsewhere = share
@@ -170,23 +186,15 @@ def topk_kernel(
             finish(tl.sum(value, 0), sum, scale)
 
     if gradient.ptr is not None:
-        factor = w * scale * inverse
+        factor = w * scale * softening.inverse
         if BACKWARD:
             factor *= tl.load(grad_output.ptr + place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
         factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
-        shift = ls * LOG2E
         mask = keep[:, None]
         if config.MULTIPLE > 1:
             mask = inside[:, None]
-        start, to = start_of(x, span, config), start_of(gradient, span, config)
-        base = by_row(elsewhere * factor)
-        tiles = tl.cdiv(classes, config.BC)
-        for back in tl.range(0, tiles * config.BC, config.BC):  # what was read last is likelier still in the cache
-            lanes = (tiles - 1) * config.BC - back + tl.arange(0, config.BC)
-            within = (lanes < classes)[None, :]
-            again = stored_tile(x, start, lanes, mask & within, 0.0, "evict_first", config).to(tl.float32)
-            g = exp2((again - top[:, None]) * rate - shift[:, None]) * base
-            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & within, "evict_first", config)
-        tl.debug_barrier()
+        rows = Summed(span, start_of(gradient, span, config), top, softening.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
         g = (p * by_row(share) - own.q) * by_row(factor)
+        write_rows((x,), Elsewhere(gradient, rows), mask, write_elsewhere, True, config)
+        tl.debug_barrier()
         tl.store(element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])

@@ -54,7 +54,7 @@ def _plan(call: TopKCall, wanted: Wanted, numbers: Numbers) -> Plan | None:
             Outputs(wanted.out, wanted.stats),
             GradOutput(wanted.grad_output, int(wanted.grad_output is not None and wanted.grad_output.ndim > 0)),
             sum_slots() if total else None,
-            Softening(numbers.inverse, numbers.scale, wanted.divisor, call.ignore_index),
+            Softening(numbers.inverse, numbers.rate, numbers.scale, wanted.divisor, call.ignore_index),
             at.rows,
             blocks,
             counted,
