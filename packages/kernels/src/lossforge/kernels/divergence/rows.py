@@ -11,7 +11,7 @@ from torch import Tensor
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.math import LN2, LOG2E, exp2, log, product, widened
 from lossforge.kernels.row.rows import LOWEST
-from lossforge.kernels.row.sweep import row_address, write_tile
+from lossforge.kernels.row.sweep import existing, row_address, write_tile
 
 
 class Marks(NamedTuple):
@@ -29,7 +29,7 @@ class Formula(NamedTuple):
     ignore: the label that leaves a row out.
     """
 
-    terms: Callable[..., Any]
+    terms: Callable[..., Any] | None
     sums: Callable[..., Any] | None
     hyper: Sequence[float]
     inverse: float
@@ -73,11 +73,8 @@ def row_weight(marks, ignore, outer, row, inside):
 
 @triton.jit
 def both(tile, config):
-    """Tiles of logits and teacher in float32; -inf in what does not exist but was read."""
-    x, t = widened(tile.stored[0]), widened(tile.stored[1])
-    if config.SHIFT > 1 and tile.here is not None:
-        x, t = tl.where(tile.here, x, float("-inf")), tl.where(tile.here, t, float("-inf"))
-    return x, t
+    """Tiles of logits and teacher in float32."""
+    return existing(widened(tile.stored[0]), tile, config), existing(widened(tile.stored[1]), tile, config)
 
 
 @triton.jit
@@ -182,10 +179,10 @@ def at_logits(h, p, h_sum, share):
 
 
 @triton.jit
-def divergence_gradient(x, t, of, SWAP: tl.constexpr):
+def divergence_gradient(x, t, soft, h_sum, share, formula, SWAP: tl.constexpr):
     """(h - p Σ h) · share of tiles of logits and teacher."""
-    _, h, p = of_tile(x, t, of.rows.soft, of.formula, SWAP)
-    return at_logits(h, p, of.rows.h_sum, of.rows.share)
+    _, h, p = of_tile(x, t, soft, formula, SWAP)
+    return at_logits(h, p, h_sum, share)
 
 
 @triton.jit
@@ -228,8 +225,7 @@ def add_slopes(sums, tile, of, config):
 @triton.jit
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
-    g = divergence_gradient(widened(tile.stored[0]), widened(tile.stored[1]), of, config.SWAP)
-    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
-        g = tl.where(of.rows.keep[:, None], g, 0.0)
+    x, t = widened(tile.stored[0]), widened(tile.stored[1])
+    g = divergence_gradient(x, t, of.rows.soft, of.rows.h_sum, of.rows.share, of.formula, config.SWAP)
     write_tile(g, tile, of, config)
     return state
