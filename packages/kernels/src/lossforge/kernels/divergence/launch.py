@@ -33,31 +33,17 @@ class Numbers(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a launch is to give: values into `out`, one a row, else their total; or where a grad_output arrives, the gradient alone.
+    """What a launch is to give beside its Outputs, of which without `loss` there is the total, but where a gradient arrives.
 
-    divisor: 0-d; counted: in its place the launch counts the labels. stats: read where a grad_output arrives, else written.
+    divisor: 0-d; counted: in its place the launch counts the labels.
     """
 
     divisor: Tensor | None
     counted: bool
     gradient: Tensor | None
-    out: Tensor | None
-    stats: Tensor | None
-    grad_output: Tensor | None
-
-    @property
-    def total(self) -> bool:
-        return self.out is None and self.grad_output is None
-
-    def labels(self, call: Call) -> int:
-        """Return how many labels the launch counts itself."""
-        return call.labels.numel() if self.counted and call.labels is not None else 0
-
-    def arriving(self) -> GradOutput:
-        return GradOutput(self.grad_output, int(self.grad_output is not None and self.grad_output.ndim > 0))
 
 
-def _plan(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Plan | None:
+def _plan(call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas) -> Plan | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, wanted.gradient), 2, wanted.gradient)
     if at is None:
@@ -66,33 +52,33 @@ def _plan(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Form
     formula = Formula(formulas.formula, formulas.sums, call.hyper, *numbers, wanted.divisor, call.ignore_index)
     given = (at.logits(x), at.logits(teacher), Marks(labels, weight), gradient)
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
-    if wanted.grad_output is not None:
+    if grad_output.ptr is not None:
         tiles = backward_tiles(at.classes, at.shift, at.adjacent)
-        arguments = (*given, wanted.stats, wanted.arriving(), formula)
+        arguments = (*given, out.stats, grad_output, formula)
         return at.plan(divergence_backward_kernel, tiles, arguments, TENSORS=2, **constants)
-    counted = wanted.labels(call)
-    if wanted.total and wanted.stats is None and wanted.gradient is not None:
-        plan = _resident(call, at, (*given, sum_slots(), formula, at.rows, counted), COUNT=counted > 0, **constants)
+    counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
+    total = out.loss is None
+    if total and out.stats is None and wanted.gradient is not None:
+        plan = _resident(call, at, given, formula, counted, COUNT=counted > 0, **constants)
         if plan is not None:
             return plan
     return at.plan(
         divergence_kernel,
         divergence_tiles(at.classes, min(call.x.itemsize, call.target.itemsize), at.adjacent),
-        (*given, Outputs(wanted.out, wanted.stats), sum_slots() if wanted.total else None, formula),
+        (*given, out, sum_slots() if total else None, formula),
         counted,
-        totals=int(wanted.total),
+        totals=int(total),
         TENSORS=2,
         **constants,
     )
 
 
-def _resident(call: DivergenceCall, at: RowLayout, arguments: tuple[Any, ...], **constants: Any) -> Plan | None:
+def _resident(call: DivergenceCall, at: RowLayout, given: tuple[Any, ...], formula: Formula, counted: int, **constants: Any) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
     if on_chip is None or at.align == 1 or at.outer != 1 or itemsize != call.target.itemsize:
         return None
     multiprocessors, shared = on_chip
-    formula = arguments[5]
     tiles = resident_pair_tiles(at.classes, itemsize, formula.sums is None, shared)
     if tiles is None:
         return None
@@ -105,17 +91,19 @@ def _resident(call: DivergenceCall, at: RowLayout, arguments: tuple[Any, ...], *
     ring = min(chunks, tiles.ring)
     held = min(tiles.held, ring)
     config = Chunks(tiles.chunk, K=tiles.ring, P=chunks - ring, VEC=at.align, W=tiles.warps, N=ring, HELD=held, **constants)
+    arguments = (*given, sum_slots(), formula, at.rows, counted)
     grid = (min(at.rows, multiprocessors * tiles.programs),)
     limits = most_registers(tiles.warps, tiles.programs)
     return Plan(resident_divergence_kernel, grid, arguments, totals=1, config=config, num_warps=tiles.warps, **limits)
 
 
-def _plan_topk(call: TopKCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Plan | None:
+def _plan_topk(call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas) -> Plan | None:
     at = row_layout(call.x.shape, (call.x, call.indices, call.target, call.labels, call.weight, wanted.gradient), 1, wanted.gradient)
     if at is None:
         return None
     x, indices, log_q, labels, weight, gradient = at.strided
     k = call.indices.shape[1]
+    total = out.loss is None and grad_output.ptr is None
     return at.plan(
         topk_kernel,
         forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True),
@@ -124,13 +112,13 @@ def _plan_topk(call: TopKCall, wanted: Wanted, numbers: Numbers, formulas: Formu
             Entries(indices, log_q, k),
             Marks(labels, weight),
             gradient,
-            Outputs(wanted.out, wanted.stats),
-            wanted.arriving(),
-            sum_slots() if wanted.total else None,
+            out,
+            grad_output,
+            sum_slots() if total else None,
             Formula(None, None, (), *numbers, wanted.divisor, call.ignore_index),
         ),
-        wanted.labels(call),
-        totals=int(wanted.total),
+        call.labels.numel() if wanted.counted and call.labels is not None else 0,
+        totals=int(total),
         EMPTY_IS_ZERO=call.empty_is_zero,
         RENORMALIZE=call.renormalize,
         TAIL=call.tail,
@@ -164,11 +152,11 @@ def forward(
     itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
     divisor = None if itself else _divisor(call, recording)
     each, _, kept = call.shapes(keep)
-    out = new_like(recording, call.x, each if call.reduction == "none" else None)
-    stats = new_like(recording, call.x, kept)
-    wanted = Wanted(divisor, itself, gradients[0], out, stats, None)
-    totals = launch(TEMPLATES[type(call)], call, wanted, Numbers.of(call), formulas, recording=recording)
-    return totals[0] if totals else out, divisor if call.counted else None, stats
+    loss = new_like(recording, call.x, each if call.reduction == "none" else None)
+    out = Outputs(loss, new_like(recording, call.x, kept))
+    wanted = Wanted(divisor, itself, gradients[0])
+    totals = launch(TEMPLATES[type(call)], call, wanted, out, GradOutput(None, 0), Numbers.of(call), formulas, recording=recording)
+    return totals[0] if totals else loss, divisor if call.counted else None, out.stats
 
 
 def backward(
@@ -181,5 +169,5 @@ def backward(
     if stats is None:
         stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
     assert arriving is not None
-    wanted = Wanted(divisor, False, gradients[0], None, stats, arriving.contiguous())
-    launch(TEMPLATES[type(call)], call, wanted, Numbers.of(call), formulas)
+    grad_output = GradOutput(arriving.contiguous(), int(arriving.ndim > 0))
+    launch(TEMPLATES[type(call)], call, Wanted(divisor, False, gradients[0]), Outputs(None, stats), grad_output, Numbers.of(call), formulas)
