@@ -14,6 +14,7 @@ from lossforge.kernels.engine import launch
 from lossforge.kernels.formulas.divergence import kl, kl_sums
 from lossforge.kernels.formulas.softmax import cross_entropy
 from lossforge.kernels.row import launch as row_launch
+from lossforge.kernels.row import layout
 from lossforge.kernels.torch_internals import triton_internals
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,6 +43,7 @@ def plans(monkeypatch):
 
     for module in (row_launch, divergence_launch):
         monkeypatch.setattr(module, "chip", lambda device: (132, 232448))
+    for module in (row_launch, divergence_launch, layout):
         monkeypatch.setattr(module, "Plan", planned)
     monkeypatch.setattr(launch, "_plans", {})
     return names

@@ -10,16 +10,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from lossforge.kernels import launch_counts
 from lossforge.kernels.box.kernel import boxes_kernel
-from lossforge.kernels.divergence.backward import divergence_backward_kernel
-from lossforge.kernels.divergence.kernel import divergence_kernel
+from lossforge.kernels.divergence.kernel import divergence_backward_kernel, divergence_kernel
+from lossforge.kernels.divergence.topk import topk_kernel
 from lossforge.kernels.element.kernel import elementwise_kernel
 from lossforge.kernels.engine.reduce import count_kernel
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.kernel import overlap_kernel
-from lossforge.kernels.row.backward import rowwise_backward_kernel
-from lossforge.kernels.row.kernel import rowwise_kernel
+from lossforge.kernels.row.kernel import rowwise_backward_kernel, rowwise_kernel
 from lossforge.kernels.row.resident import resident_kernel
-from lossforge.kernels.topk.kernel import topk_kernel
 from lossforge.losses import (
     backend,
     cross_entropy,

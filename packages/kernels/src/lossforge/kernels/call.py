@@ -322,7 +322,7 @@ KINDS: dict[type, Kind] = {
         "row", "rowwise", ("loss", "z_loss", "lse", "entropy", "correct"), kept=("divisor", "stats"), arriving=4, saved=("entropy",)
     ),
     DivergenceCall: Kind("divergence", "divergence", kept=("divisor", "stats")),
-    TopKCall: Kind("topk", "topk", kept=("divisor", "stats")),
+    TopKCall: Kind("divergence", "topk", kept=("divisor", "stats")),
     OverlapCall: Kind("overlap", "overlap", kept=("coefficients",)),
     BoxCall: Kind("box", "boxes", differentiable=("boxes1", "boxes2")),
     PairsCall: Kind("pairs", "contrastive", kept=("row_lse", "column_lse")),

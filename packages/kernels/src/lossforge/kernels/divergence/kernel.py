@@ -15,38 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.divergence.rows import (
-    Gradient,
-    Slopes,
-    Softmaxes,
-    Summed,
-    add_both,
-    add_slopes,
-    at_logits,
-    closed,
-    merge_both,
-    no_lanes,
-    one_tile,
-    row_weight,
-    write_slope,
-)
-from lossforge.kernels.engine.reduce import finish
+from lossforge.kernels.divergence import rows
+from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import log, widened
-from lossforge.kernels.row.sweep import (
-    COUNTED,
-    Reading,
-    columns,
-    in_row,
-    place_of,
-    scaled,
-    span_of,
-    start_of,
-    store_stats,
-    store_tile,
-    stored_tile,
-    sweep,
-    write_rows,
-)
+from lossforge.kernels.row import sweep
 
 
 class Outputs(NamedTuple):
@@ -59,16 +31,23 @@ class Outputs(NamedTuple):
     stats: Tensor | None
 
 
+class GradOutput(NamedTuple):
+    """The gradient of the loss: one for all rows where the stride is 0."""
+
+    ptr: Tensor | None
+    stride: int
+
+
 @triton.jit
 def kept(soft, keep):
     """Rows not kept: all that is read of them is 0, so are their statistics, and their gradient."""
     x, t = tl.where(keep, soft.top_x, 0.0), tl.where(keep, soft.top_t, 0.0)
-    return Softmaxes(x, tl.where(keep, soft.ls_x, 0.0), t, tl.where(keep, soft.ls_t, 0.0))
+    return rows.Softmaxes(x, tl.where(keep, soft.ls_x, 0.0), t, tl.where(keep, soft.ls_t, 0.0))
 
 
 @triton.jit
 def columns_of(soft):
-    return Softmaxes(soft.top_x[:, None], soft.ls_x[:, None], soft.top_t[:, None], soft.ls_t[:, None])
+    return rows.Softmaxes(soft.top_x[:, None], soft.ls_x[:, None], soft.top_t[:, None], soft.ls_t[:, None])
 
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
@@ -85,41 +64,43 @@ def divergence_kernel(
     counted,  # labels
     config: tl.constexpr,
 ):
-    scale = scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
-    span = span_of(x, rows_outer, blocks, config)
+    scale = sweep.scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config)
+    span = sweep.span_of(x, rows_outer, blocks, config)
     inside = span.inside
-    w, keep = row_weight(marks, formula.ignore, span.outer, span.row, inside)
-    # where a program reads neighbouring rows at once, what is not kept is read with the others
-    mask = keep[:, None]
-    if config.MULTIPLE > 1:
-        mask = inside[:, None]
+    w, keep = rows.row_weight(marks, formula.ignore, span.outer, span.row, inside)
     if config.ONE_TILE:
-        lanes = tl.arange(0, config.BC)
-        here = inside[:, None] & in_row(columns(lanes, span, config), span, config)
-        one_x = widened(stored_tile(x, start_of(x, span, config), lanes, here, float("-inf"), "", config))
-        one_t = widened(stored_tile(teacher, start_of(teacher, span, config), lanes, here, float("-inf"), "", config))
-        soft, f, h, p = one_tile(one_x, one_t, formula, config.SWAP)
+        lanes, _, _, here = sweep.edge(0, inside[:, None], span, config)
+        one_x = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, here, float("-inf"), "", config)
+        one_t = sweep.stored_tile(teacher, sweep.start_of(teacher, span, config), lanes, here, float("-inf"), "", config)
+        soft, f, h, p = rows.one_tile(widened(one_x), widened(one_t), formula, config.SWAP)
         value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.sums is None else "evict_first"
         LATER: tl.constexpr = "evict_last" if gradient.ptr is not None else "evict_first"
-        full = None if config.BR == 1 else mask
-        edge = inside[:, None]
-        found = sweep(no_lanes(config), (x, teacher), span, Reading(edge, full, float("-inf"), EVICT, keep), add_both, formula, config)
+        full = None if config.BR == 1 else sweep.read_mask(keep, span, config)
+        found = sweep.sweep(
+            rows.no_lanes(config),
+            (x, teacher),
+            span,
+            sweep.Reading(inside[:, None], full, float("-inf"), EVICT, keep),
+            rows.add_both,
+            formula,
+            config,
+        )
         top_x, top_t = tl.max(found.m_x, 1), tl.max(found.m_t, 1)
-        total_x, total_t, dot = merge_both(found, top_x[:, None], top_t[:, None], formula, config.SWAP)
-        soft = Softmaxes(top_x, log(total_x), top_t, log(total_t))
+        total_x, total_t, dot = rows.merge_both(found, top_x[:, None], top_t[:, None], formula, config.SWAP)
+        soft = rows.Softmaxes(top_x, log(total_x), top_t, log(total_t))
         if formula.sums is not None:
-            value, h_sum = closed(dot, total_x, total_t, soft, formula, config.SWAP)
+            value, h_sum = rows.closed(dot, total_x, total_t, soft, formula, config.SWAP)
         else:
             zero = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
-            f, h = sweep(
+            f, h = sweep.sweep(
                 (zero, zero),
                 (x, teacher),
                 span,
-                Reading(edge, full, float("-inf"), LATER, keep, True),
-                add_slopes,
-                Slopes(formula, columns_of(soft)),
+                sweep.Reading(inside[:, None], full, float("-inf"), LATER, keep, True),
+                rows.add_slopes,
+                rows.Slopes(formula, columns_of(soft)),
                 config,
             )
             value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
@@ -129,23 +110,39 @@ def divergence_kernel(
         if sum is not None:  # handed in here, where no write of the last sweep has to be waited for
             finish(tl.sum(value, 0), sum, scale)
     if out.loss is not None:
-        tl.store(out.loss + place_of(span), value * scale, mask=inside)
+        tl.store(out.loss + sweep.place_of(span), value * scale, mask=inside)
     h_sum = tl.where(keep, h_sum, 0.0)
     if not config.ONE_TILE or out.stats is not None:
         soft = kept(soft, keep)
     if out.stats is not None:
-        store_stats(out.stats, (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum), span)
+        sweep.store_stats(out.stats, (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum), span)
 
     if gradient.ptr is not None:
         share = tl.where(keep, w * scale * formula.inverse, 0.0)[:, None]
-        to = start_of(gradient, span, config)
+        to = sweep.start_of(gradient, span, config)
         if config.ONE_TILE:
-            g = at_logits(h, p, h_sum[:, None], share)
-            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
+            g = rows.at_logits(h, p, h_sum[:, None], share)
+            sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
-            rows = Summed(span, to, columns_of(soft), h_sum[:, None], share, keep)
+            summed = rows.Summed(span, to, columns_of(soft), h_sum[:, None], share, keep)
             BACK: tl.constexpr = formula.sums is not None  # else the sweep before it ended at the beginning
-            write_rows((x, teacher), Gradient(gradient, formula, rows), mask, write_slope, BACK, config)
+            sweep.write_rows((x, teacher), rows.Gradient(gradient, formula, summed), rows.write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:
             finish(tl.sum(value, 0), sum, scale)
+
+
+@triton.jit(do_not_specialize=("rows_outer", "blocks"))
+def divergence_backward_kernel(x, teacher, marks, gradient, stats_ptr, grad_output, formula, rows_outer, blocks, config: tl.constexpr):
+    """The second launch of the classic split: one tile of the gradient from kept statistics; the second grid axis walks the classes."""
+    scale = divided(formula.scale, formula.divisor_ptr, config.EMPTY_IS_ZERO)
+    span = sweep.span_of(x, rows_outer, blocks, config)
+    to = sweep.start_of(gradient, span, config)
+    w, keep = rows.row_weight(marks, formula.ignore, span.outer, span.row, span.inside)
+    stored = sweep.read_one((x, teacher), span, keep, config)
+    top_x, ls_x, top_t, ls_t, h_sum = sweep.load_stats(stats_ptr, 5, span)
+    of_loss = tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=span.inside, other=0.0).to(tl.float32)
+    share = tl.where(keep, of_loss * w * scale * formula.inverse, 0.0)
+    soft = rows.Softmaxes(top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
+    summed = rows.Summed(span, to, soft, h_sum[:, None], share[:, None], keep)
+    sweep.write_one(stored, (x, teacher), rows.Gradient(gradient, formula, summed), rows.write_slope, config)

@@ -1,5 +1,6 @@
-"""Host side of the divergence template: tiles, and the launches."""
+"""Host side of the losses with a teacher, known by all its logits or by its likeliest classes: tiles, and the launches."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,105 +9,77 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
-from lossforge.kernels.divergence.backward import GradOutput, divergence_backward_kernel
-from lossforge.kernels.divergence.kernel import Outputs, divergence_kernel
+from lossforge.kernels.divergence.kernel import GradOutput, Outputs, divergence_backward_kernel, divergence_kernel
 from lossforge.kernels.divergence.rows import Formula, Marks
+from lossforge.kernels.divergence.topk import Entries, topk_kernel
 from lossforge.kernels.engine.launch import Plan, Template, chip, launch, new_like, sum_slots
-from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
-from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
-from lossforge.kernels.row.rows import Logits
-from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
+from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
+from lossforge.kernels.tiles import backward_tiles, divergence_tiles, forward_tiles, most_registers, resident_pair_tiles
+
+Call = DivergenceCall | TopKCall
 
 
 class Numbers(NamedTuple):
-    """inverse: 1 / temperature. scale: of the loss, over its divisor."""
+    """The call's numbers as Formula has them."""
 
     inverse: float
+    rate: float
     scale: float
 
     @staticmethod
-    def of(call: DivergenceCall | TopKCall) -> "Numbers":
-        return Numbers(1.0 / call.temperature, scale_of(call))
+    def of(call: Call) -> "Numbers":
+        return Numbers(1.0 / call.temperature, math.log2(math.e) / call.temperature, scale_of(call))
 
 
 class Wanted(NamedTuple):
-    """What a forward launch is to give. divisor: 0-d; counted: in its place the launch counts the labels. out: per row, else the total."""
+    """What a launch is to give beside its Outputs, of which without `loss` there is the total, but where a gradient arrives.
+
+    divisor: 0-d; counted: in its place the launch counts the labels.
+    """
 
     divisor: Tensor | None
     counted: bool
     gradient: Tensor | None
-    out: Tensor | None
-    stats: Tensor | None
 
 
-class Prepared(NamedTuple):
-    """The kernels' arguments that say what is read and computed, and the layout."""
-
-    x: Logits
-    teacher: Logits
-    marks: Marks
-    gradient: Strided
-    formula: Formula
-    at: RowLayout
-
-
-def _prepare(call: DivergenceCall, numbers: Numbers, formulas: Formulas, gradient: Any, divisor: Any) -> Prepared | None:
+def _plan(call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas) -> Plan | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
-    at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, gradient), 2, gradient)
+    at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, wanted.gradient), 2, wanted.gradient)
     if at is None:
         return None
-    x, teacher, labels, weight, to = at.strided
-    return Prepared(
-        logits_of(x, at.classes),
-        logits_of(teacher, at.classes),
-        Marks(labels, weight),
-        to,
-        Formula(formulas.formula, formulas.sums, call.hyper, numbers.inverse, numbers.scale, divisor, call.ignore_index),
-        at,
-    )
-
-
-def _plan(call: DivergenceCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, numbers, formulas, wanted.gradient, wanted.divisor)
-    if p is None:
-        return None
-    tiles = divergence_tiles(p.at.classes, min(call.x.itemsize, call.target.itemsize), p.at.adjacent)
-    blocks = p.at.blocks(tiles)
+    x, teacher, labels, weight, gradient = at.strided
+    formula = Formula(formulas.formula, formulas.sums, call.hyper, *numbers, wanted.divisor, call.ignore_index)
+    given = (at.logits(x), at.logits(teacher), Marks(labels, weight), gradient)
+    constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
+    if grad_output.ptr is not None:
+        tiles = backward_tiles(at.classes, at.shift, at.adjacent)
+        arguments = (*given, out.stats, grad_output, formula)
+        return at.plan(divergence_backward_kernel, tiles, arguments, TENSORS=2, **constants)
     counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
-    total = wanted.out is None
-    if total and wanted.stats is None and wanted.gradient is not None:
-        plan = _resident(call, p, formulas.sums is None, counted)
+    total = out.loss is None
+    if total and out.stats is None and wanted.gradient is not None:
+        plan = _resident(call, at, given, formula, counted, COUNT=counted > 0, **constants)
         if plan is not None:
             return plan
-    return Plan(
+    return at.plan(
         divergence_kernel,
-        (p.at.outer * blocks,),
-        (
-            p.x,
-            p.teacher,
-            p.marks,
-            p.gradient,
-            Outputs(wanted.out, wanted.stats),
-            sum_slots() if total else None,
-            p.formula,
-            p.at.rows,
-            blocks,
-            counted,
-        ),
+        divergence_tiles(at.classes, min(call.x.itemsize, call.target.itemsize), at.adjacent),
+        (*given, out, sum_slots() if total else None, formula),
+        counted,
         totals=int(total),
-        config=p.at.config(tiles, TENSORS=2, COUNT=counted > 0, EMPTY_IS_ZERO=call.empty_is_zero, SWAP=call.swap),
-        num_warps=tiles.warps,
+        TENSORS=2,
+        **constants,
     )
 
 
-def _resident(call: DivergenceCall, p: Prepared, slopes: bool, counted: int) -> Plan | None:
+def _resident(call: DivergenceCall, at: RowLayout, given: tuple[Any, ...], formula: Formula, counted: int, **constants: Any) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
-    if on_chip is None or p.at.align == 1 or p.at.outer != 1 or itemsize != call.target.itemsize:
+    if on_chip is None or at.align == 1 or at.outer != 1 or itemsize != call.target.itemsize:
         return None
     multiprocessors, shared = on_chip
-    tiles = resident_pair_tiles(p.at.classes, itemsize, slopes, shared)
+    tiles = resident_pair_tiles(at.classes, itemsize, formula.sums is None, shared)
     if tiles is None:
         return None
     try:
@@ -114,34 +87,49 @@ def _resident(call: DivergenceCall, p: Prepared, slopes: bool, counted: int) -> 
         from lossforge.kernels.row.chunks import Chunks
     except ImportError:  # its Gluon is not known: engine/gluon.py
         return None
-    chunks = triton.cdiv(p.at.classes, tiles.chunk)
+    chunks = triton.cdiv(at.classes, tiles.chunk)
     ring = min(chunks, tiles.ring)
-    return Plan(
-        resident_divergence_kernel,
-        (min(p.at.rows, multiprocessors * tiles.programs),),
-        (p.x, p.teacher, p.marks, p.gradient, sum_slots(), p.formula, p.at.rows, counted),
-        totals=1,
-        config=Chunks(
-            CHUNK=tiles.chunk,
-            K=tiles.ring,
-            P=chunks - ring,
-            VEC=p.at.align,
-            W=tiles.warps,
-            COUNT=counted > 0,
-            EMPTY_IS_ZERO=call.empty_is_zero,
-            N=ring,
-            HELD=min(tiles.held, ring),
-            SWAP=call.swap,
+    held = min(tiles.held, ring)
+    config = Chunks(tiles.chunk, K=tiles.ring, P=chunks - ring, VEC=at.align, W=tiles.warps, N=ring, HELD=held, **constants)
+    arguments = (*given, sum_slots(), formula, at.rows, counted)
+    grid = (min(at.rows, multiprocessors * tiles.programs),)
+    limits = most_registers(tiles.warps, tiles.programs)
+    return Plan(resident_divergence_kernel, grid, arguments, totals=1, config=config, num_warps=tiles.warps, **limits)
+
+
+def _plan_topk(call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas) -> Plan | None:
+    at = row_layout(call.x.shape, (call.x, call.indices, call.target, call.labels, call.weight, wanted.gradient), 1, wanted.gradient)
+    if at is None:
+        return None
+    x, indices, log_q, labels, weight, gradient = at.strided
+    k = call.indices.shape[1]
+    total = out.loss is None and grad_output.ptr is None
+    return at.plan(
+        topk_kernel,
+        forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True),
+        (
+            at.logits(x),
+            Entries(indices, log_q, k),
+            Marks(labels, weight),
+            gradient,
+            out,
+            grad_output,
+            sum_slots() if total else None,
+            Formula(None, None, (), *numbers, wanted.divisor, call.ignore_index),
         ),
-        num_warps=tiles.warps,
-        **most_registers(tiles.warps, tiles.programs),
+        call.labels.numel() if wanted.counted and call.labels is not None else 0,
+        totals=int(total),
+        EMPTY_IS_ZERO=call.empty_is_zero,
+        RENORMALIZE=call.renormalize,
+        TAIL=call.tail,
+        KP=triton.next_power_of_2(k),
     )
 
 
-FORWARD = Template(_plan, writes=("gradient",))
+TEMPLATES = {DivergenceCall: Template(_plan, writes=("gradient",)), TopKCall: Template(_plan_topk, writes=("gradient",))}
 
 
-def find_divisor(call: DivergenceCall | TopKCall) -> Tensor | None:
+def _divisor(call: Call) -> Tensor | None:
     """Return what a mean divides by: the weights of the rows not left out."""
     if not call.counted:
         return call.normalizer
@@ -152,69 +140,33 @@ def find_divisor(call: DivergenceCall | TopKCall) -> Tensor | None:
     return kept.sum(dtype=torch.float32)
 
 
-def counts_labels(call: DivergenceCall | TopKCall) -> bool:
-    """Whether a launch may find the divisor itself."""
-    return call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
-
-
 def forward(
-    call: DivergenceCall,
+    call: Call,
     formulas: Formulas,
     gradients: Sequence[Tensor | None],
     keep: bool,
     alone: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
-    itself = alone and counts_labels(call)
-    divisor = None if itself else find_divisor(call)
+    itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
+    divisor = None if itself else _divisor(call)
     each, _, kept = call.shapes(keep)
-    out = new_like(call.x, each if call.reduction == "none" else None)
-    stats = new_like(call.x, kept)
-    wanted = Wanted(divisor, itself, gradients[0], out, stats)
-    totals = launch(FORWARD, call, wanted, Numbers.of(call), formulas)
-    return totals[0] if totals else out, divisor if call.counted else None, stats
-
-
-class Arriving(NamedTuple):
-    """What the backward launch takes beside the call: what forward kept, and the gradient that arrives."""
-
-    divisor: Tensor | None
-    stats: Tensor
-    grad_output: Tensor
-    gradient: Tensor
-
-
-def _plan_backward(call: DivergenceCall, a: Arriving, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, numbers, formulas, a.gradient, a.divisor)
-    if p is None:
-        return None
-    tiles = backward_tiles(p.at.classes, p.at.shift, p.at.adjacent)
-    grad_output = GradOutput(a.grad_output, int(a.grad_output.ndim > 0))
-    return Plan(
-        divergence_backward_kernel,
-        p.at.backward_grid(tiles),
-        (p.x, p.teacher, p.marks, p.gradient, a.stats, grad_output, p.formula, p.at.rows, p.at.blocks(tiles)),
-        config=p.at.config(tiles, TENSORS=2, EMPTY_IS_ZERO=call.empty_is_zero, SWAP=call.swap, BACKWARD=True),
-        num_warps=tiles.warps,
-    )
-
-
-BACKWARD = Template(_plan_backward, writes=("gradient",))
+    loss = new_like(call.x, each if call.reduction == "none" else None)
+    out = Outputs(loss, new_like(call.x, kept))
+    wanted = Wanted(divisor, itself, gradients[0])
+    totals = launch(TEMPLATES[type(call)], call, wanted, out, GradOutput(None, 0), Numbers.of(call), formulas)
+    return totals[0] if totals else loss, divisor if call.counted else None, out.stats
 
 
 def backward(
-    call: DivergenceCall,
-    formulas: Formulas,
-    kept: Sequence[Tensor | None],
-    grad_outputs: Sequence[Tensor | None],
-    gradients: Sequence[Tensor],
+    call: Call, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
 ) -> None:
     """As element.launch.backward."""
     (divisor, stats), (arriving,) = kept, grad_outputs
     if divisor is None:
-        divisor = find_divisor(call)
+        divisor = _divisor(call)
     if stats is None:
         stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
-    assert stats is not None
     assert arriving is not None
-    launch(BACKWARD, call, Arriving(divisor, stats, arriving.contiguous(), gradients[0]), Numbers.of(call), formulas)
+    grad_output = GradOutput(arriving.contiguous(), int(arriving.ndim > 0))
+    launch(TEMPLATES[type(call)], call, Wanted(divisor, False, gradients[0]), Outputs(None, stats), grad_output, Numbers.of(call), formulas)

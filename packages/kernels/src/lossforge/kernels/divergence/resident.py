@@ -13,33 +13,20 @@ from collections import namedtuple
 
 import triton
 
-from lossforge.kernels.divergence.rows import (
-    Gradient,
-    Lanes,
-    Softmaxes,
-    Summed,
-    accumulate_both,
-    at_logits,
-    closed,
-    divergence_gradient,
-    log_softmax,
-    merge_both,
-    of_tile,
-    row_weight,
-)
+from lossforge.kernels.divergence import rows
 from lossforge.kernels.engine.gluon import async_load, commit_group, gl, gluon, wait_group
 from lossforge.kernels.engine.layout import longer
 from lossforge.kernels.math import log, widened
 from lossforge.kernels.row.chunks import finish, following, positions, row_of, scale_of
 from lossforge.kernels.row.rows import LOWEST
 
-Rows = namedtuple("Rows", "x teacher marks ignore rows classes")
+Rows = namedtuple("Rows", "x teacher marks ignore count classes")
 """Logits and teacher, what says which rows count, the label that does not, how many there are, and their classes."""
 
 
 @triton.jit
 def counts(of, row):
-    _, keep = row_weight(of.marks, of.ignore, row.to(gl.int64) * 0, row, row < of.rows)
+    _, keep = rows.row_weight(of.marks, of.ignore, row.to(gl.int64) * 0, row, row < of.count)
     return keep
 
 
@@ -91,7 +78,7 @@ def chunks_of(rings, place, inside, tile: gl.constexpr, PAIRS: gl.constexpr):
     return chunk_x, chunk_t
 
 
-@gluon.jit(do_not_specialize=("rows", "counted"))
+@gluon.jit(do_not_specialize=("rows_outer", "counted"))
 def resident_divergence_kernel(
     x,  # Logits with one outer index, classes next to each other, rows and classes multiples of VEC; and of the teacher
     teacher,
@@ -99,7 +86,7 @@ def resident_divergence_kernel(
     gradient,  # Strided
     sum,  # Sum
     formula,  # Formula
-    rows,
+    rows_outer,
     counted,
     config: gl.constexpr,  # Chunks: N of a row in the ring, and P in registers, its last; HELD is 0 with a closed form
 ):
@@ -127,42 +114,42 @@ def resident_divergence_kernel(
     programs = gl.num_programs(0)
     row = gl.program_id(0)
     for k in gl.static_range(K):
-        fetch_both(rings, k, Rows(x, teacher, marks, formula.ignore, rows, classes), row, k, at, k % N < N + P - 1, config)
+        fetch_both(rings, k, Rows(x, teacher, marks, formula.ignore, rows_outer, classes), row, k, at, k % N < N + P - 1, config)
     kept_x, kept_t = (), ()
     for p in gl.static_range(P):
-        wanted = counts(Rows(x, teacher, marks, formula.ignore, rows, classes), row)
+        wanted = counts(Rows(x, teacher, marks, formula.ignore, rows_outer, classes), row)
         kept_x = longer(kept_x, read(x, row, (N + p) * CHUNK + at, classes, wanted, config))
         kept_t = longer(kept_t, read(teacher, row, (N + p) * CHUNK + at, classes, wanted, config))
     part = (row * 0).to(gl.float32)
     slot = row * 0
 
-    while row < rows:
-        w, keep = row_weight(marks, formula.ignore, row.to(gl.int64) * 0, row, row < rows)
+    while row < rows_outer:
+        w, keep = rows.row_weight(marks, formula.ignore, row.to(gl.int64) * 0, row, row < rows_outer)
         if EARLY:
-            next_keep = counts(Rows(x, teacher, marks, formula.ignore, rows, classes), row + programs)
+            next_keep = counts(Rows(x, teacher, marks, formula.ignore, rows_outer, classes), row + programs)
         m = gl.full([L], LOWEST, gl.float32, lane)
         zero = gl.full([L], 0.0, gl.float32, lane)
-        lanes = Lanes(m, zero, m, zero, zero)
+        lanes = rows.Lanes(m, zero, m, zero, zero)
         place = slot
         for n in gl.static_range(N):
             wait_group(K - 1 - n)
             chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile, PAIRS)
-            lanes = accumulate_both(lanes, chunk_x, chunk_t, formula, SWAP)
+            lanes = rows.accumulate_both(lanes, chunk_x, chunk_t, formula, SWAP)
             place = following(place, config)
         for p in gl.static_range(P):
-            lanes = accumulate_both(lanes, widened(kept_x[p]), widened(kept_t[p]), formula, SWAP)
+            lanes = rows.accumulate_both(lanes, widened(kept_x[p]), widened(kept_t[p]), formula, SWAP)
         top_x, top_t = gl.max(lanes.m_x, 0), gl.max(lanes.m_t, 0)
-        total_x, total_t, dot = merge_both(lanes, top_x, top_t, formula, SWAP)
-        soft = Softmaxes(top_x, log(total_x), top_t, log(total_t))
+        total_x, total_t, dot = rows.merge_both(lanes, top_x, top_t, formula, SWAP)
+        soft = rows.Softmaxes(top_x, log(total_x), top_t, log(total_t))
         held = ()
         if DOT:
-            value, h_sum = closed(dot, total_x, total_t, soft, formula, SWAP)
+            value, h_sum = rows.closed(dot, total_x, total_t, soft, formula, SWAP)
         else:
             f_sum, slopes = zero, zero
             place = slot
             for n in gl.static_range(N):
                 chunk_x, chunk_t = chunks_of(rings, place, n * CHUNK + at < classes if n == N + P - 1 else None, tile, PAIRS)
-                f, h, _ = of_tile(chunk_x, chunk_t, soft, formula, SWAP)
+                f, h, _ = rows.of_tile(chunk_x, chunk_t, soft, formula, SWAP)
                 f_sum += gl.sum(f, 1)
                 slopes += gl.sum(h, 1)
                 if n < HELD:
@@ -174,7 +161,7 @@ def resident_divergence_kernel(
                 place = following(place, config)
             next_t = ()
             for p in gl.static_range(P):
-                f, h, _ = of_tile(widened(kept_x[p]), widened(kept_t[p]), soft, formula, SWAP)
+                f, h, _ = rows.of_tile(widened(kept_x[p]), widened(kept_t[p]), soft, formula, SWAP)
                 f_sum += gl.sum(f, 1)
                 slopes += gl.sum(h, 1)
                 held = longer(held, h)
@@ -186,8 +173,8 @@ def resident_divergence_kernel(
 
         to, _, _ = row_of(gradient, row, 0, config)
         for n in gl.static_range(HELD):
-            _, p = log_softmax(chunk_of(ring_x, slot, tile, PAIRS), soft.top_x, soft.ls_x, formula)
-            g = at_logits(held[n], p, h_sum, share)
+            _, p = rows.log_softmax(chunk_of(ring_x, slot, tile, PAIRS), soft.top_x, soft.ls_x, formula)
+            g = rows.at_logits(held[n], p, h_sum, share)
             position = n * CHUNK + at
             here = inside(position, classes, n < N + P - 1)
             gl.store(to + position, gl.where(keep, g, 0.0).to(dtype), mask=here)
@@ -195,20 +182,22 @@ def resident_divergence_kernel(
                 fetch(ring_x, slot, x, row + programs, position, here & next_keep, config)
                 commit_group()
             else:
-                fetch_both(rings, slot, Rows(x, teacher, marks, formula.ignore, rows, classes), row, n + K, at, (n + K) % N < N - 1, config)
+                fetch_both(
+                    rings, slot, Rows(x, teacher, marks, formula.ignore, rows_outer, classes), row, n + K, at, (n + K) % N < N - 1, config
+                )
             slot = following(slot, config)
         next_x = ()
         for p in gl.static_range(P):
             position = (N + p) * CHUNK + at
-            _, probability = log_softmax(widened(kept_x[p]), soft.top_x, soft.ls_x, formula)
-            g = at_logits(held[N + p], probability, h_sum, share)
+            _, probability = rows.log_softmax(widened(kept_x[p]), soft.top_x, soft.ls_x, formula)
+            g = rows.at_logits(held[N + p], probability, h_sum, share)
             next_x = longer(next_x, read(x, row + programs, position, classes, next_keep, config))
             gl.store(to + position, gl.where(keep, g, 0.0).to(dtype), mask=position < classes)
         kept_x = next_x
         for n in range(HELD, N):
             chunk_x, chunk_t = chunks_of(rings, slot, None, tile, PAIRS)
-            g = divergence_gradient(chunk_x, chunk_t, Gradient(gradient, formula, Summed(row, row, soft, h_sum, share, keep)), SWAP)
-            fetch_both(rings, slot, Rows(x, teacher, marks, formula.ignore, rows, classes), row, n + K, at, False, config)
+            g = rows.divergence_gradient(chunk_x, chunk_t, soft, h_sum, share, formula, SWAP)
+            fetch_both(rings, slot, Rows(x, teacher, marks, formula.ignore, rows_outer, classes), row, n + K, at, False, config)
             position = n * CHUNK + at
             gl.store(to + position, gl.where(keep, g, 0.0).to(dtype), mask=position < classes)
             slot = following(slot, config)

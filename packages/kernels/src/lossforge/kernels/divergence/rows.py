@@ -11,7 +11,7 @@ from torch import Tensor
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.math import LN2, LOG2E, exp2, log, product, widened
 from lossforge.kernels.row.rows import LOWEST
-from lossforge.kernels.row.sweep import row_address, write_tile
+from lossforge.kernels.row.sweep import existing, row_address, write_tile
 
 
 class Marks(NamedTuple):
@@ -24,14 +24,16 @@ class Marks(NamedTuple):
 class Formula(NamedTuple):
     """terms(ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
 
-    sums: for KL, whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q). inverse: 1 / T. scale: what values are
-    multiplied by. ignore: the label that leaves a row out.
+    sums: for KL, whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q). inverse: 1 / T. rate: log₂ e / T, from
+    the host, because a product made in the kernel is carried through its branches in a register. scale: what values are multiplied by.
+    ignore: the label that leaves a row out.
     """
 
-    terms: Callable[..., Any]
+    terms: Callable[..., Any] | None
     sums: Callable[..., Any] | None
     hyper: Sequence[float]
     inverse: float
+    rate: float
     scale: float
     divisor_ptr: Tensor | None
     ignore: int
@@ -71,11 +73,8 @@ def row_weight(marks, ignore, outer, row, inside):
 
 @triton.jit
 def both(tile, config):
-    """Tiles of logits and teacher in float32; -inf in what does not exist but was read."""
-    x, t = widened(tile.stored[0]), widened(tile.stored[1])
-    if config.SHIFT > 1 and tile.here is not None:
-        x, t = tl.where(tile.here, x, float("-inf")), tl.where(tile.here, t, float("-inf"))
-    return x, t
+    """Tiles of logits and teacher in float32."""
+    return existing(widened(tile.stored[0]), tile, config), existing(widened(tile.stored[1]), tile, config)
 
 
 @triton.jit
@@ -105,7 +104,7 @@ def weigh(dot, kept, fade, shift, e, ahead):
 def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
     """Take tiles (…, L, V) into the running sums of each lane (…, L)."""
     m_x, s_x, m_t, s_t, dot = lanes
-    rate = formula.inverse * LOG2E
+    rate = formula.rate
     top_x, fade_x, step_x, e_x = step_up(m_x, x, rate)
     top_t, fade_t, step_t, e_t = step_up(m_t, t, rate)
     s_x *= fade_x
@@ -123,7 +122,7 @@ def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
 def merge_both(lanes, top_x, top_t, formula, SWAP: tl.constexpr):
     """Join the lanes (…, L) of each row, relative to its maxima top_x and top_t (…, 1) or scalar: s_x, s_t and dot."""
     m_x, s_x, m_t, s_t, dot = lanes
-    rate = formula.inverse * LOG2E
+    rate = formula.rate
     step_x, step_t = m_x - top_x, m_t - top_t
     fade_x, fade_t = exp2(step_x * rate), exp2(step_t * rate)
     s_x *= fade_x
@@ -151,7 +150,7 @@ def closed(dot, total_x, total_t, soft, formula, SWAP: tl.constexpr):
 @triton.jit
 def log_softmax(x, top, ls, formula):
     """log₂ softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
-    power = (x - top) * (formula.inverse * LOG2E) - ls * LOG2E
+    power = (x - top) * formula.rate - ls * LOG2E
     return power, exp2(power)
 
 
@@ -180,16 +179,16 @@ def at_logits(h, p, h_sum, share):
 
 
 @triton.jit
-def divergence_gradient(x, t, of, SWAP: tl.constexpr):
+def divergence_gradient(x, t, soft, h_sum, share, formula, SWAP: tl.constexpr):
     """(h - p Σ h) · share of tiles of logits and teacher."""
-    _, h, p = of_tile(x, t, of.rows.soft, of.formula, SWAP)
-    return at_logits(h, p, of.rows.h_sum, of.rows.share)
+    _, h, p = of_tile(x, t, soft, formula, SWAP)
+    return at_logits(h, p, h_sum, share)
 
 
 @triton.jit
 def one_tile(x, t, formula, SWAP: tl.constexpr):
     """(softmaxes, f, h, p) of rows that one tile holds."""
-    rate = formula.inverse * LOG2E
+    rate = formula.rate
     top_x, top_t = tl.max(x, 1), tl.max(t, 1)
     step_x, step_t = x - top_x[:, None], t - top_t[:, None]
     e_x, e_t = exp2(step_x * rate), exp2(step_t * rate)
@@ -226,8 +225,7 @@ def add_slopes(sums, tile, of, config):
 @triton.jit
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
-    g = divergence_gradient(widened(tile.stored[0]), widened(tile.stored[1]), of, config.SWAP)
-    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
-        g = tl.where(of.rows.keep[:, None], g, 0.0)
+    x, t = widened(tile.stored[0]), widened(tile.stored[1])
+    g = divergence_gradient(x, t, of.rows.soft, of.rows.h_sum, of.rows.share, of.formula, config.SWAP)
     write_tile(g, tile, of, config)
     return state

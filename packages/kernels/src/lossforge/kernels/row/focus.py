@@ -13,37 +13,46 @@ import triton.language as tl
 
 from lossforge.kernels.math import LOG2E, exp, exp2
 
+FAR = tl.constexpr(-1e30)  # step of a class of probability 0: finite, so that it may be multiplied by 0 without a choice for each element
+
 
 @triton.jit
 def focused(step, focus):
-    """e^(γ step) and γ step; 1 and 0 at γ = 0, also where a step is -inf."""
-    t = tl.where(focus == 0.0, 0.0, focus * step)
-    return exp2(t * LOG2E), t
+    """The step, not below FAR, and e^(γ step); 1 at γ = 0, 0 at other γ where the step is FAR."""
+    step = tl.maximum(step, FAR, tl.PropagateNan.ALL)
+    return step, exp2(focus * (step * LOG2E))
 
 
 @triton.jit
 def focused_sums(step, inside, focus, axis: tl.constexpr):
     """A and B along `axis`, of the classes `inside`; None: all."""
-    power, _ = focused(step, focus)
+    step, power = focused(step, focus)
     if inside is not None:
         power = tl.where(inside, power, 0.0)
-    return tl.sum(power, axis), tl.sum(tl.where(power == 0.0, 0.0, power * step), axis)
+    return tl.sum(power, axis), tl.sum(power * step, axis)
 
 
 @triton.jit
 def moved(a, b, step, focus):
     """A and B relative to another maximum, `step` from the one before."""
-    fade, _ = focused(step, focus)
-    return fade * a, tl.where(a == 0.0, 0.0, fade * (b + step * a))
+    step, fade = focused(step, focus)
+    return fade * a, fade * (b + step * a)
 
 
 @triton.jit
-def spread_row(a, b, ls, h_share, focus):
-    """Value and slope of a row."""
-    return h_share * (ls * a - b), h_share * (a + tl.where(focus == 0.0, 0.0, focus * (b - ls * a)))
+def spread_of(c, ls, labels):
+    """c spread e^(-γ ls)."""
+    return c * labels.spread * exp(-labels.focus * ls)
 
 
 @triton.jit
-def spread_shares(c, ls, labels):
-    """What `slope_tile` multiplies by and adds, h and shift: c spread e^(-γ ls) and 1 - γ ls."""
-    return c * labels.spread * exp(-labels.focus * ls), 1.0 - labels.focus * ls
+def spread_row(a, b, ls, h, focus):
+    """Value and slope of a row, h as spread_of has it."""
+    whole = tl.where(b < 0.5 * FAR, float("-inf"), b)  # a class of probability 0 counts
+    return h * (ls * a - whole), h * (a + focus * (b - ls * a))
+
+
+@triton.jit
+def spread_shares(h, ls, labels):
+    """What `slope_tile` multiplies a step by, and adds: γ h and h (1 - γ ls)."""
+    return labels.focus * h, h * (1.0 - labels.focus * ls)

@@ -7,12 +7,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowCall
 from lossforge.kernels.engine.launch import Plan, Template, chip, launch, new_like, sum_slots
-from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
-from lossforge.kernels.row.backward import GradOutputs, Kept, rowwise_backward_kernel
-from lossforge.kernels.row.kernel import Outputs, rowwise_kernel
-from lossforge.kernels.row.layout import RowLayout, logits_of, row_layout, scale_of
-from lossforge.kernels.row.rows import Labels, Logits, RowLoss, Target
+from lossforge.kernels.row.kernel import GradOutputs, Kept, Outputs, rowwise_backward_kernel, rowwise_kernel
+from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
+from lossforge.kernels.row.rows import Labels, RowLoss, Target
 from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
 
 
@@ -43,7 +41,7 @@ class Numbers(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a forward launch is to give beside Outputs, of which without `loss` there is the total.
+    """What a launch is to give beside its Outputs, of which without `loss` there is the total.
 
     divisor: 0-d; counted: in its place the launch counts the class indices.
     """
@@ -55,85 +53,75 @@ class Wanted(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """The kernels' arguments that say what is read and computed, and the layout."""
+    """What the kernels read and compute: their arguments (logits, target, gradient), the loss, the layout, what they are compiled for."""
 
-    x: Logits
-    target: Target
-    gradient: Strided
+    given: tuple[Any, ...]
     loss: RowLoss
     at: RowLayout
-    dense: bool
+    constants: dict[str, bool]
 
 
-def _prepare(call: RowCall, numbers: Numbers, formulas: Formulas, gradient: Any, divisor: Any) -> Prepared | None:
+def _prepare(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Prepared | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     probabilities = call.target.is_floating_point()
-    index, dense = (None, call.target) if probabilities else (call.target, None)
-    at = row_layout(call.x.shape, (call.x, index, call.target_b, call.lam, dense, gradient), 1, gradient)
+    index, probability = (None, call.target) if probabilities else (call.target, None)
+    at = row_layout(call.x.shape, (call.x, index, call.target_b, call.lam, probability, wanted.gradient), 1, wanted.gradient)
     if at is None:
         return None
-    x, index_a, index_b, lam, probability, to = at.strided
+    x, index_a, index_b, lam, dense, gradient = at.strided
+    logits = at.logits(x)._replace(scale=numbers.logit_scale, softcap=numbers.softcap, bias_ptr=call.bias, tau=numbers.tau)
     labels = Labels(call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus)
+    all_classes = probabilities or (numbers.smoothing is not None and call.weight is not None)
     return Prepared(
-        logits_of(x, at.classes)._replace(scale=numbers.logit_scale, softcap=numbers.softcap, bias_ptr=call.bias, tau=numbers.tau),
-        Target(index_a, index_b, lam, probability, labels),
-        to,
-        RowLoss(formulas.formula, call.hyper, numbers.z_loss, numbers.scale, divisor),
+        (logits, Target(index_a, index_b, lam, dense, labels), gradient),
+        RowLoss(formulas.formula, call.hyper, numbers.z_loss, numbers.scale, wanted.divisor),
         at,
-        dense=probabilities or (numbers.smoothing is not None and call.weight is not None),
+        {"EMPTY_IS_ZERO": call.empty_is_zero, "DENSE": all_classes, "EVEN": numbers.smoothing is not None and not all_classes},
     )
 
 
 def _plan(call: RowCall, wanted: Wanted, out: Outputs, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, numbers, formulas, wanted.gradient, wanted.divisor)
+    p = _prepare(call, wanted, numbers, formulas)
     if p is None:
         return None
-    total, z_total = out.loss is None, wanted.z_total
+    total = out.loss is None
     counted = call.target.numel() if wanted.counted else 0
-    if wanted.gradient is not None and total and not z_total and not any(one is not None for one in out):
-        plan = _resident(call, wanted, numbers, p)
+    if wanted.gradient is not None and not wanted.z_total and not any(one is not None for one in out):
+        plan = _resident(call, counted, numbers, p)
         if plan is not None:
             return plan
-    focus = numbers.focus is not None
+    focus, dense, adjacent = numbers.focus is not None, p.constants["DENSE"], p.at.adjacent
     # where a lane sums single classes, those of a focus take as many registers
-    tiles = forward_tiles(p.at.classes, call.x.itemsize, p.at.adjacent, p.dense or (p.at.adjacent and focus), wanted.gradient is not None)
-    if focus and not p.at.adjacent:
+    tiles = forward_tiles(p.at.classes, call.x.itemsize, adjacent, dense or (adjacent and focus), wanted.gradient is not None)
+    if focus and not adjacent:
         tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
-    blocks = p.at.blocks(tiles)
-    totals = total + z_total
-    sums = sum_slots(0, totals) if total else None, sum_slots(1, totals) if z_total else None
-    return Plan(
+    totals = total + wanted.z_total
+    sums = sum_slots(0, totals) if total else None, sum_slots(1, totals) if wanted.z_total else None
+    return p.at.plan(
         rowwise_kernel,
-        (p.at.outer * blocks,),
-        (p.x, p.target, p.gradient, out, sums, p.loss, p.at.rows, blocks, counted),
-        totals=totals,
-        config=p.at.config(
-            tiles,
-            STAGES=tiles.stages,
-            COUNT=counted > 0,
-            EMPTY_IS_ZERO=call.empty_is_zero,
-            DENSE=p.dense,
-            EVEN=numbers.smoothing is not None and not p.dense,
-            ENTROPY=out.entropy is not None,
-            CORRECT=out.correct is not None,
-            ALL_ROWS=out.lse is not None or out.entropy is not None,
-        ),
-        num_warps=tiles.warps,
+        tiles,
+        (*p.given, out, sums, p.loss),
+        counted,
+        totals,
+        STAGES=tiles.stages,
+        ENTROPY=out.entropy is not None,
+        CORRECT=out.correct is not None,
+        ALL_ROWS=out.lse is not None or out.entropy is not None,
+        **p.constants,
     )
 
 
-def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> Plan | None:
+def _resident(call: RowCall, counted: int, numbers: Numbers, p: Prepared) -> Plan | None:
     """Total and gradient by resident.py, where it applies and pays."""
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
     changed = any(n is not None for n in (numbers.logit_scale, numbers.softcap, numbers.focus))
     on_chip = chip(call.x.get_device())
-    if on_chip is None or p.dense or changed or call.target.is_floating_point() or max(at.align, at.shift) == 1 or at.outer != 1:
+    if on_chip is None or p.constants["DENSE"] or changed or max(at.align, at.shift) == 1 or at.outer != 1:
         return None
     if pair and (at.shift > 1 or bias):
         return None  # more than registers hold
     multiprocessors, shared = on_chip
-    itemsize, smoothing = call.x.itemsize, numbers.smoothing is not None
-    tiles = resident_tiles(at.classes, itemsize, at.shift, pair, smoothing, bias, shared)
+    tiles = resident_tiles(at.classes, call.x.itemsize, at.shift, pair, numbers.smoothing is not None, bias, shared)
     if tiles is None:
         return None
     try:
@@ -144,29 +132,41 @@ def _resident(call: RowCall, wanted: Wanted, numbers: Numbers, p: Prepared) -> P
     programs = multiprocessors * tiles.programs
     if bias:
         programs -= programs % at.shift  # each takes rows so far apart that they begin at the same lane
-    counted = call.target.numel() if wanted.counted else 0
-    return Plan(
-        resident_kernel,
-        (min(at.rows, programs),),
-        (p.x, p.target, p.gradient, sum_slots(), p.loss, at.rows, counted),
-        totals=1,
-        config=Chunks(
-            CHUNK=tiles.chunk,
-            K=tiles.ring,
-            P=tiles.held,
-            VEC=max(at.align, at.shift),
-            W=tiles.warps,
-            COUNT=counted > 0,
-            EMPTY_IS_ZERO=call.empty_is_zero,
-            SHIFT=at.shift,
-            B=tiles.ring if bias else 0,
-        ),
-        num_warps=tiles.warps,
-        **most_registers(tiles.warps, tiles.programs),
+    config = Chunks(
+        tiles.chunk,
+        K=tiles.ring,
+        P=tiles.held,
+        VEC=max(at.align, at.shift),
+        W=tiles.warps,
+        COUNT=counted > 0,
+        EMPTY_IS_ZERO=call.empty_is_zero,
+        SHIFT=at.shift,
+        B=tiles.ring if bias else 0,
+    )
+    arguments = (*p.given, sum_slots(), p.loss, at.rows, counted)
+    limits = most_registers(tiles.warps, tiles.programs)
+    return Plan(resident_kernel, (min(at.rows, programs),), arguments, totals=1, config=config, num_warps=tiles.warps, **limits)
+
+
+def _plan_backward(
+    call: RowCall, wanted: Wanted, kept: Kept, grad_outputs: GradOutputs, numbers: Numbers, formulas: Formulas
+) -> Plan | None:
+    p = _prepare(call, wanted, numbers, formulas)
+    if p is None:
+        return None
+    entropy = grad_outputs.entropy is not None
+    return p.at.plan(
+        rowwise_backward_kernel,
+        backward_tiles(p.at.classes, p.at.shift, p.at.adjacent),
+        (*p.given, kept, grad_outputs, p.loss),
+        ENTROPY=entropy,
+        ALL_ROWS=grad_outputs.lse is not None or entropy,
+        **p.constants,
     )
 
 
 FORWARD = Template(_plan, writes=("gradient",))
+BACKWARD = Template(_plan_backward, writes=("gradient",))
 
 
 def _divisor(call: RowCall) -> Tensor | None:
@@ -186,56 +186,16 @@ def forward(
     """As element.launch.forward."""
     itself = alone and call.counted and not (call.weight is not None and call.mean_of_rows) and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
-    shapes = call.shapes(keep)
     each = call.reduction == "none"
-    made = [new_like(call.x, shape) if each or i > 1 else None for i, shape in enumerate(shapes[:5])]
+    *results, _, stats = call.shapes(keep)
+    made = [new_like(call.x, shape) if each or i > 1 else None for i, shape in enumerate(results)]
     loss, z_loss, lse, entropy, correct = made
-    out = Outputs(loss, z_loss, lse, entropy, correct, new_like(call.x, shapes[6]))
+    out = Outputs(loss, z_loss, lse, entropy, correct, new_like(call.x, stats))
     z_total = not each and call.outputs[0]
     totals = launch(FORWARD, call, Wanted(divisor, itself, gradients[0], z_total), out, Numbers.of(call), formulas)
     if not each:
         made[0], made[1] = totals[0], totals[1] if z_total else None
     return *made, divisor if call.counted else None, out.stats
-
-
-class Arriving(NamedTuple):
-    """What the backward launch takes beside the call: what forward kept, and the gradients that arrive at its results."""
-
-    divisor: Tensor | None
-    stats: Tensor
-    row_entropy: Tensor | None
-    loss: Tensor | None
-    z_loss: Tensor | None
-    lse: Tensor | None
-    entropy: Tensor | None
-    gradient: Tensor
-
-
-def _plan_backward(call: RowCall, a: Arriving, numbers: Numbers, formulas: Formulas) -> Plan | None:
-    p = _prepare(call, numbers, formulas, a.gradient, a.divisor)
-    if p is None:
-        return None
-    loss_stride, z_stride = (0 if t is None or t.ndim == 0 else 1 for t in (a.loss, a.z_loss))
-    tiles = backward_tiles(p.at.classes, p.at.shift, p.at.adjacent)
-    grad_outputs = GradOutputs(a.loss, loss_stride, a.z_loss, z_stride, a.lse, a.entropy)
-    return Plan(
-        rowwise_backward_kernel,
-        p.at.backward_grid(tiles),
-        (p.x, p.target, p.gradient, Kept(a.stats, a.row_entropy), grad_outputs, p.loss, p.at.rows, p.at.blocks(tiles)),
-        config=p.at.config(
-            tiles,
-            EMPTY_IS_ZERO=call.empty_is_zero,
-            DENSE=p.dense,
-            EVEN=numbers.smoothing is not None and not p.dense,
-            ENTROPY=a.entropy is not None,
-            ALL_ROWS=a.lse is not None or a.entropy is not None,
-            BACKWARD=True,
-        ),
-        num_warps=tiles.warps,
-    )
-
-
-BACKWARD = Template(_plan_backward, writes=("gradient",))
 
 
 def backward(
@@ -250,5 +210,13 @@ def backward(
         stats = forward(plain._replace(normalizer=divisor), formulas, [None], True)[6]
     assert stats is not None
     loss, z_loss, lse, entropy = (None if t is None else t.contiguous() for t in grad_outputs)
-    arriving = Arriving(divisor, stats, None if entropy is None else row_entropy, loss, z_loss, lse, entropy, gradients[0])
-    launch(BACKWARD, call, arriving, Numbers.of(call), formulas)
+    loss_stride, z_stride = (0 if t is None or t.ndim == 0 else 1 for t in (loss, z_loss))
+    launch(
+        BACKWARD,
+        call,
+        Wanted(divisor, False, gradients[0], False),
+        Kept(stats, None if entropy is None else row_entropy),
+        GradOutputs(loss, loss_stride, z_loss, z_stride, lse, entropy),
+        Numbers.of(call),
+        formulas,
+    )

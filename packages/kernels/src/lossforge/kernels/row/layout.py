@@ -4,24 +4,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lossforge.kernels.call import DivergenceCall, RowCall, TopKCall
-from lossforge.kernels.engine.launch import aligned
+from lossforge.kernels.engine.launch import Plan, aligned
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
 from lossforge.kernels.row.rows import Logits
 from lossforge.kernels.row.sweep import Config
 from lossforge.kernels.tiles import BackwardTiles, RowTiles
 
-
-class Rows(NamedTuple):
-    """Tensors of shape (N, C, d…) as (outer, rows, classes), with the strides of each."""
-
-    outer: int
-    rows: int
-    classes: int
-    strides: list[tuple[int, int, int]]
+Steps = tuple[int, int, int]
+"""Strides of outer, rows, classes."""
 
 
-def as_rows(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Rows | None:
-    """Join the dimensions of tensors already expanded to one shape. None where N, d… join into more than two dimensions."""
+def as_rows(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, int, int, list[Steps]] | None:
+    """Join the dimensions of tensors already expanded to one shape (N, C, d…): (outer, rows, classes, each tensor's strides there).
+
+    None where N, d… join into more than two dimensions.
+    """
     n, classes, *rest = shape
     sizes, steps = collapse([n, *rest], [[s[0], *s[2:]] for s in strides], reorder=False)
     if len(sizes) > 2:
@@ -29,7 +26,7 @@ def as_rows(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Rows | No
     missing = 2 - len(sizes)
     outer, rows = [1] * missing + sizes
     steps = [[0] * missing + step for step in steps]
-    return Rows(outer, rows, classes, [(o, r, s[1]) for (o, r), s in zip(steps, strides, strict=True)])
+    return outer, rows, classes, [(o, r, s[1]) for (o, r), s in zip(steps, strides, strict=True)]
 
 
 class RowLayout(NamedTuple):
@@ -42,36 +39,37 @@ class RowLayout(NamedTuple):
     outer: int
     rows: int
     classes: int
-    strided: Any  # a list of Strided
+    strided: list[Strided]
     adjacent: bool
     wide: bool
     align: int
     shift: int
 
-    def config(self, tiles: Any, **others: Any) -> Config:
-        """Return what a kernel is compiled for with these tiles; with BackwardTiles the grid's second axis walks the classes."""
+    def logits(self, x: Strided) -> Logits:
+        return Logits(x.ptr, x.s0, x.s1, x.s2, self.classes)
+
+    def plan(
+        self, kernel: Any, tiles: RowTiles | BackwardTiles, arguments: tuple[Any, ...], counted: int = 0, totals: int = 0, **constants: Any
+    ) -> Plan:
+        """Plan a kernel over these rows; with BackwardTiles the grid's second axis walks the classes.
+
+        The kernel's arguments are followed by the rows of an outer index and the programs that they take. counted: class indices that a
+        forward launch counts itself.
+        """
+        blocks = -(-self.rows // tiles.rows)
+        grid: tuple[int, ...] = (self.outer * blocks,)
+        arguments = (*arguments, self.rows, blocks)
         if isinstance(tiles, RowTiles):
-            others |= {"VEC": tiles.vector, "ONE_TILE": tiles.one}
-        return Config(
-            tiles.rows,
-            tiles.classes,
-            WIDE=self.wide,
-            ALIGN=self.align,
-            SHIFT=self.shift_of(tiles),
-            MULTIPLE=16 if self.adjacent and self.rows % 16 == 0 else 1,
-            **others,
-        )
-
-    def shift_of(self, tiles: Any) -> int:
-        single = tiles.one if isinstance(tiles, RowTiles) else tiles.rows > 1
-        return 1 if single else self.shift
-
-    def backward_grid(self, tiles: BackwardTiles) -> tuple[int, int]:
-        return self.outer * self.blocks(tiles), -(-(self.classes + self.shift_of(tiles) - 1) // tiles.classes)
-
-    def blocks(self, tiles: Any) -> int:
-        """Return the programs that the rows of an outer index take."""
-        return -(-self.rows // tiles.rows)
+            shift = 1 if tiles.one else self.shift
+            arguments = (*arguments, counted)
+            constants |= {"VEC": tiles.vector, "ONE_TILE": tiles.one, "COUNT": counted > 0}
+        else:
+            shift = 1 if tiles.rows > 1 else self.shift
+            grid = (*grid, -(-(self.classes + shift - 1) // tiles.classes))
+            constants["BACKWARD"] = True
+        multiple = 16 if self.adjacent and self.rows % 16 == 0 else 1
+        config = Config(tiles.rows, tiles.classes, WIDE=self.wide, ALIGN=self.align, SHIFT=shift, MULTIPLE=multiple, **constants)
+        return Plan(kernel, grid, arguments, totals=totals, config=config, num_warps=tiles.warps)
 
 
 def row_layout(shape: Sequence[int], tensors: Sequence[Any], read: int, written: Any) -> RowLayout | None:
@@ -85,28 +83,28 @@ def row_layout(shape: Sequence[int], tensors: Sequence[Any], read: int, written:
             whole = t.ndim == len(shape)
             expanded = (*shape[:1], t.shape[1], *shape[2:]) if whole else shape
             strides.append(broadcast(t.shape, t.stride(), expanded) if whole else per_row(t.shape, t.stride(), shape, 1))
-    rows = as_rows(shape, strides)
-    if rows is None:
+    joined = as_rows(shape, strides)
+    if joined is None:
         return None
-    steps = iter(rows.strides)
-    found = [None if t is None else next(steps) for t in tensors]
-    own = rows.strides[0]
+    outer, rows, classes, steps = joined
+    each = iter(steps)
+    found = [None if t is None else next(each) for t in tensors]
     of_classes = [(t, s) for i, (t, s) in enumerate(zip(tensors, found, strict=True)) if s is not None and (i < read or t is written)]
-    align, shift = _alignment(of_classes, rows.classes)
+    align, shift = _alignment(of_classes, classes)
     return RowLayout(
-        outer=rows.outer,
-        rows=rows.rows,
-        classes=rows.classes,
+        outer=outer,
+        rows=rows,
+        classes=classes,
         strided=[Strided() if s is None else Strided(t, *s) for t, s in zip(tensors, found, strict=True)],
-        adjacent=own[1] == 1 and own[2] != 1 and rows.rows > 1,
+        adjacent=steps[0][1] == 1 and steps[0][2] != 1 and rows > 1,
         # a tile may reach beyond the row, and a block of rows beyond the rows
-        wide=max(max(s[2] for s in rows.strides) * (rows.classes + 65536), rows.rows + 65536) >= 2**31,
+        wide=max(max(s[2] for s in steps) * (classes + 65536), rows + 65536) >= 2**31,
         align=align,
         shift=shift,
     )
 
 
-def _alignment(tensors: Sequence[tuple[Any, tuple[int, int, int]]], classes: int) -> tuple[int, int]:
+def _alignment(tensors: Sequence[tuple[Any, Steps]], classes: int) -> tuple[int, int]:
     """Return (align, shift) for tensors that have the classes, with their strides as rows."""
     vector = 16 // min(t.itemsize for t, _ in tensors)
     if not all(aligned(t) and strides[2] == 1 for t, strides in tensors):
@@ -123,7 +121,3 @@ def scale_of(call: RowCall | DivergenceCall | TopKCall) -> float:
     rows = call.x.numel() // call.x.shape[1]
     known = call.reduction == "mean" and call.normalizer is None and not call.counted
     return float(call.loss_scale / rows if known else call.loss_scale)
-
-
-def logits_of(x: Strided, classes: int) -> Logits:
-    return Logits(x.ptr, x.s0, x.s1, x.s2, classes)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lossforge.kernels.engine.layout import END, Strided
 from lossforge.kernels.math import LOG2E, exp2, tanh
 from lossforge.kernels.row.focus import focused, focused_sums, moved
-from lossforge.kernels.row.sweep import class_offset, element_address, row_address, sweep, write_rows, write_tile
+from lossforge.kernels.row.sweep import class_offset, element_address, existing, row_address, sweep, write_rows, write_tile
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32: differences to it stay finite, as those to -inf do not
 
@@ -162,15 +162,9 @@ def row_terms(target, outer, row, inside, x):
 
 
 @triton.jit
-def nll(c, m, ls, logit):
-    """z = lse - x_t, 0 where its share c is."""
-    return tl.where(c == 0.0, 0.0, m - logit + ls)
-
-
-@triton.jit
 def hard_loss(c, logit, top, ls, loss):
-    """c φ(z) and c φ′(z) of a hard target."""
-    value, slope = loss.phi(nll(c, top, ls, logit), *loss.hyper)
+    """c φ(z) and c φ′(z) of a hard target, z = lse - x_t, or 0 where its share c is."""
+    value, slope = loss.phi(tl.where(c == 0.0, 0.0, top - logit + ls), *loss.hyper)
     return c * value, c * slope
 
 
@@ -254,9 +248,7 @@ def add_softmax(so_far, tile, of, config):
     L: tl.constexpr = config.BC // config.VEC
     V: tl.constexpr = config.VEC
     m, s, u, d_sum, d_dot, ahead = so_far
-    x = logits(tile.stored[0], of.x, tile.column, tile.mask, float("-inf"))
-    if config.SHIFT > 1 and tile.here is not None:
-        x = tl.where(tile.here, x, float("-inf"))
+    x = existing(logits(tile.stored[0], of.x, tile.column, tile.mask, float("-inf")), tile, config)
     if config.EVEN:
         above = x - of.rows.zero[:, None]
         if tile.here is not None:
@@ -319,7 +311,7 @@ def softmax_of(of, reading, config):
 def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
     """Gradient at the logits as they lie in memory; e = exp(x - m), which is p up to the row's sum, t the targets' part, with OWN whole:
 
-    e p - e h (x - m + shift) - t, times dx/draw; with a focus γ in the middle e^γ h (γ (x - m) + shift).
+    e p - e (h (x - m) + shift) - t, times dx/draw; with a focus γ in the middle e^γ (h (x - m) + shift).
     """
     shares = of.rows.shares
     share = shares.q[:, None] * d if config.DENSE else shares.q[:, None] * 0.0
@@ -332,11 +324,11 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
     e = exp2(step * LOG2E)
     g = e * shares.p[:, None] - share
     if config.BACKWARD and config.ENTROPY:
-        g -= tl.where(e > 0, e * shares.h[:, None] * (step + shares.shift[:, None]), 0.0)
+        g -= tl.where(e > 0, e * (shares.h[:, None] * step + shares.shift[:, None]), 0.0)
     if of.target.labels.focus is not None:
         tl.static_assert(not (config.BACKWARD and config.ENTROPY), "a loss with a focus has no entropy to differentiate")
-        power, t = focused(step, of.target.labels.focus)
-        g -= tl.where(power == 0.0, 0.0, power * shares.h[:, None] * (t + shares.shift[:, None]))
+        step, power = focused(step, of.target.labels.focus)
+        g -= power * (shares.h[:, None] * step + shares.shift[:, None])
     if of.x.softcap is not None:
         t = x / of.x.softcap
         g *= 1.0 - t * t
@@ -351,8 +343,6 @@ def write_slope(state, tile, of, config):
     x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
     d = dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config)
     g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
-    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
-        g = tl.where(of.rows.keep[:, None], g, 0.0)
     write_tile(g, tile, of, config)
     return state
 
@@ -368,9 +358,9 @@ def write_own(of, t, logit, config):
 
 
 @triton.jit
-def write_slopes(of, mask, config):
+def write_slopes(of, config):
     """Write the gradient of whole rows in a sweep of their own."""
-    write_rows((of.x,), of, mask, write_slope, True, config)
+    write_rows((of.x,), of, write_slope, True, config)
     if of.target.a.ptr is not None:
         tl.debug_barrier()
         write_own(of, of.rows.terms.a, of.rows.terms.logit_a, config)

@@ -135,33 +135,6 @@ def columns(lanes, span, config):
 
 
 @triton.jit
-def in_row(column, span, config):
-    here = column < span.classes
-    if config.SHIFT > 1:
-        here = here & (column >= 0)
-    return here
-
-
-@triton.jit
-def near(lanes, here, span, config):
-    """What may be read of lanes: with SHIFT whole aligned vectors that hold a class of the row, else `here`."""
-    mask = here
-    if config.SHIFT > 1:
-        mask = (lanes < tl.cdiv(span.end, config.SHIFT) * config.SHIFT)[None, :]
-    return mask
-
-
-@triton.jit
-def whole(lanes, here, span, config):
-    """What may be written of lanes: with SHIFT whole aligned vectors that lie in the row, else `here`; the rest are the leftovers."""
-    mask = here
-    if config.SHIFT > 1:
-        begin = tl.cdiv(tl.max(span.first, 0), config.SHIFT) * config.SHIFT
-        mask = ((lanes >= begin) & (lanes < span.end // config.SHIFT * config.SHIFT))[None, :]
-    return mask
-
-
-@triton.jit
 def class_offset(lane, stride, WIDE: tl.constexpr):
     """Offset of lanes within a row; WIDE where 32 bits do not hold it."""
     return lane.to(tl.int64) * stride if WIDE else lane * stride
@@ -215,9 +188,19 @@ def store_tile(g, t, start, lanes, mask, EVICT, config):
 
 
 @triton.jit
+def existing(x, tile, config):
+    """x of a tile, but -inf in what does not exist, where more than exists was read."""
+    if config.SHIFT > 1 and tile.here is not None:
+        x = tl.where(tile.here, x, float("-inf"))
+    return x
+
+
+@triton.jit
 def write_tile(g, tile, of, config):
     """Store what may be written of a tile: of.gradient from of.rows.to on."""
     inside = of.rows.span.inside[:, None]
+    if config.MULTIPLE > 1:  # neighbouring rows are read at once, those not kept with the others
+        g = tl.where(of.rows.keep[:, None], g, 0.0)
     if tile.written is not None:
         store_tile(g, of.gradient, of.rows.to, tile.lanes, inside & tile.written, tile.EVICT, config)
     else:
@@ -225,38 +208,36 @@ def write_tile(g, tile, of, config):
 
 
 @triton.jit
-def read_edge(at, tensors, starts, span, reading, config):
-    """The tile from lane `at`, which may reach beyond the row."""
+def edge(at, inside, span, config):
+    """Of the tile from lane `at`, which may reach beyond the row: lanes, classes, which classes exist, and what to read of rows `inside`.
+
+    With SHIFT whole aligned vectors are read that hold a class of the row.
+    """
     lanes = at + tl.arange(0, config.BC)
-    mask = reading.edge & near(lanes, in_row(columns(lanes, span, config), span, config), span, config)
+    column = columns(lanes, span, config)
+    here = column < span.classes
+    near = here
+    if config.SHIFT > 1:
+        here = here & (column >= 0)
+        near = (lanes < tl.cdiv(span.end, config.SHIFT) * config.SHIFT)[None, :]
+    return lanes, column, here, inside & near
+
+
+@triton.jit
+def read_edge(at, tensors, starts, span, reading, config):
+    lanes, _, _, mask = edge(at, reading.edge, span, config)
     return stored_tiles(tensors, starts, lanes, mask, reading.other, reading.EVICT, config)
 
 
 @triton.jit
 def take_edge(state, stored, at, span, reading, take, operation, config):
-    """Take the tile that read_edge read."""
-    lanes = at + tl.arange(0, config.BC)
-    column = columns(lanes, span, config)
-    here = in_row(column, span, config)
-    mask = reading.edge & near(lanes, here, span, config)
-    written = whole(lanes, here, span, config)
+    """Take the tile that read_edge read; with SHIFT whole aligned vectors are written that lie in the row, the rest are the leftovers."""
+    lanes, column, here, mask = edge(at, reading.edge, span, config)
+    written = here
+    if config.SHIFT > 1:
+        begin = tl.cdiv(tl.max(span.first, 0), config.SHIFT) * config.SHIFT
+        written = ((lanes >= begin) & (lanes < span.end // config.SHIFT * config.SHIFT))[None, :]
     return take(state, Tile(stored, lanes, column, mask, here, written, reading.EVICT), operation, config)
-
-
-@triton.jit
-def leftovers(state, tensors, span, reading, take, operation, config):
-    """Take the lanes of the row before its first whole vector and after its last."""
-    i = tl.arange(0, 2 * config.SHIFT)
-    begin = tl.max(span.first, 0)
-    tail = span.end // config.SHIFT * config.SHIFT
-    lanes = tl.where(i < config.SHIFT, i, tail + i - config.SHIFT)
-    # a number chosen before it is compared: in Triton's interpreter a lone condition joined with a block's is no mask
-    before, after = tl.where(begin > 0, begin, config.SHIFT), tl.where(tail >= config.SHIFT, span.end, 0)
-    left = tl.where(i < config.SHIFT, i >= before, lanes < after)[None, :]
-    column = columns(lanes, span, config)
-    mask = reading.edge & left
-    stored = stored_tiles(tensors, starts_of(tensors, span, config), lanes, mask, reading.other, reading.EVICT, config)
-    return take(state, Tile(stored, lanes, column, mask, left, left, reading.EVICT), operation, config)
 
 
 @triton.jit
@@ -291,36 +272,52 @@ def nothing():
 
 
 @triton.jit
-def write_rows(tensors, of, mask, write, BACK: tl.constexpr, config):
-    """Write the gradient of whole rows in a sweep of its own; of.rows has their span, and which `keep` a gradient."""
-    sweep(nothing(), tensors, of.rows.span, Reading(mask, mask, 0.0, "evict_first", None, BACK), write, of, config)
-    if config.SHIFT > 1:
-        leftovers(nothing(), tensors, of.rows.span, Reading(of.rows.keep[:, None], None, 0.0, ""), write, of, config)
+def leftovers(tensors, of, write, config):
+    """Write the gradient in the lanes of the rows before their first whole vector and after their last."""
+    i = tl.arange(0, 2 * config.SHIFT)
+    begin = tl.max(of.rows.span.first, 0)
+    tail = of.rows.span.end // config.SHIFT * config.SHIFT
+    lanes = tl.where(i < config.SHIFT, i, tail + i - config.SHIFT)
+    # a number chosen before it is compared: in Triton's interpreter a lone condition joined with a block's is no mask
+    before, after = tl.where(begin > 0, begin, config.SHIFT), tl.where(tail >= config.SHIFT, of.rows.span.end, 0)
+    left = tl.where(i < config.SHIFT, i >= before, lanes < after)[None, :]
+    mask = of.rows.keep[:, None] & left
+    stored = stored_tiles(tensors, starts_of(tensors, of.rows.span, config), lanes, mask, 0.0, "", config)
+    write(nothing(), Tile(stored, lanes, columns(lanes, of.rows.span, config), mask, left, left, ""), of, config)
 
 
 @triton.jit
-def edge_mask(keep, span, config):
-    """Rows to read in a tile of the gradient: where neighbours are read at once, those not kept with the others."""
+def read_mask(keep, span, config):
+    """Rows to read: where neighbours are read at once, those not kept with the others."""
     return span.inside[:, None] if config.MULTIPLE > 1 else keep[:, None]
+
+
+@triton.jit
+def write_rows(tensors, of, write, BACK: tl.constexpr, config):
+    """Write the gradient of whole rows in a sweep of its own; of.rows has their span, and which `keep` a gradient."""
+    mask = read_mask(of.rows.keep, of.rows.span, config)
+    sweep(nothing(), tensors, of.rows.span, Reading(mask, mask, 0.0, "evict_first", None, BACK), write, of, config)
+    if config.SHIFT > 1:
+        leftovers(tensors, of, write, config)
 
 
 @triton.jit
 def read_one(tensors, span, keep, config):
     """The program's tile of rows, by its place on the grid's second axis."""
-    reading = edge_mask(keep, span, config)
+    mask = read_mask(keep, span, config)
     starts = starts_of(tensors, span, config)
-    return read_edge(tl.program_id(1) * config.BC, tensors, starts, span, Reading(reading, None, 0.0, ""), config)
+    return read_edge(tl.program_id(1) * config.BC, tensors, starts, span, Reading(mask, None, 0.0, ""), config)
 
 
 @triton.jit
 def write_one(stored, tensors, of, write, config):
     """Write the gradient of the tile that read_one read; 0 in rows not kept: their statistics are."""
-    reading = edge_mask(of.rows.keep, of.rows.span, config)
+    mask = read_mask(of.rows.keep, of.rows.span, config)
     at = tl.program_id(1) * config.BC
-    take_edge(nothing(), stored, at, of.rows.span, Reading(reading, None, 0.0, ""), write, of, config)
+    take_edge(nothing(), stored, at, of.rows.span, Reading(mask, None, 0.0, ""), write, of, config)
     if config.SHIFT > 1:
         if tl.program_id(1) == 0:
-            leftovers(nothing(), tensors, of.rows.span, Reading(of.rows.keep[:, None], None, 0.0, ""), write, of, config)
+            leftovers(tensors, of, write, config)
 
 
 @triton.jit

@@ -176,7 +176,7 @@ def total_variation_with_logits(
 
 
 def _topk_kernels(of: Any) -> Formulas:
-    from lossforge.kernels.topk.kernel import topk_kernel
+    from lossforge.kernels.divergence.topk import topk_kernel
 
     return Formulas(topk_kernel)
 

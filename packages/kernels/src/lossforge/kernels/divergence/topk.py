@@ -13,30 +13,13 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from lossforge.kernels.divergence.rows import row_weight
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import finish
 from lossforge.kernels.math import LOG2E, exp, exp2, log
+from lossforge.kernels.row import sweep
 from lossforge.kernels.row.rows import LOWEST
-from lossforge.kernels.row.sweep import (
-    COUNTED,
-    Reading,
-    columns,
-    element_address,
-    in_row,
-    load_stats,
-    place_of,
-    row_address,
-    scaled,
-    span_of,
-    start_of,
-    store_stats,
-    store_tile,
-    stored_tile,
-    sweep,
-)
 
 LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: below it 1 - Σ p[i] is rounding
 
@@ -49,14 +32,11 @@ class Entries(NamedTuple):
     k: int
 
 
-class Softening(NamedTuple):
-    """inverse: 1 / T. scale: what values are multiplied by. ignore: the label that leaves a row out."""
+Summed = namedtuple("Summed", "span to top rate shift share keep")
+"""What is known of rows before their gradient is written: log₂ p = (x - top) · rate - shift, share p the gradient, from `to` on."""
 
-    inverse: float
-    scale: float
-    divisor_ptr: Tensor | None
-    ignore: int
-
+Elsewhere = namedtuple("Elsewhere", "gradient rows")
+"""The operation that writes the gradient."""
 
 Members = namedtuple("Members", "index lq q logit valid good")
 """Of each row's K entries (BR, KP): class, ln q, q, the class's logit, present or not; and whether all are valid, per row."""
@@ -66,9 +46,9 @@ Members = namedtuple("Members", "index lq q logit valid good")
 def members(entries, span, keep, x, inverse, config):
     at = tl.arange(0, config.KP)[None, :]
     exists = keep[:, None] & (at < entries.k)
-    lane = span.row[:, None]
-    index = tl.load(row_address(entries.indices, span.outer, lane) + at * entries.indices.s2, mask=exists, other=-1)
-    lq = tl.load(row_address(entries.log_q, span.outer, lane) + at * entries.log_q.s2, mask=exists, other=float("-inf")).to(tl.float32)
+    row = span.row[:, None]
+    index = tl.load(sweep.element_address(entries.indices, span.outer, row, at), mask=exists, other=-1)
+    lq = tl.load(sweep.element_address(entries.log_q, span.outer, row, at), mask=exists, other=float("-inf")).to(tl.float32)
     valid = (index >= 0) & (index < x.classes)
     lq = tl.where(index == -1, float("-inf"), lq)
     if config.RENORMALIZE:
@@ -76,9 +56,9 @@ def members(entries, span, keep, x, inverse, config):
         step = (lq - top[:, None]) * inverse
         total = tl.sum(exp(step), 1)
         lq = step - log(tl.where(total == 0.0, 1.0, total))[:, None]  # a row without entries: -inf, not nan
-    logit = tl.load(element_address(x, span.outer, span.row[:, None], index), mask=valid, other=0.0).to(tl.float32)
+    logit = tl.load(sweep.element_address(x, span.outer, row, index), mask=valid, other=0.0).to(tl.float32)
     wrong = tl.max(tl.where(valid | (index == -1), 0, 1), 1)
-    return Members(index, lq, exp(lq), logit, valid, wrong == 0)
+    return Members(tl.where(valid, index, -1).to(tl.int32), lq, exp(lq), logit, valid, wrong == 0)
 
 
 @triton.jit
@@ -94,18 +74,26 @@ def by_row(v):
 def add_exponentials(lanes, tile, rate, config):
     """Take a tile (BR, BC) into the sums s = Σ exp(x - m) that each lane (BR, L) keeps of its VEC classes."""
     m, s = lanes
-    x = tl.reshape(tile.stored[0].to(tl.float32), [config.BR, config.BC // config.VEC, config.VEC])
+    x = tl.reshape(sweep.existing(tile.stored[0].to(tl.float32), tile, config), [config.BR, config.BC // config.VEC, config.VEC])
     top = tl.maximum(m, tl.max(x, 2))
     return top, s * exp2((m - top) * rate) + tl.sum(exp2((x - top[:, :, None]) * rate), 2)
+
+
+@triton.jit
+def write_elsewhere(state, tile, of, config):
+    """Write the gradient of a tile as if none of its classes were an entry."""
+    step = tile.stored[0].to(tl.float32) - of.rows.top[:, None]
+    g = exp2(step * of.rows.rate - of.rows.shift[:, None]) * of.rows.share
+    sweep.write_tile(g, tile, of, config)
+    return state
 
 
 @triton.jit
 def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
     """Maximum and log-sum of each row, 0 of those not kept."""
     if config.ONE_TILE:
-        lanes = tl.arange(0, config.BC)
-        here = span.inside[:, None] & in_row(columns(lanes, span, config), span, config)
-        tile = stored_tile(x, start_of(x, span, config), lanes, here, float("-inf"), EVICT, config).to(tl.float32)
+        lanes, _, _, mask = sweep.edge(0, span.inside[:, None], span, config)
+        tile = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, mask, float("-inf"), EVICT, config).to(tl.float32)
         top = tl.max(tile, 1)
         ls = log(tl.sum(exp2((tile - top[:, None]) * rate), 1))
     else:
@@ -113,7 +101,7 @@ def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
         full = None if config.BR == 1 else edge
         m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
         s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
-        m, s = sweep((m, s), (x,), span, Reading(edge, full, float("-inf"), EVICT), add_exponentials, rate, config)
+        m, s = sweep.sweep((m, s), (x,), span, sweep.Reading(edge, full, float("-inf"), EVICT), add_exponentials, rate, config)
         top = tl.max(m, 1)
         ls = log(tl.sum(s * exp2((m - top[:, None]) * rate), 1))
     return tl.where(keep, top, 0.0), tl.where(keep, ls, 0.0)
@@ -128,26 +116,23 @@ def topk_kernel(
     out,  # divergence's Outputs; the statistics, max and log-sum, are read where a gradient arrives, else written
     grad_output,  # divergence's GradOutput
     sum,  # Sum
-    softening,  # Softening
+    formula,  # divergence's Formula, but for terms and sums
     rows_outer,
     blocks,
     counted,  # labels
     config: tl.constexpr,
 ):
     BACKWARD: tl.constexpr = grad_output.ptr is not None
-    scale = scaled(softening, marks.labels, None, softening.ignore, tl.arange(0, COUNTED), counted, x.classes, config)
-    inverse = softening.inverse
-    rate = inverse * LOG2E
-    span = span_of(x, rows_outer, blocks, config)
-    inside, classes = span.inside, span.classes
-    w, keep = row_weight(marks, softening.ignore, span.outer, span.row, inside)
-    own = members(entries, span, keep, x, inverse, config)
+    scale = sweep.scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config)
+    span = sweep.span_of(x, rows_outer, blocks, config)
+    inside = span.inside
+    w, keep = row_weight(marks, formula.ignore, span.outer, span.row, inside)
     if BACKWARD:
-        top, ls = load_stats(out.stats, 2, span)
+        top, ls = sweep.load_stats(out.stats, 2, span)
     else:
-        top, ls = softmax_of(x, span, keep, rate, "evict_last" if gradient.ptr is not None else "evict_first", config)
-
-    lp = (own.logit - top[:, None]) * inverse - ls[:, None]
+        top, ls = softmax_of(x, span, keep, formula.rate, "evict_last" if gradient.ptr is not None else "evict_first", config)
+    own = members(entries, span, keep, x, formula.inverse, config)  # after the sweep, which needs the registers
+    lp = (own.logit - top[:, None]) * formula.inverse - ls[:, None]
     p = tl.where(own.valid, exp(lp), 0.0)
     share = tl.sum(own.q, 1)  # what p is multiplied by in the gradient
     elsewhere = share
@@ -163,30 +148,19 @@ def topk_kernel(
     value = tl.where(keep, tl.where(own.good & (ls == ls), w * value, float("nan")), 0.0)
     if not BACKWARD:
         if out.loss is not None:
-            tl.store(out.loss + place_of(span), value * scale, mask=inside)
+            tl.store(out.loss + sweep.place_of(span), value * scale, mask=inside)
         if out.stats is not None:
-            store_stats(out.stats, (top, ls), span)
+            sweep.store_stats(out.stats, (top, ls), span)
         if sum is not None:
             finish(tl.sum(value, 0), sum, scale)
 
     if gradient.ptr is not None:
-        factor = w * scale * inverse
+        factor = w * scale * formula.inverse
         if BACKWARD:
-            factor *= tl.load(grad_output.ptr + place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
+            factor *= tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
         factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
-        shift = ls * LOG2E
-        mask = keep[:, None]
-        if config.MULTIPLE > 1:
-            mask = inside[:, None]
-        start, to = start_of(x, span, config), start_of(gradient, span, config)
-        base = by_row(elsewhere * factor)
-        tiles = tl.cdiv(classes, config.BC)
-        for back in tl.range(0, tiles * config.BC, config.BC):  # what was read last is likelier still in the cache
-            lanes = (tiles - 1) * config.BC - back + tl.arange(0, config.BC)
-            within = (lanes < classes)[None, :]
-            again = stored_tile(x, start, lanes, mask & within, 0.0, "evict_first", config).to(tl.float32)
-            g = exp2((again - top[:, None]) * rate - shift[:, None]) * base
-            store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, inside[:, None] & within, "evict_first", config)
-        tl.debug_barrier()
+        rows = Summed(span, sweep.start_of(gradient, span, config), top, formula.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
         g = (p * by_row(share) - own.q) * by_row(factor)
-        tl.store(element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])
+        sweep.write_rows((x,), Elsewhere(gradient, rows), write_elsewhere, True, config)
+        tl.debug_barrier()
+        tl.store(sweep.element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])

@@ -1,1 +1,0 @@
-"""A teacher known by its likeliest classes."""
