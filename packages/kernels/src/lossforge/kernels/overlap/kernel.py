@@ -246,11 +246,11 @@ def overlap_kernel(
     target,
     memory,
     loss,
-    classes,
     config,
     images,
     pixels,
     inner,
+    classes,
     first,  # the class index of channel 0
     skip,  # classes left out at the front
     ignore,
