@@ -52,13 +52,19 @@ def address(t, at) -> tl.tensor:
 
 
 @triton.jit
-def load(t, at, mask, other):
-    """The elements `at` of `t`; those outside `mask` are `other`. Without a mask all are inside."""
+def load_tile(where, mask, other, EVICT: tl.constexpr = ""):
+    """What lies there; `other` outside of `mask`. Without a mask all are inside."""
     if mask is None:
-        tile = tl.load(address(t, at))
+        tile = tl.load(where, eviction_policy=EVICT)
     else:
-        tile = tl.load(address(t, at), mask=mask, other=other)
+        tile = tl.load(where, mask=mask, other=other, eviction_policy=EVICT)
     return tile
+
+
+@triton.jit
+def load(t, at, mask, other):
+    """The elements `at` of `t`, as load_tile."""
+    return load_tile(address(t, at), mask, other)
 
 
 @triton.jit

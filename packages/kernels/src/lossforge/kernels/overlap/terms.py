@@ -1,39 +1,55 @@
-"""Device functions of both launches of the overlap template: softmax of tiles, an element's terms, what a gradient is made of."""
+"""Device functions of both launches of the overlap template: logits and their softmax over the classes, and what elements add to sums."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from lossforge.kernels.engine.layout import longer
 from lossforge.kernels.math import LOG2E, exp2, log, logistic, reciprocal
-from lossforge.kernels.overlap.planes import label_tile, logit_tile
+from lossforge.kernels.overlap.planes import logit_tile
 from lossforge.kernels.row.rows import LOWEST
 
 
 class Region(NamedTuple):
-    """One of `regions` regions, of all classes but `skip` at the front."""
+    """One of `regions` regions, of all classes but `skip` at the front.
+
+    coefficients_ptr: a and b (regions, classes) each, then e (classes) where CE.
+    """
 
     number: Any
     regions: Any
     classes: Any
     skip: Any
+    coefficients_ptr: Any
+    grad_output_ptr: Any
 
 
 @triton.jit
-def whole_softmax(tile):
-    """Per pixel the maximum of the classes, and Σ exp(x - maximum), both (1, BP), of a tile that holds all classes."""
-    top = tl.max(tile, 0)[None, :]
-    return top, tl.sum(exp2((tile - top) * LOG2E), 0)[None, :]
+def logits(images, place, keep, first, EVICT: tl.constexpr):
+    """Tiles of classes from `first`; under a softmax the maximum of each pixel's classes, and Σ exp(x - maximum), both (1, BP)."""
+    held = ()
+    for k in tl.static_range(images.config.HELD):
+        c = first + k * images.config.BC + tl.arange(0, images.config.BC)
+        held = longer(held, logit_tile(images, place, c, keep, EVICT))
+    top, total = 0.0, 1.0
+    if images.config.SOFTMAX:
+        top = tl.max(held[0], 0)[None, :]
+        for k in tl.static_range(1, images.config.HELD):
+            top = tl.maximum(top, tl.max(held[k], 0)[None, :])
+        total = tl.sum(exp2((held[0] - top) * LOG2E), 0)[None, :]
+        for k in tl.static_range(1, images.config.HELD):
+            total += tl.sum(exp2((held[k] - top) * LOG2E), 0)[None, :]
+    return held, top, total
 
 
 @triton.jit
-def swept_softmax(images, place):
-    """The same of classes that take several tiles."""
+def swept_softmax(images, place, keep):
+    """Maximum and Σ exp(x - maximum) of classes that take a sweep."""
     top = tl.full([1, images.config.BP], LOWEST, tl.float32)
     total = tl.zeros([1, images.config.BP], tl.float32)
-    for at in range(0, images.classes, images.config.BC):
-        c = at + tl.arange(0, images.config.BC)
-        tile = logit_tile(images, place, c, label_tile(images, place, c).keep, "evict_last")
+    for first in range(0, images.classes, images.config.BC):
+        tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), keep, "evict_last")
         higher = tl.maximum(top, tl.max(tile, 0)[None, :])
         total = total * exp2((top - higher) * LOG2E) + tl.sum(exp2((tile - higher) * LOG2E), 0)[None, :]
         top = higher
@@ -41,9 +57,8 @@ def swept_softmax(images, place):
 
 
 @triton.jit
-def terms(tile, labels, top, total, MASKED: tl.constexpr, config):
+def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
     """What each element adds to I, P, Y, and where asked for to the cross entropy and the count of elements."""
-    y = labels.y
     ce, count = y, y
     share = 1.0
     if MASKED:
@@ -75,33 +90,3 @@ def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
     else:
         tile = tl.sum(tl.reshape(tile, [tile.shape[0], V, tile.shape[1] // V]), 1)
     return tile
-
-
-@triton.jit
-def coefficients_of(coefficients, region, c, config):
-    """(a, b, e) of classes c in a region, or of one, times the upstream gradient."""
-    at = coefficients.ptr + region.number * region.classes + c
-    here = c < region.classes
-    a = tl.load(at, mask=here, other=0.0)
-    b = tl.load(at + region.regions * region.classes, mask=here, other=0.0)
-    e = a
-    if config.CE:
-        e = tl.load(coefficients.ptr + 2 * region.regions * region.classes + c, mask=here, other=0.0)
-    if coefficients.grad_output_ptr is not None:
-        if config.EACH:
-            up = coefficients.grad_output_ptr + region.number * (region.classes - region.skip) + c - region.skip
-            up = tl.load(up, mask=here & (c >= region.skip), other=0.0)
-        else:
-            up = tl.load(coefficients.grad_output_ptr)
-        up = up.to(tl.float32)
-        a, b, e = a * up, b * up, e * up
-    return a, b, e
-
-
-@triton.jit
-def slope(p, y, a, b, SQUARED: tl.constexpr):
-    """h = ∂L/∂p."""
-    h = a * y + b
-    if SQUARED:
-        h = a * y + 2.0 * b * p
-    return h
