@@ -4,8 +4,17 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.math import LOG2E, exp2, logistic, reciprocal
-from lossforge.kernels.overlap.planes import Images, Place, labels_of, logit_tile, store_gradient, target_tile
-from lossforge.kernels.overlap.terms import Region, logits, swept_softmax
+from lossforge.kernels.overlap.planes import (
+    Images,
+    Place,
+    Region,
+    labels_of,
+    logit_tile,
+    logits,
+    store_gradient,
+    swept_softmax,
+    target_tile,
+)
 
 
 @triton.jit

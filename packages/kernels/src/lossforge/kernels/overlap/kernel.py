@@ -17,8 +17,8 @@ import triton.language as tl
 
 from lossforge.kernels.engine.layout import END, longer
 from lossforge.kernels.engine.reduce import Scaling, divided, over
-from lossforge.kernels.overlap.planes import Images, Place, labels_of, logit_tile, target_tile
-from lossforge.kernels.overlap.terms import Region, grouped, logits, swept_softmax, terms
+from lossforge.kernels.math import LOG2E, exp2, log, logistic, reciprocal
+from lossforge.kernels.overlap.planes import Images, Place, Region, labels_of, logit_tile, logits, swept_softmax, target_tile
 
 
 class Memory(NamedTuple):
@@ -44,6 +44,42 @@ class Loss(NamedTuple):
     ce_scale: Any
     scaling: Scaling
     end: Any = END
+
+
+@triton.jit
+def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
+    """What each element adds to I, P, Y, and where asked for to the cross entropy and the count of elements."""
+    ce, count = y, y
+    share = 1.0
+    if MASKED:
+        share = tl.where(labels.keep, tl.where(labels.valid, 1.0, float("nan")), 0.0)  # a pixel of no class makes its image's sums nan
+    if config.SOFTMAX:
+        p = exp2((tile - top) * LOG2E) * (reciprocal(total) * share)
+        if config.CE:
+            ce = tl.where(y == 0.0, 0.0, y * (top - tile + log(total)))
+    elif config.SIGMOID:
+        p, _, log1p = logistic(tile)
+        p = p * share
+        if config.CE:
+            ce = (tl.maximum(tile, 0.0) - tile * y + log1p) * share
+    else:
+        p = tile * share
+    if config.COUNT:
+        count = tl.zeros_like(y) + share
+    i = p * y
+    if config.SQUARED:
+        p, y = p * p, y * y
+    return i, p, y, ce, count
+
+
+@triton.jit
+def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
+    """Sums of V pixels that one lane reads, (BC, BP) to (BC, BP / V): neighbours where pixels are adjacent in memory, else BP / V apart."""
+    if ADJACENT:
+        tile = tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // V, V]), 2)
+    else:
+        tile = tl.sum(tl.reshape(tile, [tile.shape[0], V, tile.shape[1] // V]), 1)
+    return tile
 
 
 @triton.jit

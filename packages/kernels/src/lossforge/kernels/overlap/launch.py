@@ -1,7 +1,6 @@
 """Host side of the overlap template: how images lie in memory, tile sizes, and the two launches."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, OverlapCall
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Recording, Template, launch, new, new_like, workspace
-from lossforge.kernels.engine.layout import collapse, constants, per_row
+from lossforge.kernels.engine.layout import Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
@@ -158,7 +157,7 @@ class Arriving(NamedTuple):
 
     coefficients: Tensor
     grad_output: Tensor | None
-    gradient: Tensor
+    gradient: Tensor | None
 
 
 def _plan_backward(call: OverlapCall, a: Arriving) -> Plan | None:
@@ -183,12 +182,7 @@ def _ticket(x: Tensor) -> Tensor:
 
 
 def forward(
-    call: OverlapCall,
-    formulas: Formulas,
-    gradients: Sequence[Tensor | None],
-    keep: bool,
-    alone: bool = False,
-    recording: Recording | None = None,
+    call: OverlapCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False, recording: Recording | None = None
 ) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     g = geometry(call)
@@ -210,9 +204,7 @@ def forward(
     return total if out is None else out, made
 
 
-def backward(
-    call: OverlapCall, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
-) -> None:
+def backward(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
     """As element.launch.backward."""
     (coefficients,), (arriving,) = kept, grad_outputs
     if coefficients is None:

@@ -1,11 +1,13 @@
-"""Device functions of the overlap template: how it addresses images, and a tile of logits or targets, of BC classes and BP pixels."""
+"""Device functions of both launches of the overlap template: tiles of logits or targets, of BC classes and BP pixels, and their softmax."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END, load_tile
+from lossforge.kernels.engine.layout import END, load_tile, longer
+from lossforge.kernels.math import LOG2E, exp2
+from lossforge.kernels.row.rows import LOWEST
 
 
 class Planes(NamedTuple):
@@ -30,7 +32,7 @@ class Config(NamedTuple):
     and nothing exchanged: of 21 classes the sums take 15 instructions a logit, not 36.
 
     Of the first launch: PRESENT: only classes that have target pixels count. COUNT: the elements not ignored are one of the S sums.
-    COUNTED: ce_scale is divided by the count, or by the class weights of the pixels not ignored. V, ADJACENT: see terms.grouped.
+    COUNTED: ce_scale is divided by the count, or by the class weights of the pixels not ignored. V, ADJACENT: see kernel.grouped.
     Of the second: EACH: gradients arrive at each region and class.
     """
 
@@ -89,6 +91,20 @@ class Labels(NamedTuple):
     valid: Any
 
 
+class Region(NamedTuple):
+    """One of `regions` regions, of all classes but `skip` at the front.
+
+    coefficients_ptr: a and b (regions, classes) each, then e (classes) where CE.
+    """
+
+    number: Any
+    regions: Any
+    classes: Any
+    skip: Any
+    coefficients_ptr: Any
+    grad_output_ptr: Any
+
+
 @triton.jit
 def pointers(t, place, c, inner, WIDE: tl.constexpr):
     """Where classes c of the pixels lie, (BC, BP)."""
@@ -118,22 +134,16 @@ def mask_of(images, place, c):
 
 @triton.jit
 def labels_of(images, place):
+    keep = True if place.inside is None else place.inside[None, :]
+    labels = Labels(True, keep, keep)
     if images.config.INDEX:
         at = pointers(images.target, place, tl.zeros([1], tl.int32), images.inner, images.config.WIDE)
-        if place.inside is None:
-            t = tl.load(at)
-            keep = t.to(tl.int64) != images.ignore
-        else:
-            t = tl.load(at, mask=place.inside[None, :], other=0)
-            keep = (t.to(tl.int64) != images.ignore) & place.inside[None, :]
+        t = load_tile(at, None if place.inside is None else keep, 0, "")
+        keep = (t.to(tl.int64) != images.ignore) & keep
         if images.target.ptr.dtype.element_ty.primitive_bitwidth < 32:
             t = t.to(tl.int32)
         valid = (t >= 0) & (t < images.classes + images.first)
         labels = Labels(tl.where(keep & valid, t, -1).to(tl.int32), keep, valid)
-    elif place.inside is not None:
-        labels = Labels(True, place.inside[None, :], place.inside[None, :])
-    else:
-        labels = Labels(True, True, True)
     return labels
 
 
@@ -157,6 +167,44 @@ def logit_tile(images, place, c, keep, EVICT: tl.constexpr):
     if images.config.INDEX or place.inside is not None:
         tile = tl.where(keep, tile, 0.0)
     return tile
+
+
+@triton.jit
+def softmax_of(held, HELD: tl.constexpr):
+    """Per pixel the maximum of the classes that the tiles hold, and Σ exp(x - maximum), both (1, BP)."""
+    top = tl.max(held[0], 0)[None, :]
+    for k in tl.static_range(1, HELD):
+        top = tl.maximum(top, tl.max(held[k], 0)[None, :])
+    total = tl.sum(exp2((held[0] - top) * LOG2E), 0)[None, :]
+    for k in tl.static_range(1, HELD):
+        total += tl.sum(exp2((held[k] - top) * LOG2E), 0)[None, :]
+    return top, total
+
+
+@triton.jit
+def logits(images, place, keep, first, EVICT: tl.constexpr):
+    """Tiles of classes from `first`, and under a softmax the maximum and the sum of their pixels."""
+    held = ()
+    for k in tl.static_range(images.config.HELD):
+        c = first + k * images.config.BC + tl.arange(0, images.config.BC)
+        held = longer(held, logit_tile(images, place, c, keep, EVICT))
+    top, total = 0.0, 1.0
+    if images.config.SOFTMAX:
+        top, total = softmax_of(held, images.config.HELD)
+    return held, top, total
+
+
+@triton.jit
+def swept_softmax(images, place, keep):
+    """As softmax_of, of classes that take a sweep."""
+    top = tl.full([1, images.config.BP], LOWEST, tl.float32)
+    total = tl.zeros([1, images.config.BP], tl.float32)
+    for first in range(0, images.classes, images.config.BC):
+        tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), keep, "evict_last")
+        higher = tl.maximum(top, tl.max(tile, 0)[None, :])
+        total = total * exp2((top - higher) * LOG2E) + tl.sum(exp2((tile - higher) * LOG2E), 0)[None, :]
+        top = higher
+    return top, total
 
 
 @triton.jit
