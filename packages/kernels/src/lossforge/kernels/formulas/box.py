@@ -17,8 +17,6 @@ differentiated in these, and `edges` takes the derivatives to the coordinates. W
 of min and max are halves, as in PyTorch.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -43,44 +41,34 @@ def share(x, y):
     return tl.where(x > y, 1.0, tl.where(x == y, 0.5, 0.0))
 
 
-class Axis(NamedTuple):
-    """Of [a, b] and [c, d] lengths, overlap and hull; the offset of their centres; how far the overlap begins at a, and ends at b."""
-
-    first: Any
-    second: Any
-    overlap: Any
-    hull: Any
-    offset: Any
-    begin: Any
-    end: Any
-
-
 @triton.jit
 def axis(a, b, c, d):
-    overlap, hull = smaller(b, d) - larger(a, c), larger(b, d) - smaller(a, c)
-    return Axis(b - a, d - c, overlap, hull, 0.5 * ((a - c) + (b - d)), share(a, c), share(d, b))
+    """Lengths, overlap and hull of [a, b] and [c, d]; offset of their centres; how far the overlap begins at a, and ends at b."""
+    return b - a, d - c, smaller(b, d) - larger(a, c), larger(b, d) - smaller(a, c), 0.5 * ((a - c) + (b - d)), share(a, c), share(d, b)
 
 
 @triton.jit
-def edges(on, overlap, hull, first, second, offset):
-    """dL/da, dL/db, dL/dc, dL/dd of intervals [a, b] and [c, d] from dL/d(what `axis` says of them, `on`)."""
+def edges(begin, end, overlap, hull, length_1, length_2, offset):
+    """dL/da, dL/db, dL/dc, dL/dd of intervals [a, b] and [c, d] from dL/d(what `axis` returns)."""
     moved = overlap - hull
     half = 0.5 * offset
     return (
-        half - first - hull - on.begin * moved,
-        half + first + hull + on.end * moved,
-        on.begin * moved - half - second - overlap,
-        second - half + overlap - on.end * moved,
+        half - length_1 - hull - begin * moved,
+        half + length_1 + hull + end * moved,
+        begin * moved - half - length_2 - overlap,
+        length_2 - half + overlap - end * moved,
     )
 
 
 @triton.jit
-def result(value, across, down, d_inter, d_union, d_wc=0.0, d_hc=0.0, d_dx=0.0, d_dy=0.0, d_w1=0.0, d_h1=0.0, d_w2=0.0, d_h2=0.0):
+def result(value, across, down, d_inter, d_union, d_wc, d_hc, d_w1, d_h1, d_w2, d_h2, d_dx, d_dy):
     """The value and its derivatives in box 1's coordinates, then box 2's, where these act through I (for a given U) and U, the sides of
-    the hull, the offsets of the centres, and the sides of the boxes (beside their areas)."""
-    d_inter = tl.where((across.overlap > 0) & (down.overlap > 0), d_inter - d_union, 0.0)
-    dx1, dx2, du1, du2 = edges(across, d_inter * down.overlap, d_wc, d_union * down.first + d_w1, d_union * down.second + d_w2, d_dx)
-    dy1, dy2, dv1, dv2 = edges(down, d_inter * across.overlap, d_hc, d_union * across.first + d_h1, d_union * across.second + d_h2, d_dy)
+    the hull, the sides of the boxes (beside their areas), and the offsets of the centres."""
+    w1, w2, wi, _, _, left, right = across
+    h1, h2, hi, _, _, top, bottom = down
+    d_inter = tl.where((wi > 0) & (hi > 0), d_inter - d_union, 0.0)
+    dx1, dx2, du1, du2 = edges(left, right, d_inter * hi, d_wc, d_union * h1 + d_w1, d_union * h2 + d_w2, d_dx)
+    dy1, dy2, dv1, dv2 = edges(top, bottom, d_inter * wi, d_hc, d_union * w1 + d_h1, d_union * w2 + d_h2, d_dy)
     return value, dx1, dy1, dx2, dy2, du1, dv1, du2, dv2
 
 
@@ -95,8 +83,10 @@ def bounded(x, eps):
 @triton.jit
 def overlap_loss(across, down, eps):
     """1 - I/U, U, dL/dI (for a given U) and dL/dU."""
-    intersection = tl.where((across.overlap > 0) & (down.overlap > 0), product(across.overlap, down.overlap), 0.0)
-    union = product(across.first, down.first) + (product(across.second, down.second) - intersection)
+    w1, w2, wi, _, _, _, _ = across
+    h1, h2, hi, _, _, _, _ = down
+    intersection = tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0)
+    union = product(w1, h1) + (product(w2, h2) - intersection)
     kept, r, r_free = bounded(union, eps)
     return (kept - intersection) * r, union, -r, intersection * r * r_free
 
@@ -104,37 +94,44 @@ def overlap_loss(across, down, eps):
 @triton.jit
 def distance_loss(across, down, eps):
     """ρ²/d², and its derivatives in the hull's sides and in the offsets of the centres."""
-    squared = across.offset * across.offset + down.offset * down.offset
-    _, r, r_free = bounded(across.hull * across.hull + down.hull * down.hull, eps)
+    _, _, _, wc, dx, _, _ = across
+    _, _, _, hc, dy, _, _ = down
+    squared = dx * dx + dy * dy
+    _, r, r_free = bounded(wc * wc + hc * hc, eps)
     value = squared * r
     slope = -2.0 * value * r_free
-    return value, slope * across.hull, slope * down.hull, 2.0 * across.offset * r, 2.0 * down.offset * r
+    return value, slope * wc, slope * hc, 2.0 * dx * r, 2.0 * dy * r
 
 
 @triton.jit
 def iou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
-    across, down = axis(x1, x2, u1, u2), axis(y1, y2, v1, v2)
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
     value, _, d_inter, d_union = overlap_loss(across, down, eps)
-    return result(value, across, down, d_inter, d_union)
+    return result(value, across, down, d_inter, d_union, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @triton.jit
 def giou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
-    across, down = axis(x1, x2, u1, u2), axis(y1, y2, v1, v2)
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    _, _, _, wc, _, _, _ = across
+    _, _, _, hc, _, _, _ = down
     value, union, d_inter, d_union = overlap_loss(across, down, eps)
-    hull = product(across.hull, down.hull)
+    hull = product(wc, hc)
     _, r, r_free = bounded(hull, eps)
     empty = (hull - union) * r
     d_hull = r - empty * r_free
-    return result(value + empty, across, down, d_inter, d_union - r, d_hull * down.hull, d_hull * across.hull)
+    return result(value + empty, across, down, d_inter, d_union - r, d_hull * hc, d_hull * wc, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @triton.jit
 def diou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
-    across, down = axis(x1, x2, u1, u2), axis(y1, y2, v1, v2)
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
     value, _, d_inter, d_union = overlap_loss(across, down, eps)
     distance, d_wc, d_hc, d_dx, d_dy = distance_loss(across, down, eps)
-    return result(value + distance, across, down, d_inter, d_union, d_wc, d_hc, d_dx, d_dy)
+    return result(value + distance, across, down, d_inter, d_union, d_wc, d_hc, 0.0, 0.0, 0.0, 0.0, d_dx, d_dy)
 
 
 @triton.jit
@@ -146,34 +143,39 @@ def over_diagonal(w, h):
 
 @triton.jit
 def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
-    across, down = axis(x1, x2, u1, u2), axis(y1, y2, v1, v2)
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    w1, w2, _, _, _, _, _ = across
+    h1, h2, _, _, _, _, _ = down
     value, _, d_inter, d_union = overlap_loss(across, down, eps)
     distance, d_wc, d_hc, d_dx, d_dy = distance_loss(across, down, eps)
-    angle = atan_ratio(across.second, down.second) - atan_ratio(across.first, down.first)
+    angle = atan_ratio(w2, h2) - atan_ratio(w1, h1)
     v = V_SCALE * angle * angle
     alpha = v * reciprocal(larger(value + v, eps))
     turn = 2.0 * V_SCALE * alpha * angle
-    turn_1, turn_2 = turn * over_diagonal(across.first, down.first), turn * over_diagonal(across.second, down.second)
-    d_w1, d_h1, d_w2, d_h2 = -turn_1 * down.first, turn_1 * across.first, turn_2 * down.second, -turn_2 * across.second
+    turn_1, turn_2 = turn * over_diagonal(w1, h1), turn * over_diagonal(w2, h2)
     value += distance + alpha * v
-    return result(value, across, down, d_inter, d_union, d_wc, d_hc, d_dx, d_dy, d_w1, d_h1, d_w2, d_h2)
+    return result(value, across, down, d_inter, d_union, d_wc, d_hc, -turn_1 * h1, turn_1 * w1, turn_2 * h2, -turn_2 * w2, d_dx, d_dy)
 
 
 @triton.jit
-def side_loss(on, eps):
+def side_loss(s1, s2, sc, eps):
     """(s₁ - s₂)²/s_C², and its derivatives in s₁, which is minus that in s₂, and in s_C."""
-    difference = on.first - on.second
-    _, r, r_free = bounded(on.hull * on.hull, eps)
+    difference = s1 - s2
+    _, r, r_free = bounded(sc * sc, eps)
     value = difference * difference * r
-    return value, 2.0 * difference * r, -2.0 * value * r_free * on.hull
+    return value, 2.0 * difference * r, -2.0 * value * r_free * sc
 
 
 @triton.jit
 def eiou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
-    across, down = axis(x1, x2, u1, u2), axis(y1, y2, v1, v2)
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    w1, w2, _, wc, _, _, _ = across
+    h1, h2, _, hc, _, _, _ = down
     value, _, d_inter, d_union = overlap_loss(across, down, eps)
     distance, d_wc, d_hc, d_dx, d_dy = distance_loss(across, down, eps)
-    width, d_w, d_width = side_loss(across, eps)
-    height, d_h, d_height = side_loss(down, eps)
+    width, d_w, d_width = side_loss(w1, w2, wc, eps)
+    height, d_h, d_height = side_loss(h1, h2, hc, eps)
     value += distance + width + height
-    return result(value, across, down, d_inter, d_union, d_wc + d_width, d_hc + d_height, d_dx, d_dy, d_w, d_h, -d_w, -d_h)
+    return result(value, across, down, d_inter, d_union, d_wc + d_width, d_hc + d_height, d_w, d_h, -d_w, -d_h, d_dx, d_dy)
