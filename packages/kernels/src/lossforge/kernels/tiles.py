@@ -212,14 +212,8 @@ def most_registers(warps: int, programs: int) -> dict[str, int]:
     return {"maxnreg": 65536 // (32 * warps * programs) // 8 * 8} if programs > 1 else {}
 
 
-class ResidentPairTiles(NamedTuple):
-    """Classes a chunk, chunks of both rows in the ring in shared memory, chunks of h in registers, warps, programs a multiprocessor."""
-
-    chunk: int
-    ring: int
-    held: int
-    warps: int
-    programs: int
+class ResidentPairTiles(ResidentTiles):
+    """The same of two rows: chunks of both in the ring, of h in registers."""
 
 
 def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) -> ResidentPairTiles | None:

@@ -10,16 +10,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.element.kernel import Outputs, Space, all_tiles, coordinates
-from lossforge.kernels.engine.layout import END, Strided, address, load, store
+from lossforge.kernels.element.kernel import Outputs, Space, all_tiles, coordinates, settled
+from lossforge.kernels.engine.layout import END, Strided, address, load, load_tile
 from lossforge.kernels.engine.reduce import finish, scales
 
 
 class Boxes(NamedTuple):
-    """Boxes as a kernel sees them: layout.Strided over the pairs, and the stride of the coordinates.
-
-    Without the latter: boxes in the order of the pairs, one's four coordinates next to each other.
-    """
+    """layout.Strided over the pairs, and the stride of the coordinates; without it one's four lie next to each other."""
 
     ptr: Any = None
     s0: int | None = None
@@ -52,32 +49,22 @@ class Given(NamedTuple):
 
 
 @triton.jit
-def load_tile(where, mask):
-    if mask is None:
-        tile = tl.load(where)
-    else:
-        tile = tl.load(where, mask=mask, other=0.0)
-    return tile.to(tl.float32)
-
-
-@triton.jit
 def load_boxes(t, at, rest, CENTERED: tl.constexpr):
     """Four tiles of coordinates of corners in float32; where boxes are in order, a lane reads whole boxes."""
+    N: tl.constexpr = at.lane.shape[0]
     if t.step is None:
-        i = tl.arange(0, 4 * at.lane.shape[0])
-        tile = load_tile(t.ptr + 4 * at.start + i, None if rest is None else i < 4 * rest)
-        even, odd = tl.split(tl.reshape(tile, [at.lane.shape[0], 2, 2]))
+        i = tl.arange(0, 4 * N)
+        tile = load_tile(t.ptr + 4 * at.start + i, None if rest is None else i < 4 * rest, 0.0, "").to(tl.float32)
+        even, odd = tl.split(tl.reshape(tile, [N, 2, 2]))
         a, c = tl.split(even)
         b, d = tl.split(odd)
     else:
-        mask = None if rest is None else tl.arange(0, at.lane.shape[0]) < rest
+        mask = None if rest is None else tl.arange(0, N) < rest
         first = address(t, at)
-        second = first + t.step
-        third = second + t.step
-        a = load_tile(first, mask)
-        b = load_tile(second, mask)
-        c = load_tile(third, mask)
-        d = load_tile(third + t.step, mask)
+        a = load_tile(first, mask, 0.0, "").to(tl.float32)
+        b = load_tile(first + t.step, mask, 0.0, "").to(tl.float32)
+        c = load_tile(first + t.step + t.step, mask, 0.0, "").to(tl.float32)
+        d = load_tile(first + t.step + t.step + t.step, mask, 0.0, "").to(tl.float32)
     if CENTERED:
         a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
     return a, b, c, d
@@ -86,25 +73,24 @@ def load_boxes(t, at, rest, CENTERED: tl.constexpr):
 @triton.jit
 def store_gradient(t, at, rest, factor, slopes, CENTERED: tl.constexpr):
     """Store derivatives in the corners, taken to the format of the boxes and times `factor`."""
-    x1, y1, x2, y2 = slopes
+    N: tl.constexpr = at.lane.shape[0]
+    a, b, c, d = slopes
     if CENTERED:
         half = 0.5 * factor
-        a, b, c, d = (x1 + x2) * factor, (y1 + y2) * factor, (x2 - x1) * half, (y2 - y1) * half
+        a, b, c, d = (a + c) * factor, (b + d) * factor, (c - a) * half, (d - b) * half
     else:
-        a, b, c, d = x1 * factor, y1 * factor, x2 * factor, y2 * factor
+        a, b, c, d = a * factor, b * factor, c * factor, d * factor
     if t.step is None:
-        i = tl.arange(0, 4 * at.lane.shape[0])
-        tile = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * at.lane.shape[0]])
+        i = tl.arange(0, 4 * N)
+        tile = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * N])
         tl.store(t.ptr + 4 * at.start + i, tile, mask=None if rest is None else i < 4 * rest)
     else:
-        mask = None if rest is None else tl.arange(0, at.lane.shape[0]) < rest
+        mask = None if rest is None else tl.arange(0, N) < rest
         first = address(t, at)
-        second = first + t.step
-        third = second + t.step
         tl.store(first, a, mask=mask)
-        tl.store(second, b, mask=mask)
-        tl.store(third, c, mask=mask)
-        tl.store(third + t.step, d, mask=mask)
+        tl.store(first + t.step, b, mask=mask)
+        tl.store(first + t.step + t.step, c, mask=mask)
+        tl.store(first + t.step + t.step + t.step, d, mask=mask)
 
 
 @triton.jit
@@ -125,12 +111,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         store_gradient(given.pairs.gradient1, at, rest, factor, (dx1, dy1, dx2, dy2), given.pairs.CENTERED)
     if given.pairs.gradient2.ptr is not None:
         store_gradient(given.pairs.gradient2, at, rest, factor, (du1, dv1, du2, dv2), given.pairs.CENTERED)
-    value = value * w
-    if mask is not None:
-        value = tl.where(mask, value, 0.0)
-    if given.outputs.out.ptr is not None:
-        store(given.outputs.out, at, mask, value * given.scale)
-    return part + value
+    return settled(part, value * w, None, at, mask, given.outputs, given.scale)
 
 
 @triton.jit(do_not_specialize=("n",))

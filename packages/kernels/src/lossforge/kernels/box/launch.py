@@ -1,7 +1,7 @@
 """Host side of the template of boxes: how its tensors lie in memory, and the launch."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import triton
 from torch import Tensor
@@ -9,26 +9,11 @@ from torch import Tensor
 from lossforge.kernels.box.kernel import Boxes, Pairs, boxes_kernel
 from lossforge.kernels.call import BoxCall, Formulas
 from lossforge.kernels.element.kernel import Formula, Outputs, Space
-from lossforge.kernels.element.launch import Geometry, geometry
+from lossforge.kernels.element.launch import Geometry, Wanted, geometry
 from lossforge.kernels.engine.launch import Plan, Template, launch, new_like, sum_slots
-from lossforge.kernels.engine.layout import Strided, broadcast, constants
+from lossforge.kernels.engine.layout import Strided, Tensors, broadcast, constants, strided
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.tiles import PROGRAMS, box_tiles
-
-
-class Wanted(NamedTuple):
-    """What a launch is to give: value · scale / divisor, and its gradients into those tensors that are given.
-
-    grad_output: one a pair, or factor: 0-d. out: for one value a pair. total: their sum.
-    """
-
-    scale: float
-    grad_output: Tensor | None
-    factor: Tensor | None
-    out: Tensor | None
-    gradient1: Tensor | None
-    gradient2: Tensor | None
-    total: bool
 
 
 def arrange(boxes: Sequence[Any], pairwise: Sequence[Any]) -> tuple[Geometry, list[int | None]] | None:
@@ -56,44 +41,35 @@ def arrange(boxes: Sequence[Any], pairwise: Sequence[Any]) -> tuple[Geometry, li
 
 
 def _plan(call: BoxCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
-    boxes = (call.boxes1, call.boxes2, wanted.gradient1, wanted.gradient2)
-    pairwise = (call.weight, wanted.grad_output, wanted.out)
+    upstream, factor = wanted.upstream
+    boxes = (call.boxes1, call.boxes2, wanted.gradient, wanted.gradient2)
+    pairwise = (call.weight, upstream, wanted.out)
     arranged = arrange([t for t in boxes if t is not None], [t for t in pairwise if t is not None])
     if arranged is None:
         return None
     g, steps = arranged
     strides, step = iter(g.strides), iter(steps)
-    boxes1, boxes2, gradient1, gradient2 = (_boxes(t, strides, step) for t in boxes)
-    weight, grad_output, out = (Strided() if t is None else Strided(t, *next(strides)) for t in pairwise)
+    boxes1, boxes2, gradient1, gradient2 = (Boxes() if t is None else Boxes(*strided(t, strides), next(step)) for t in boxes)
+    weight, grad_output, out = (strided(t, strides) for t in pairwise)
     n = call.boxes1.numel() // 4
     tiles = box_tiles(n, call.boxes1.itemsize)
-    return Plan(
-        boxes_kernel,
-        (min(triton.cdiv(n, tiles.block), PROGRAMS),),
-        (
-            constants(Pairs(boxes1, boxes2, gradient1, gradient2, call.centered)),
-            weight,
-            Outputs(grad_output, out, None),
-            call.hyper,
-            constants(Scaling(wanted.scale, call.normalizer, wanted.factor, call.empty_is_zero)),
-            sum_slots() if wanted.total else None,
-            Formula(formulas.formula),
-            constants(Space(g.n1, g.n2, COLUMNS=None, FLAT=g.flat, BIG=g.big(n, tiles.block), BLOCK=tiles.block)),
-            n,
-        ),
-        totals=int(wanted.total),
-        num_warps=tiles.warps,
+    space = Space(g.n1, g.n2, COLUMNS=None, FLAT=g.flat, BIG=g.big(n, tiles.block), BLOCK=tiles.block)
+    arguments = (
+        constants(Pairs(boxes1, boxes2, gradient1, gradient2, call.centered)),
+        weight,
+        Outputs(grad_output, out, Strided()),
+        call.hyper,
+        constants(Scaling(wanted.scale, call.normalizer, factor, call.empty_is_zero)),
+        sum_slots() if wanted.total else None,
+        Formula(formulas.formula),
+        constants(space),
+        n,
     )
+    grid = (min(triton.cdiv(n, tiles.block), PROGRAMS),)
+    return Plan(boxes_kernel, grid, arguments, totals=int(wanted.total), num_warps=tiles.warps)
 
 
-def _boxes(t: Any, strides: Iterator[tuple[int, ...]], steps: Iterator[int | None]) -> Boxes:
-    if t is None:
-        return Boxes()
-    s0, s1, s2 = next(strides) or (None, None, None)
-    return Boxes(t, s0, s1, s2, next(steps))
-
-
-BOXES = Template(_plan, writes=("out", "gradient1", "gradient2"), expands={"weight": lambda call: call.boxes1.shape[:-1]})
+BOXES = Template(_plan, writes=("out", "gradient", "gradient2"), expands={"weight": lambda call: call.boxes1.shape[:-1]})
 
 
 def _scale(call: BoxCall) -> float:
@@ -101,29 +77,16 @@ def _scale(call: BoxCall) -> float:
     return float(call.loss_scale * 4 / call.boxes1.numel() if known else call.loss_scale)
 
 
-def forward(
-    call: BoxCall,
-    formulas: Formulas,
-    gradients: Sequence[Tensor | None],
-    keep: bool,
-    alone: bool = False,
-) -> tuple[Tensor | None, ...]:
+def forward(call: BoxCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
     """As element.launch.forward, with a gradient of each box."""
     out = new_like(call.boxes1, call.shapes(keep)[0]) if call.reduction == "none" else None
-    wanted = Wanted(_scale(call), None, None, out, gradients[0], gradients[1], out is None)
+    wanted = Wanted(_scale(call), out=out, gradient=gradients[0], gradient2=gradients[1])
     totals = launch(BOXES, call, wanted, formulas)
     return (totals[0] if out is None else out,)
 
 
-def backward(
-    call: BoxCall,
-    formulas: Formulas,
-    kept: Sequence[Tensor | None],
-    grad_outputs: Sequence[Tensor | None],
-    gradients: Sequence[Tensor | None],
-) -> None:
+def backward(call: BoxCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
     """As element.launch.backward, with a gradient of each box."""
     (arriving,) = grad_outputs
     assert arriving is not None
-    each, factor = (arriving, None) if arriving.ndim else (None, arriving)
-    launch(BOXES, call, Wanted(_scale(call), each, factor, None, gradients[0], gradients[1], False), formulas)
+    launch(BOXES, call, Wanted(_scale(call), grad_output=arriving, gradient=gradients[0], gradient2=gradients[1]), formulas)

@@ -65,7 +65,7 @@ class Outputs(NamedTuple):
 
     grad_output: Strided
     out: Strided
-    gradient: Strided | None
+    gradient: Strided
     end: Any = END
 
 

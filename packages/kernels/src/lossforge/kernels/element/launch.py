@@ -11,7 +11,7 @@ from lossforge.kernels.call import ElementCall, Formulas
 from lossforge.kernels.element import targets
 from lossforge.kernels.element.kernel import WARP, Formula, Inlined, Outputs, Space, Weights, elementwise_kernel
 from lossforge.kernels.engine.launch import Plan, Template, launch, new, sum_slots
-from lossforge.kernels.engine.layout import Strided, broadcast, collapse, constants, per_row
+from lossforge.kernels.engine.layout import Tensors, broadcast, collapse, constants, per_row, strided
 from lossforge.kernels.engine.reduce import Counting, Scaling, count, counts_itself
 from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers
 
@@ -62,20 +62,28 @@ def geometry(shape: Sequence[int], strides: Sequence[Sequence[int]], class_dim: 
 
 
 class Wanted(NamedTuple):
-    """What a launch is to give beside what the call says: value · scale / divisor, its gradient into `gradient` where it is given.
+    """What a launch is to give beside what the call says: value · scale / divisor, and its gradients into those tensors that are given.
 
-    divisor: 0-d; counted: in its place the launch counts the elements of rows not ignored. grad_output: of the shape of x, or factor: 0-d.
-    out: for the value of each element. total: their sum.
+    divisor: 0-d; counted: in its place the launch counts the elements of rows not ignored. grad_output: of each element, or 0-d. Without it
+    there is a value: each element's into `out`, else their sum.
     """
 
     scale: float
-    divisor: Tensor | None
-    counted: bool
-    grad_output: Tensor | None
-    factor: Tensor | None
-    out: Tensor | None
-    gradient: Tensor | None
-    total: bool
+    divisor: Tensor | None = None
+    counted: bool = False
+    grad_output: Tensor | None = None
+    out: Tensor | None = None
+    gradient: Tensor | None = None
+    gradient2: Tensor | None = None
+
+    @property
+    def upstream(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return what arrives at each element, and what arrives at all."""
+        return (self.grad_output, None) if self.grad_output is not None and self.grad_output.ndim else (None, self.grad_output)
+
+    @property
+    def total(self) -> bool:
+        return self.out is None and self.grad_output is None
 
 
 GROUP = 8  # neighbouring elements of a row, of which the row's target is read once
@@ -100,17 +108,18 @@ def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
     binary = background if by_row and call.target_b is None and call.lam is None else None
     formulas = binary or formulas
     rows = (target, call.target_b, call.lam) if call.by_class else ()
-    each = (x, target, call.target_b, call.lam, call.weight, call.group, call.parameter, wanted.grad_output, wanted.out, wanted.gradient)
-    strides: list[Sequence[int]] = []
-    for t in each:
-        if t is not None:
-            strides.append(per_row(t.shape, t.stride(), x.shape, class_dim) if t in rows else broadcast(t.shape, t.stride(), x.shape))
+    upstream, factor = wanted.upstream
+    each = (x, target, call.target_b, call.lam, call.weight, call.group, call.parameter, upstream, wanted.out, wanted.gradient)
+    strides = [
+        per_row(t.shape, t.stride(), x.shape, class_dim) if t in rows else broadcast(t.shape, t.stride(), x.shape)
+        for t in each
+        if t is not None
+    ]
     g = geometry(x.shape, strides, class_dim if by_row else None)
     if g is None:
         return None
     steps = iter(g.strides)
-    strided = [Strided() if t is None else Strided(t, *next(steps)) for t in each]
-    x_, target_, target_b, lam, weight, group, parameter, grad_output, out, gradient = strided
+    x_, target_, target_b, lam, weight, group, parameter, *outputs = [strided(t, steps) for t in each]
     n = x.numel()
     columns = None if g.flat and not by_row else g.columns
     read = 2 + sum(t is not None for t in (call.weight, call.parameter, call.target_b, call.lam))
@@ -127,46 +136,32 @@ def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
         load_target=_loader(call),
         BINARY=binary is not None,
     )
-    space = Space(
-        n1=g.n1,
-        n2=g.n2,
-        COLUMNS=columns,
-        FLAT=g.flat and not by_row,
-        BIG=g.big(n, tiles.block),
-        BLOCK=tiles.block,
-        G=GROUP if grouped else 1,
-        STAGES=tiles.stages,
+    flat, big = g.flat and not by_row, g.big(n, tiles.block)
+    space = Space(g.n1, g.n2, COLUMNS=columns, FLAT=flat, BIG=big, BLOCK=tiles.block, G=GROUP if grouped else 1, STAGES=tiles.stages)
+    arguments = (
+        x_,
+        targets.Targets(target_, target_b, lam, x.shape[class_dim] if by_row else 0, call.ignore_index),
+        Weights(weight, group, group_weight, group_weight.shape[0] if group_weight is not None else 0),
+        parameter,
+        Outputs(*outputs),
+        call.hyper,
+        constants(Scaling(wanted.scale, wanted.divisor, factor, call.empty_is_zero)),
+        sum_slots() if wanted.total else None,
+        constants(inlined),
+        constants(space),
+        n,
+        call.offset,
+        target.numel() if wanted.counted and target is not None else 0,
     )
-    return Plan(
-        elementwise_kernel,
-        (min(triton.cdiv(n, tiles.block), PROGRAMS),),
-        (
-            x_,
-            targets.Targets(target_, target_b, lam, x.shape[class_dim] if by_row else 0, call.ignore_index),
-            Weights(weight, group, group_weight, group_weight.shape[0] if group_weight is not None else 0),
-            parameter,
-            Outputs(grad_output, out, gradient),
-            call.hyper,
-            constants(Scaling(wanted.scale, wanted.divisor, wanted.factor, call.empty_is_zero)),
-            sum_slots() if wanted.total else None,
-            constants(inlined),
-            constants(space),
-            n,
-            call.offset,
-            target.numel() if wanted.counted and target is not None else 0,
-        ),
-        totals=int(wanted.total),
-        COUNT=COUNTED if wanted.counted else 0,
-        num_warps=tiles.warps,
-        **most_registers(tiles.warps, tiles.programs),
-    )
+    meta = {"COUNT": COUNTED if wanted.counted else 0, "num_warps": tiles.warps, **most_registers(tiles.warps, tiles.programs)}
+    return Plan(elementwise_kernel, (min(triton.cdiv(n, tiles.block), PROGRAMS),), arguments, totals=int(wanted.total), **meta)
 
 
 ELEMENT = Template(
     _plan,
     writes=("out", "gradient"),
     expands={
-        **dict.fromkeys(("weight", "group", "parameter", "grad_output"), lambda call: call.x.shape),
+        **dict.fromkeys(("weight", "group", "parameter"), lambda call: call.x.shape),
         **dict.fromkeys(("target_b", "lam"), lambda call: call.target.shape),
     },
 )
@@ -185,13 +180,7 @@ def _scale(call: ElementCall) -> float:
     return float(call.factor / call.x.numel() if known else call.factor)
 
 
-def forward(
-    call: ElementCall,
-    formulas: Formulas,
-    gradients: Sequence[Tensor | None],
-    keep: bool,
-    alone: bool = False,
-) -> tuple[Tensor | None, ...]:
+def forward(call: ElementCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
     """Results and what backward takes, in the order of the call's names; the gradient into `gradients` where it is given.
 
     keep: what only backward needs is wanted. alone: one launch may do it all, also count, so that the divisor is not kept.
@@ -199,34 +188,14 @@ def forward(
     itself = alone and call.counted and call.target is not None and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
     out = new(call.x, torch.empty_like) if call.reduction == "none" else None
-    wanted = Wanted(
-        scale=_scale(call),
-        divisor=divisor,
-        counted=itself,
-        grad_output=None,
-        factor=None,
-        out=out,
-        gradient=gradients[0],
-        total=out is None,
-    )
+    wanted = Wanted(_scale(call), divisor, itself, out=out, gradient=gradients[0])
     total = launch(ELEMENT, call, wanted, formulas)
     return total[0] if out is None else out, divisor if call.counted else None
 
 
-def backward(
-    call: ElementCall, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
-) -> None:
+def backward(call: ElementCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
     """Write the gradient for what arrives at the value; what is kept may be None, and is then computed again."""
     (divisor,), (arriving,) = kept, grad_outputs
     assert arriving is not None
-    wanted = Wanted(
-        scale=_scale(call),
-        divisor=_divisor(call) if divisor is None else divisor,
-        counted=False,
-        grad_output=arriving if arriving.ndim else None,
-        factor=None if arriving.ndim else arriving,
-        out=None,
-        gradient=gradients[0],
-        total=False,
-    )
-    launch(ELEMENT, call, wanted, formulas)
+    divisor = _divisor(call) if divisor is None else divisor
+    launch(ELEMENT, call, Wanted(_scale(call), divisor, grad_output=arriving, gradient=gradients[0]), formulas)

@@ -1,6 +1,6 @@
 """How a kernel addresses tensors: any strides, joined into as few dimensions as all tensors of a launch allow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -15,6 +15,9 @@ branches see. Without a constant behind them, the inner records' would be None t
 """
 
 
+Tensors = Sequence[Tensor | None]
+
+
 class Strided(NamedTuple):
     """A tensor as a kernel sees it. Without `ptr`: absent. Without strides: addressed by the flat index, in the order of the logits."""
 
@@ -22,6 +25,11 @@ class Strided(NamedTuple):
     s0: int | None = None
     s1: int | None = None
     s2: int | None = None
+
+
+def strided(t: Any, strides: Iterator[Sequence[int]]) -> Strided:
+    """Return a tensor with the next strides; without it, none."""
+    return Strided() if t is None else Strided(t, *next(strides))
 
 
 def constants(record: Any) -> Any:
@@ -52,13 +60,19 @@ def address(t, at) -> tl.tensor:
 
 
 @triton.jit
-def load(t, at, mask, other):
-    """The elements `at` of `t`; those outside `mask` are `other`. Without a mask all are inside."""
+def load_tile(where, mask, other, EVICT: tl.constexpr):
+    """What lies there; `other` outside of `mask`. Without a mask all are inside."""
     if mask is None:
-        tile = tl.load(address(t, at))
+        tile = tl.load(where, eviction_policy=EVICT)
     else:
-        tile = tl.load(address(t, at), mask=mask, other=other)
+        tile = tl.load(where, mask=mask, other=other, eviction_policy=EVICT)
     return tile
+
+
+@triton.jit
+def load(t, at, mask, other):
+    """The elements `at` of `t`, as load_tile."""
+    return load_tile(address(t, at), mask, other, "")
 
 
 @triton.jit

@@ -1,90 +1,115 @@
 """The second launch of the overlap template: the gradient at the logits, from the coefficients of the first."""
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
 from lossforge.kernels.math import LOG2E, exp2, logistic, reciprocal
-from lossforge.kernels.overlap.by_class import gradient_of_classes
-from lossforge.kernels.overlap.planes import Images, Place, label_tile, logit_tile, store_gradient
-from lossforge.kernels.overlap.terms import Region, coefficients_of, slope, swept_softmax, whole_softmax
-
-
-class Coefficients(NamedTuple):
-    """What the first launch stored, and the upstream gradient: 0-d, or (regions, classes - skip) where EACH; None for 1."""
-
-    ptr: Any
-    grad_output_ptr: Any
+from lossforge.kernels.overlap.planes import (
+    Images,
+    Place,
+    Region,
+    labels_of,
+    logit_tile,
+    logits,
+    store_gradient,
+    swept_softmax,
+    target_tile,
+)
 
 
 @triton.jit
-def tile_gradient(images, place, c, region, coefficients):
-    """Write the gradient of a tile with all classes that its pixels' probabilities depend on."""
-    a, b, e = coefficients_of(coefficients, region, c, images.config)
-    a, b, e = a[:, None], b[:, None], e[:, None]
-    y, keep, _ = label_tile(images, place, c)
-    tile = logit_tile(images, place, c, keep, "evict_first")
-    if images.config.SOFTMAX:
-        top, total = whole_softmax(tile)
-        p = exp2((tile - top) * LOG2E) * reciprocal(total)
-        h = slope(p, y, a, b, images.config.SQUARED)
-        h = h - tl.sum(p * h, 0)[None, :]
-        if images.config.CE:
-            own = e * y
-            h += tl.sum(own, 0)[None, :]
-            g = p * h - own
+def coefficients_of(region, first, config):
+    """(a, b, e) of a tile's classes from `first`, times the upstream gradient; scalars where the tile has one class."""
+    c = first
+    if config.BC > 1:
+        c = first + tl.arange(0, config.BC)
+    at = region.coefficients_ptr + region.number * region.classes + c
+    here = c < region.classes
+    a = tl.load(at, mask=here, other=0.0)
+    b = tl.load(at + region.regions * region.classes, mask=here, other=0.0)
+    e = a
+    if config.CE:
+        e = tl.load(region.coefficients_ptr + 2 * region.regions * region.classes + c, mask=here, other=0.0)
+    if region.grad_output_ptr is not None:
+        if config.EACH:
+            up = region.grad_output_ptr + region.number * (region.classes - region.skip) + c - region.skip
+            up = tl.load(up, mask=here & (c >= region.skip), other=0.0)
         else:
-            g = p * h
-    elif images.config.SIGMOID:
+            up = tl.load(region.grad_output_ptr)
+        up = up.to(tl.float32)
+        a, b, e = a * up, b * up, e * up
+    if config.BC > 1:
+        a, b, e = a[:, None], b[:, None], e[:, None]
+    return a, b, e
+
+
+@triton.jit
+def slope(p, y, a, b, SQUARED: tl.constexpr):
+    """h = ∂L/∂p."""
+    h = a * y + b
+    if SQUARED:
+        h = a * y + 2.0 * b * p
+    return h
+
+
+@triton.jit
+def softmax_tile(images, place, labels, pixels, tile, first, region, STORE: tl.constexpr):
+    """Write the gradient of a tile where STORE, else add it to Σ p h of its pixels, less what the cross entropy adds to every class."""
+    top, share, dot = pixels
+    c = first + tl.arange(0, images.config.BC)
+    a, b, e = coefficients_of(region, first, images.config)
+    y = target_tile(images, place, labels, c)
+    p = exp2((tile - top) * LOG2E) * share
+    h = slope(p, y, a, b, images.config.SQUARED)
+    if STORE:
+        g = p * (h - dot)
+        if images.config.CE:
+            g -= e * y
+        store_gradient(images, place, c, labels.keep, g)
+    else:
+        dot += tl.sum(p * h, 0)[None, :]
+        if images.config.CE:
+            dot -= tl.sum(e * y, 0)[None, :]
+    return dot
+
+
+@triton.jit
+def softmax_gradient(images, place, region):
+    """Write the gradient of pixels whose classes depend on each other."""
+    labels = labels_of(images, place)
+    if images.config.HELD > 0:
+        held, top, total = logits(images, place, labels.keep, 0, "evict_first")
+    else:
+        top, total = swept_softmax(images, place, labels.keep)
+    share = reciprocal(total)
+    dot = share * 0.0
+    for sweep in tl.static_range(2):
+        if images.config.HELD > 0:
+            for k in tl.static_range(images.config.HELD):
+                dot = softmax_tile(images, place, labels, (top, share, dot), held[k], k * images.config.BC, region, sweep == 1)
+        else:
+            for first in range(0, images.classes, images.config.BC):
+                tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), labels.keep, "")
+                dot = softmax_tile(images, place, labels, (top, share, dot), tile, first, region, sweep == 1)
+
+
+@triton.jit
+def element_gradient(images, place, region):
+    """Write the gradient of a tile under a sigmoid or no activation."""
+    first = tl.program_id(1) * images.config.BC
+    c = first + tl.arange(0, images.config.BC)
+    a, b, e = coefficients_of(region, first, images.config)
+    labels = labels_of(images, place)
+    y = target_tile(images, place, labels, c)
+    tile = logit_tile(images, place, c, labels.keep, "evict_first")
+    if images.config.SIGMOID:
         p, q, _ = logistic(tile)
         g = p * q * slope(p, y, a, b, images.config.SQUARED)
         if images.config.CE:
             g += e * (p - y)
     else:
         g = slope(tile, y, a, b, images.config.SQUARED)
-    store_gradient(images, place, c, keep, g)
-
-
-@triton.jit
-def swept_gradient(images, place, region, coefficients):
-    """Write the gradient of pixels whose classes take several tiles."""
-    top, total = swept_softmax(images, place)
-    share = reciprocal(total)
-    dot = tl.zeros([1, images.config.BP], tl.float32)
-    for sweep in tl.static_range(2):
-        for at in range(0, images.classes, images.config.BC):
-            c = at + tl.arange(0, images.config.BC)
-            a, b, e = coefficients_of(coefficients, region, c, images.config)
-            a, b, e = a[:, None], b[:, None], e[:, None]
-            y, keep, _ = label_tile(images, place, c)
-            tile = logit_tile(images, place, c, keep, "")
-            p = exp2((tile - top) * LOG2E) * share
-            h = slope(p, y, a, b, images.config.SQUARED)
-            if sweep == 0:  # Σ p h, less what the cross entropy adds to every class
-                dot += tl.sum(p * h, 0)[None, :]
-                if images.config.CE:
-                    dot -= tl.sum(e * y, 0)[None, :]
-            else:
-                g = p * (h - dot)
-                if images.config.CE:
-                    g -= e * y
-                store_gradient(images, place, c, keep, g)
-
-
-@triton.jit
-def gradient(images, n, start, pixels, region, coefficients):
-    """Write the gradient of image n's pixels from `start`; without masks where all of them exist."""
-    lane = tl.arange(0, images.config.BP)
-    take: tl.constexpr = gradient_of_classes if images.config.BY_CLASS else tile_gradient
-    if images.config.ONE_TILE:
-        c = 0 if images.config.BY_CLASS else tl.program_id(1) * images.config.BC + tl.arange(0, images.config.BC)
-        if start + images.config.BP <= pixels:
-            take(images, Place(n, start, lane, None), c, region, coefficients)
-        else:
-            take(images, Place(n, start, lane, start + lane < pixels), c, region, coefficients)
-    else:
-        swept_gradient(images, Place(n, start, lane, start + lane < pixels), region, coefficients)
+    store_gradient(images, place, c, labels.keep, g)
 
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
@@ -92,12 +117,13 @@ def overlap_backward_kernel(
     x,  # this, target and grad_input: Planes
     target,
     grad_input,
-    coefficients,
-    classes,
+    coefficients_ptr,
+    grad_output_ptr,  # 0-d, or (regions, classes - skip) where EACH; None for 1
     config,
     images,
     pixels,
     inner,
+    classes,
     first,
     skip,
     ignore,
@@ -106,8 +132,14 @@ def overlap_backward_kernel(
     program = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     n = program % images
     if config.BATCH:
-        region = Region(n * 0, n * 0 + 1, classes, skip)
+        region = Region(n * 0, n * 0 + 1, classes, skip, coefficients_ptr, grad_output_ptr)
     else:
-        region = Region(n, n * 0 + images, classes, skip)
+        region = Region(n, n * 0 + images, classes, skip, coefficients_ptr, grad_output_ptr)
     start = program // images * config.BP
-    gradient(Images(x, target, grad_input, classes, inner, first, ignore, config), n, start, pixels, region, coefficients)
+    lane = tl.arange(0, config.BP)
+    take: tl.constexpr = softmax_gradient if config.SOFTMAX else element_gradient
+    if config.HELD > 0 and start + config.BP <= pixels:  # no masks where all pixels exist
+        take(Images(x, target, grad_input, classes, inner, first, ignore, config), Place(n, start, lane, None), region)
+    else:
+        inside = start + lane < pixels
+        take(Images(x, target, grad_input, classes, inner, first, ignore, config), Place(n, start, lane, inside), region)

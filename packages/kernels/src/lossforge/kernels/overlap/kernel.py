@@ -17,17 +17,15 @@ import triton.language as tl
 
 from lossforge.kernels.engine.layout import END, longer
 from lossforge.kernels.engine.reduce import Scaling, divided, over
-from lossforge.kernels.overlap.by_class import add_classes
-from lossforge.kernels.overlap.planes import Images, Place, label_tile, logit_tile
-from lossforge.kernels.overlap.terms import Region, grouped, swept_softmax, terms, whole_softmax
+from lossforge.kernels.math import LOG2E, exp2, log, logistic, reciprocal
+from lossforge.kernels.overlap.planes import Images, Place, Region, labels_of, logit_tile, logits, swept_softmax, target_tile
 
 
 class Memory(NamedTuple):
     """What the first launch writes.
 
     parts: (images × programs an image, S, classes), then (images, S, classes) where BATCH, then loss, ce and count (images) each.
-    ticket: finished programs, of all images and of each. out: (regions, classes - skip). total: 0-d.
-    coefficients: a and b (regions, classes) each, then e (classes) where CE.
+    ticket: finished programs, of all images and of each. out: (regions, classes - skip). total: 0-d. coefficients: see Region.
     """
 
     parts: Any
@@ -49,58 +47,93 @@ class Loss(NamedTuple):
 
 
 @triton.jit
-def add_tile(sums, images, place, c):
-    """`sums` with the `terms` of a tile with all classes that its pixels' probabilities depend on, V pixels added up each."""
+def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
+    """What each element adds to I, P, Y, and where asked for to the cross entropy and the count of elements."""
+    ce, count = y, y
+    share = 1.0
+    if MASKED:
+        share = tl.where(labels.keep, tl.where(labels.valid, 1.0, float("nan")), 0.0)  # a pixel of no class makes its image's sums nan
+    if config.SOFTMAX:
+        p = exp2((tile - top) * LOG2E) * (reciprocal(total) * share)
+        if config.CE:
+            ce = tl.where(y == 0.0, 0.0, y * (top - tile + log(total)))
+    elif config.SIGMOID:
+        p, _, log1p = logistic(tile)
+        p = p * share
+        if config.CE:
+            ce = (tl.maximum(tile, 0.0) - tile * y + log1p) * share
+    else:
+        p = tile * share
+    if config.COUNT:
+        count = tl.zeros_like(y) + share
+    i = p * y
+    if config.SQUARED:
+        p, y = p * p, y * y
+    return i, p, y, ce, count
+
+
+@triton.jit
+def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
+    """Sums of V pixels that one lane reads, (BC, BP) to (BC, BP / V): neighbours where pixels are adjacent in memory, else BP / V apart."""
+    if ADJACENT:
+        tile = tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // V, V]), 2)
+    else:
+        tile = tl.sum(tl.reshape(tile, [tile.shape[0], V, tile.shape[1] // V]), 1)
+    return tile
+
+
+@triton.jit
+def add_tiles(sums, images, place, first):
+    """`sums`, S of each tile, with the `terms` of tiles that hold all classes which their pixels' probabilities depend on."""
+    S: tl.constexpr = 3 + images.config.CE + images.config.COUNT
     MASKED: tl.constexpr = images.config.INDEX or place.inside is not None
-    labels = label_tile(images, place, c)
-    tile = logit_tile(images, place, c, labels.keep, "")
-    top, total = 0.0, 1.0
-    if images.config.SOFTMAX:
-        top, total = whole_softmax(tile)
-    found = terms(tile, labels, top, total, MASKED, images.config)
+    labels = labels_of(images, place)
+    held, top, total = logits(images, place, labels.keep, first, "")
     added = ()
-    for s in tl.static_range(3 + images.config.CE + images.config.COUNT):
-        added = longer(added, sums[s] + grouped(found[s], images.config.V, images.config.ADJACENT))
+    for k in tl.static_range(images.config.HELD):
+        y = target_tile(images, place, labels, first + k * images.config.BC + tl.arange(0, images.config.BC))
+        found = terms(held[k], y, labels, top, total, MASKED, images.config)
+        for s in tl.static_range(S):
+            added = longer(added, sums[S * k + s] + grouped(found[s], images.config.V, images.config.ADJACENT))
     return added
 
 
 @triton.jit
-def sum_tiles(images, n, k, programs, pixels, c, mine):
+def sum_held(images, n, k, programs, pixels, mine):
     """Store the sums of image n's tiles k, k + programs, … at `mine`, (S, classes); the one of the rest alone has a mask."""
+    BC: tl.constexpr = images.config.BC
     BP: tl.constexpr = images.config.BP
     S: tl.constexpr = 3 + images.config.CE + images.config.COUNT
-    take: tl.constexpr = add_classes if images.config.BY_CLASS else add_tile
-    C: tl.constexpr = images.config.BC if images.config.BY_CLASS else 1
+    first = 0 if images.config.SOFTMAX else tl.program_id(1) * BC
     lane = tl.arange(0, BP)
     full = pixels // BP
     sums = ()
-    for _ in tl.static_range(S * C):
-        sums = longer(sums, tl.zeros([1 if images.config.BY_CLASS else images.config.BC, BP // images.config.V], tl.float32))
+    for _ in tl.static_range(S * images.config.HELD):
+        sums = longer(sums, tl.zeros([BC, BP // images.config.V], tl.float32))
     for tile in range(k, full, programs):
-        sums = take(sums, images, Place(n, tile * BP, lane, None), c)
+        sums = add_tiles(sums, images, Place(n, tile * BP, lane, None), first)
     if (full * BP < pixels) & (full % programs == k):
-        sums = take(sums, images, Place(n, full * BP + k * 0, lane, lane < pixels - full * BP), c)
+        sums = add_tiles(sums, images, Place(n, full * BP + k * 0, lane, lane < pixels - full * BP), first)
     for s in tl.static_range(S):
-        if images.config.BY_CLASS:
-            for at in tl.static_range(C):
-                tl.store(mine + s * images.classes + at, tl.sum(tl.sum(sums[S * at + s], 1), 0))
-        else:
-            tl.store(mine + s * images.classes + c, tl.sum(sums[s], 1), mask=c < images.classes)
+        for at in tl.static_range(images.config.HELD):
+            c = first + at * BC + tl.arange(0, BC)
+            tl.store(mine + s * images.classes + c, tl.sum(sums[S * at + s], 1), mask=c < images.classes)
 
 
 @triton.jit
 def sum_swept(images, n, k, programs, pixels, mine):
-    """The same where classes take several tiles: sums of so many stay in memory."""
+    """The same where a sweep takes the classes: sums of so many stay in memory."""
     lane = tl.arange(0, images.config.BP)
     for tile in range(k, tl.cdiv(pixels, images.config.BP), programs):
         start = tile * images.config.BP
         place = Place(n, start, lane, start + lane < pixels)
-        top, total = swept_softmax(images, place)
-        for at in range(0, images.classes, images.config.BC):
-            c = at + tl.arange(0, images.config.BC)
+        labels = labels_of(images, place)
+        top, total = swept_softmax(images, place, labels.keep)
+        for first in range(0, images.classes, images.config.BC):
+            c = first + tl.arange(0, images.config.BC)
             before = c < tl.where(tile > k, images.classes, 0)  # a lone condition joined with a block's is no mask in the interpreter
-            labels = label_tile(images, place, c)
-            found = terms(logit_tile(images, place, c, labels.keep, ""), labels, top, total, True, images.config)
+            y = target_tile(images, place, labels, c)
+            found = terms(logit_tile(images, place, c, labels.keep, ""), y, labels, top, total, True, images.config)
             to = mine + c
             for s in tl.static_range(3 + images.config.CE):
                 tl.store(to, tl.load(to, mask=before, other=0.0) + tl.sum(found[s], 1), mask=c < images.classes)
@@ -109,37 +142,23 @@ def sum_swept(images, n, k, programs, pixels, mine):
 
 
 @triton.jit
-def sum_image(images, n, k, programs, pixels, mine):
-    if images.config.ONE_TILE:
-        c = 0 if images.config.BY_CLASS else tl.program_id(1) * images.config.BC + tl.arange(0, images.config.BC)
-        sum_tiles(images, n, k, programs, pixels, c, mine)
-    else:
-        sum_swept(images, n, k, programs, pixels, mine)
-
-
-@triton.jit
-def added(parts, rows, stride, c, classes, BK: tl.constexpr):
-    """Σ over `rows` rows `stride` apart of the entries c, in their order."""
-    total = tl.zeros([c.shape[0]], tl.float32)
-    for start in range(0, rows, BK):
-        k = start + tl.arange(0, BK)
-        at = parts + k.to(tl.int64)[:, None] * stride + c[None, :]
-        total += tl.sum(tl.load(at, mask=(k < rows)[:, None] & (c < classes)[None, :], other=0.0, cache_modifier=".cg"), 0)
-    return total
-
-
-@triton.jit
-def added_three(parts, rows, stride, c, classes, BK: tl.constexpr):
-    """The same of I, P and Y, which lie one after the other."""
-    i = added(parts, rows, stride, c, classes, BK)
-    p = added(parts + classes, rows, stride, c, classes, BK)
-    return i, p, added(parts + 2 * classes, rows, stride, c, classes, BK)
+def added(parts, rows, stride, c, classes, S: tl.constexpr, BK: tl.constexpr):
+    """Of S sums that lie one after the other, Σ over `rows` rows `stride` apart of the entries c, in their order."""
+    sums = ()
+    for s in tl.static_range(S):
+        total = tl.zeros([c.shape[0]], tl.float32)
+        for start in range(0, rows, BK):
+            k = start + tl.arange(0, BK)
+            at = parts + s * classes + k.to(tl.int64)[:, None] * stride + c[None, :]
+            total += tl.sum(tl.load(at, mask=(k < rows)[:, None] & (c < classes)[None, :], other=0.0, cache_modifier=".cg"), 0)
+        sums = longer(sums, total)
+    return sums
 
 
 @triton.jit
 def settle(sums, region, c, scale, memory, loss, PRESENT: tl.constexpr):
     """Loss of classes c of a region times their weights and `scale`, summed; stores each, and the coefficients a and b."""
-    i, p, y = sums
+    i, p, y = sums[0], sums[1], sums[2]
     classes, skip = region.classes, region.skip
     value, by_i, by_p = loss.formula(i, p, y, *loss.hyper)
     here = (c >= skip) & (c < classes)
@@ -152,7 +171,7 @@ def settle(sums, region, c, scale, memory, loss, PRESENT: tl.constexpr):
     value = tl.where(counts, value * factor, 0.0)
     if memory.out is not None:
         tl.store(memory.out + region.number * (classes - skip) + c - skip, value, mask=here)
-    at = memory.coefficients + region.number * classes + c
+    at = region.coefficients_ptr + region.number * classes + c
     tl.store(at, tl.where(counts, by_i * factor, 0.0), mask=c < classes)
     tl.store(at + region.regions * classes, tl.where(counts, by_p * factor, 0.0), mask=c < classes)
     return tl.sum(value, 0)
@@ -187,31 +206,27 @@ def conclude(region, programs, memory, loss, config):
 
     region: of the image's number, also where regions reach over all.
     """
+    S: tl.constexpr = 3 + config.CE + config.COUNT
     scale = divided(loss.scaling.scale, loss.scaling.divisor_ptr, loss.scaling.EMPTY_IS_ZERO)
     n, images, classes = region.number, region.regions, region.classes
-    stride = (3 + config.CE + config.COUNT) * classes
-    of_image = memory.parts + n * programs * stride
-    of_images = memory.parts + images.to(tl.int64) * programs * stride
+    of_image = memory.parts + n * programs * S * classes
+    of_images = memory.parts + images.to(tl.int64) * programs * S * classes
     each = of_images
     if config.BATCH:
-        each = of_images + images.to(tl.int64) * stride
+        each = of_images + images.to(tl.int64) * S * classes
     value, ce, count = 0.0, 0.0, 0.0
     for at in range(0, classes, config.BF):
         c = at + tl.arange(0, config.BF)
-        sums = added_three(of_image, programs, stride, c, classes, config.BK)
+        sums = added(of_image, programs, S * classes, c, classes, S, config.BK)
         if config.BATCH:
-            to = of_images + n * stride + c
             for s in tl.static_range(3):
-                tl.store(to + s * classes, sums[s], mask=c < classes)
+                tl.store(of_images + (n * S + s) * classes + c, sums[s], mask=c < classes)
         else:
             value += settle(sums, region, c, scale, memory, loss, config.PRESENT)
         if config.CE:
             w = class_weights(loss.weight_ptr, c, classes)
-            ce += tl.sum(w * added(of_image + 3 * classes, programs, stride, c, classes, config.BK), 0)
-            if config.COUNT:
-                count += tl.sum(added(of_image + 4 * classes, programs, stride, c, classes, config.BK), 0)
-            else:
-                count += tl.sum(w * sums[2], 0)
+            ce += tl.sum(w * sums[3], 0)
+            count += tl.sum(sums[4] if config.COUNT else w * sums[2], 0)
     tl.store(each + n, value)
     if config.CE:
         tl.store(each + images + n, ce)
@@ -221,21 +236,21 @@ def conclude(region, programs, memory, loss, config):
     if tl.atomic_add(memory.ticket, 1, sem="acq_rel", scope="gpu") == images - 1:
         value = column_sum(each, images, config.BF)
         if config.BATCH:
+            batch = Region(0, 1, classes, region.skip, region.coefficients_ptr, None)
             for at in range(0, classes, config.BF):
                 c = at + tl.arange(0, config.BF)
-                sums = added_three(of_images, images, stride, c, classes, config.BK)
-                value += settle(sums, Region(0, 1, classes, region.skip), c, scale, memory, loss, config.PRESENT)
+                sums = added(of_images, images, S * classes, c, classes, 3, config.BK)
+                value += settle(sums, batch, c, scale, memory, loss, config.PRESENT)
         if config.CE:
             e = loss.ce_scale
             if config.COUNTED:
                 e = over(loss.ce_scale, column_sum(each + 2 * images, images, config.BF), loss.scaling.EMPTY_IS_ZERO)
             value += e * column_sum(each + images, images, config.BF)
-            behind = memory.coefficients + 2 * classes
-            if not config.BATCH:
-                behind = memory.coefficients + images.to(tl.int64) * 2 * classes
+            regions = 1 if config.BATCH else images.to(tl.int64)
             for at in range(0, classes, config.BF):
                 c = at + tl.arange(0, config.BF)
-                tl.store(behind + c, e * class_weights(loss.weight_ptr, c, classes), mask=c < classes)
+                w = class_weights(loss.weight_ptr, c, classes)
+                tl.store(region.coefficients_ptr + regions * 2 * classes + c, e * w, mask=c < classes)
         tl.store(memory.total, value)
         tl.store(memory.ticket, 0)
 
@@ -246,11 +261,11 @@ def overlap_kernel(
     target,
     memory,
     loss,
-    classes,
     config,
     images,
     pixels,
     inner,
+    classes,
     first,  # the class index of channel 0
     skip,  # classes left out at the front
     ignore,
@@ -259,7 +274,8 @@ def overlap_kernel(
     program = tl.program_id(0).to(tl.int64)
     n = program // programs
     mine = memory.parts + program * (3 + config.CE + config.COUNT) * classes
-    sum_image(Images(x, target, None, classes, inner, first, ignore, config), n, program - n * programs, programs, pixels, mine)
+    take: tl.constexpr = sum_held if config.HELD > 0 else sum_swept
+    take(Images(x, target, None, classes, inner, first, ignore, config), n, program - n * programs, programs, pixels, mine)
     tl.debug_barrier()
     if tl.atomic_add(memory.ticket + 1 + n, 1, sem="acq_rel", scope="gpu") == programs * tl.num_programs(1) - 1:
-        conclude(Region(n, images, classes, skip), programs, memory, loss, config)
+        conclude(Region(n, images, classes, skip, memory.coefficients, None), programs, memory, loss, config)

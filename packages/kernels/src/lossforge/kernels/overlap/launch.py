@@ -1,7 +1,6 @@
 """Host side of the overlap template: how images lie in memory, tile sizes, and the two launches."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +9,16 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, OverlapCall
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, new, new_like, workspace
-from lossforge.kernels.engine.layout import collapse, constants, per_row
+from lossforge.kernels.engine.layout import Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
-from lossforge.kernels.overlap.backward import Coefficients, overlap_backward_kernel
+from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
 from lossforge.kernels.overlap.planes import Config, Planes
 from lossforge.kernels.tiles import OverlapTiles, overlap_tiles
+
+PROGRAMS = 2**21  # elements that all programs together hold in their tiles: twice what a large GPU keeps in registers at a time
+WARPS = 1024  # that hold all classes of their pixels: the quickest of 1024 to 2640 on an H200
+SCRATCH = 2**22  # floats of parts, where so many classes are added up in memory
 
 
 class Geometry(NamedTuple):
@@ -30,10 +33,6 @@ class Geometry(NamedTuple):
     softmax: bool
 
     @property
-    def one_tile(self) -> bool:
-        return not self.softmax or self.tiles.classes >= self.classes
-
-    @property
     def blocks(self) -> int:
         """Of classes, each a program's own."""
         return 1 if self.softmax else triton.cdiv(self.classes, self.tiles.classes)
@@ -46,6 +45,35 @@ class Geometry(NamedTuple):
         reach = [classes * p.channel + (pixels * p.pixel if p.row is None else pixels // self.inner * p.row) for p in self.planes]
         return max(*reach, pixels) >= 2**31
 
+    @property
+    def held(self) -> int:
+        """Tiles that hold all classes of their pixels together; 0: a sweep takes them."""
+        return self.classes if self.tiles.own else int(not self.softmax or self.tiles.classes >= self.classes)
+
+    def config(self, call: OverlapCall, **others: Any) -> Config:
+        """Return what both launches know, and `others` of one of them."""
+        own = self.tiles.own > 0
+        config = Config(
+            INDEX=not call.target.is_floating_point(),
+            SOFTMAX=self.softmax,
+            SIGMOID=call.activation == "sigmoid",
+            SQUARED=call.squared_pred,
+            BATCH=call.batch,
+            CE=call.lambda_ce is not None,
+            HELD=self.held,
+            ALL=own or self.classes % self.tiles.classes == 0,
+            WIDE=self.wide,
+            BC=1 if own else self.tiles.classes,
+            BP=self.tiles.pixels,
+            **others,
+        )
+        return constants(config)
+
+    def numbers(self, call: OverlapCall) -> tuple[int, ...]:
+        """Return the kernels' last parameters. In another order ptxas took 185 registers for the gradient of 21 classes in bfloat16, not
+        167."""
+        return self.images, self.pixels, self.inner, self.classes, call.first, call.skip, call.ignore_index
+
 
 def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
     """Lay out x (N, C, d…), the target and others of these shapes. None where d… joins into more than two dimensions."""
@@ -55,54 +83,29 @@ def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
     sizes, steps = collapse(shape[2:], [s[2:] for s in strides])
     if len(sizes) > 2:
         return None
-    planes = []
-    for t, whole, step in zip(tensors, strides, steps, strict=True):
-        row, pixel = (step[0] if len(sizes) == 2 else None), (step[-1] if sizes else 0)
-        planes.append(Planes(t, whole[0], whole[1], pixel, row))
     inner = sizes[1] if len(sizes) == 2 else 0
+    planes = [
+        Planes(t, whole[0], whole[1], pixel=step[-1] if sizes else 0, row=step[0] if inner else None)
+        for t, whole, step in zip(tensors, strides, steps, strict=True)
+    ]
     tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, call.lambda_ce is not None)
     return Geometry(shape[0], shape[1], math.prod(shape[2:]), inner, planes, tiles, softmax)
 
 
-class Wanted(NamedTuple):
-    """What the first launch is to give: the total, each region's loss into `out` where it is given, the coefficients of the gradient.
-
-    parts, ticket: memory to add up in. scale, ce_scale: of the regions' losses and of the cross entropy.
-    """
+class Scales(NamedTuple):
+    """What the regions' losses and the cross entropy are multiplied by."""
 
     scale: float
     ce_scale: float
-    parts: Tensor
-    ticket: Tensor
-    out: Tensor | None
-    total: Tensor
-    coefficients: Tensor
 
 
-PROGRAMS = 2**21  # elements that all programs together hold in their tiles: twice what a large GPU keeps in registers at a time
-WARPS = 1024  # that hold all classes of their pixels: the quickest of 1024 to 2640 on an H200
-SCRATCH = 2**22  # floats of parts, where so many classes are added up in memory
-
-
-def _config(call: OverlapCall, g: Geometry, **others: Any) -> Config:
-    """Return what both launches know, and `others` of one of them."""
-    return constants(
-        Config(
-            INDEX=not call.target.is_floating_point(),
-            SOFTMAX=call.activation == "softmax",
-            SIGMOID=call.activation == "sigmoid",
-            SQUARED=call.squared_pred,
-            BATCH=call.batch,
-            CE=call.lambda_ce is not None,
-            ONE_TILE=g.one_tile,
-            ALL=g.classes % g.tiles.classes == 0,
-            BY_CLASS=g.tiles.own > 0,
-            WIDE=g.wide,
-            BC=g.tiles.classes,
-            BP=g.tiles.pixels,
-            **others,
-        )
-    )
+def _scales(call: OverlapCall) -> Scales:
+    regions, classes = call.regions
+    mean = call.reduction == "mean"
+    ce_scale = call.lambda_ce or 0.0
+    if mean and not call.counted:
+        ce_scale /= call.x.numel() // call.x.shape[1] if call.activation == "softmax" else call.x.numel()
+    return Scales(float(call.loss_scale / (regions * classes) if mean else call.loss_scale), float(ce_scale))
 
 
 def _sums(call: OverlapCall) -> int:
@@ -114,25 +117,19 @@ def _programs(call: OverlapCall, g: Geometry) -> int:
     """Programs an image and block of classes, so many that none has a tile more than most."""
     tiles = triton.cdiv(g.pixels, g.tiles.pixels)
     limit = WARPS // g.tiles.warps // g.images if g.tiles.own else PROGRAMS // (g.tiles.classes * g.tiles.pixels) // (g.images * g.blocks)
-    if not g.one_tile:
+    if not g.held:
         limit = min(limit, SCRATCH // (g.images * _sums(call) * g.classes))
     return triton.cdiv(tiles, triton.cdiv(tiles, max(limit, 1)))
 
 
-def _numbers(call: OverlapCall, g: Geometry) -> tuple[int, ...]:
-    """Return what no launch is compiled for."""
-    return g.images, g.pixels, g.inner, call.first, call.skip, call.ignore_index
-
-
-def _plan(call: OverlapCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
+def _plan(call: OverlapCall, memory: Memory, scales: Scales, formulas: Formulas) -> Plan | None:
     g = geometry(call)
     if g is None:
         return None
     finish = min(triton.next_power_of_2(g.classes), 128)
     adjacent = g.planes[0].pixel == 1
-    config = _config(
+    config = g.config(
         call,
-        g,
         PRESENT=call.present_only,
         COUNT=call.counted and call.activation == "sigmoid",
         COUNTED=call.counted,
@@ -141,37 +138,39 @@ def _plan(call: OverlapCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
         BF=finish,
         BK=2048 // finish,
     )
-    return Plan(
-        overlap_kernel,
-        (g.images * _programs(call, g), g.blocks),
-        (
-            *g.planes,
-            Memory(wanted.parts, wanted.ticket, wanted.out, wanted.total, wanted.coefficients),
-            Loss(
-                formula=formulas.formula,
-                hyper=call.hyper,
-                weight_ptr=call.weight,
-                ce_scale=wanted.ce_scale,
-                scaling=constants(Scaling(wanted.scale, call.normalizer, None, call.empty_is_zero)),
-            ),
-            g.classes,
-            config,
-            *_numbers(call, g),
-        ),
-        num_warps=g.tiles.warps,
+    loss = Loss(
+        formula=formulas.formula,
+        hyper=call.hyper,
+        weight_ptr=call.weight,
+        ce_scale=scales.ce_scale,
+        scaling=constants(Scaling(scales.scale, call.normalizer, None, call.empty_is_zero)),
     )
+    grid = (g.images * _programs(call, g), g.blocks)
+    return Plan(overlap_kernel, grid, (*g.planes, memory, loss, config, *g.numbers(call)), num_warps=g.tiles.warps)
 
 
 SUMS = Template(_plan)
 
 
-def _scales(call: OverlapCall) -> tuple[float, float]:
-    regions, classes = call.regions
-    mean = call.reduction == "mean"
-    ce_scale = call.lambda_ce or 0.0
-    if mean and not call.counted:
-        ce_scale /= call.x.numel() // call.x.shape[1] if call.activation == "softmax" else call.x.numel()
-    return float(call.loss_scale / (regions * classes) if mean else call.loss_scale), float(ce_scale)
+class Arriving(NamedTuple):
+    """What the second launch takes beside the call. grad_output: 0-d, of each region and class, or None for 1."""
+
+    coefficients: Tensor
+    grad_output: Tensor | None
+    gradient: Tensor | None
+
+
+def _plan_backward(call: OverlapCall, a: Arriving) -> Plan | None:
+    g = geometry(call, a.gradient)
+    if g is None:
+        return None
+    grid = (g.images * triton.cdiv(g.pixels, g.tiles.pixels), g.blocks)
+    config = g.config(call, EACH=a.grad_output is not None and a.grad_output.ndim > 0)
+    arguments = (*g.planes, a.coefficients, a.grad_output, config, *g.numbers(call))
+    return Plan(overlap_backward_kernel, grid, arguments, num_warps=g.tiles.warps)
+
+
+SLOPES = Template(_plan_backward, writes=("gradient",))
 
 
 def _ticket(x: Tensor) -> Tensor:
@@ -182,71 +181,28 @@ def _ticket(x: Tensor) -> Tensor:
     return torch.zeros(1 + images, dtype=torch.int32, device=x.device)
 
 
-def forward(
-    call: OverlapCall,
-    formulas: Formulas,
-    gradients: Sequence[Tensor | None],
-    keep: bool,
-    alone: bool = False,
-) -> tuple[Tensor | None, ...]:
+def forward(call: OverlapCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     g = geometry(call)
     if g is None:
-        copies = call._replace(x=call.x.contiguous(), target=call.target.contiguous())
-        fresh = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in gradients]
-        results = forward(copies, formulas, fresh, keep)
-        for t, copy in zip(gradients, fresh, strict=True):
-            if t is not None and copy is not None:
-                t.copy_(copy)
-        return results
-    x, images = call.x, call.x.shape[0]
+        call = call._replace(x=call.x.contiguous(), target=call.target.contiguous())
+        g = geometry(call)
+    assert g is not None
+    x, images = call.x, g.images
     ticket = new(x, _ticket)
     rows = images * (_programs(call, g) + call.batch)
     value, coefficients = call.shapes(keep)
     parts = new_like(x, ((rows * _sums(call) * g.classes + 3 * images,), torch.float32))
     total, made = new_like(x, ((), torch.float32)), new_like(x, coefficients)
     out = new_like(x, value if call.reduction == "none" else None)
-    assert parts is not None
-    assert total is not None
-    assert made is not None
-    launch(SUMS, call, Wanted(*_scales(call), parts, ticket, out, total, made), formulas)
+    launch(SUMS, call, Memory(parts, ticket, out, total, made), _scales(call), formulas)
     if gradients[0] is not None:
+        assert made is not None
         launch(SLOPES, call, Arriving(made, None, gradients[0]))
     return total if out is None else out, made
 
 
-class Arriving(NamedTuple):
-    """What the second launch takes beside the call. grad_output: 0-d, of each region and class, or None for 1."""
-
-    coefficients: Tensor
-    grad_output: Tensor | None
-    gradient: Tensor
-
-
-def _plan_backward(call: OverlapCall, a: Arriving) -> Plan | None:
-    g = geometry(call, a.gradient)
-    if g is None:
-        return None
-    return Plan(
-        overlap_backward_kernel,
-        (g.images * triton.cdiv(g.pixels, g.tiles.pixels), g.blocks),
-        (
-            *g.planes,
-            Coefficients(a.coefficients, a.grad_output),
-            g.classes,
-            _config(call, g, EACH=a.grad_output is not None and a.grad_output.ndim > 0),
-            *_numbers(call, g),
-        ),
-        num_warps=g.tiles.warps,
-    )
-
-
-SLOPES = Template(_plan_backward, writes=("gradient",))
-
-
-def backward(
-    call: OverlapCall, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
-) -> None:
+def backward(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
     """As element.launch.backward."""
     (coefficients,), (arriving,) = kept, grad_outputs
     if coefficients is None:

@@ -1,11 +1,13 @@
-"""Device functions of the overlap template: how it addresses images, and a tile of logits or targets, of BC classes and BP pixels."""
+"""Device functions of both launches of the overlap template: tiles of logits or targets, of BC classes and BP pixels, and their softmax."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END
+from lossforge.kernels.engine.layout import END, load_tile, longer
+from lossforge.kernels.math import LOG2E, exp2
+from lossforge.kernels.row.rows import LOWEST
 
 
 class Planes(NamedTuple):
@@ -22,11 +24,15 @@ class Config(NamedTuple):
     """What is known when a launch is planned.
 
     INDEX: targets are class indices. BATCH: regions reach over all images. CE: a cross entropy is summed beside.
-    ONE_TILE: a tile holds all classes that a pixel's probabilities depend on. ALL: classes fill their tiles. BY_CLASS: a lane holds V
-    pixels with all their classes, BC. WIDE: 32 bits do not hold the offsets from a tile's first pixel.
+    HELD: tiles, of BC classes, that together hold all classes that a pixel's probabilities depend on; 0: a sweep over them does. ALL:
+    classes fill their tiles. WIDE: 32 bits do not hold the offsets from a tile's first pixel.
+
+    With few classes under a softmax each has its own tile, so that a lane holds all classes of its pixels. One tile of all would be as high
+    as the next power of two, and a pixel's classes would lie in several lanes that exchange their maximum and sums. Here nothing is padded
+    and nothing exchanged: of 21 classes the sums take 15 instructions a logit, not 36.
 
     Of the first launch: PRESENT: only classes that have target pixels count. COUNT: the elements not ignored are one of the S sums.
-    COUNTED: ce_scale is divided by the count, or by the class weights of the pixels not ignored. V, ADJACENT: see terms.grouped.
+    COUNTED: ce_scale is divided by the count, or by the class weights of the pixels not ignored. V, ADJACENT: see kernel.grouped.
     Of the second: EACH: gradients arrive at each region and class.
     """
 
@@ -36,9 +42,8 @@ class Config(NamedTuple):
     SQUARED: bool
     BATCH: bool
     CE: bool
-    ONE_TILE: bool
+    HELD: int
     ALL: bool
-    BY_CLASS: bool
     WIDE: bool
     BC: int
     BP: int
@@ -76,11 +81,28 @@ class Place(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Targets y (BC, BP), and of each pixel (1, BP) whether it counts and whether it names a class; True for targets that say neither."""
+    """Of each pixel (1, BP) its class index, -1 where it has none, whether it counts, and whether it names a class.
 
-    y: Any
+    True of targets that are not indices, but for the pixels that do not exist.
+    """
+
+    index: Any
     keep: Any
     valid: Any
+
+
+class Region(NamedTuple):
+    """One of `regions` regions, of all classes but `skip` at the front.
+
+    coefficients_ptr: a and b (regions, classes) each, then e (classes) where CE.
+    """
+
+    number: Any
+    regions: Any
+    classes: Any
+    skip: Any
+    coefficients_ptr: Any
+    grad_output_ptr: Any
 
 
 @triton.jit
@@ -100,37 +122,40 @@ def pointers(t, place, c, inner, WIDE: tl.constexpr):
 
 
 @triton.jit
-def index_tile(images, place):
-    """Of each pixel (1, BP) its class index, -1 where it has none, whether it counts, and whether it names a class."""
-    at = pointers(images.target, place, tl.zeros([1], tl.int32), images.inner, images.config.WIDE)
-    if place.inside is None:
-        t = tl.load(at)
-        keep = t.to(tl.int64) != images.ignore
-    else:
-        t = tl.load(at, mask=place.inside[None, :], other=0)
-        keep = (t.to(tl.int64) != images.ignore) & place.inside[None, :]
-    if images.target.ptr.dtype.element_ty.primitive_bitwidth < 32:
-        t = t.to(tl.int32)
-    valid = (t >= 0) & (t < images.classes + images.first)
-    return Labels(tl.where(keep & valid, t, -1).to(tl.int32), keep, valid)
+def mask_of(images, place, c):
+    """Which elements of a tile of classes c exist, (BC, BP); None where all do."""
+    mask = None
+    if place.inside is not None:
+        mask = (c < images.classes)[:, None] & place.inside[None, :]
+    elif not images.config.ALL:
+        mask = (c < images.classes)[:, None]
+    return mask
 
 
 @triton.jit
-def label_tile(images, place, c):
-    """Labels of classes c. A class index below `first` is background, 0 in all classes."""
+def labels_of(images, place):
+    keep = True if place.inside is None else place.inside[None, :]
+    labels = Labels(True, keep, keep)
     if images.config.INDEX:
-        labels = index_tile(images, place)
-        y, keep, valid = tl.where(labels.y == (c + images.first)[:, None], 1.0, 0.0), labels.keep, labels.valid
+        at = pointers(images.target, place, tl.zeros([1], tl.int32), images.inner, images.config.WIDE)
+        t = load_tile(at, None if place.inside is None else keep, 0, "")
+        keep = (t.to(tl.int64) != images.ignore) & keep
+        if images.target.ptr.dtype.element_ty.primitive_bitwidth < 32:
+            t = t.to(tl.int32)
+        valid = (t >= 0) & (t < images.classes + images.first)
+        labels = Labels(tl.where(keep & valid, t, -1).to(tl.int32), keep, valid)
+    return labels
+
+
+@triton.jit
+def target_tile(images, place, labels, c):
+    """Targets y of classes c, (BC, BP). A class index below `first` is background, 0 in all classes."""
+    if images.config.INDEX:
+        y = tl.where(labels.index == (c + images.first)[:, None], 1.0, 0.0)
     else:
         at = pointers(images.target, place, c, images.inner, images.config.WIDE)
-        if place.inside is None:
-            y = tl.load(at) if images.config.ALL else tl.load(at, mask=(c < images.classes)[:, None], other=0.0)
-            keep, valid = True, True
-        else:
-            y = tl.load(at, mask=(c < images.classes)[:, None] & place.inside[None, :], other=0.0)
-            keep, valid = place.inside[None, :], place.inside[None, :]
-        y = y.to(tl.float32)
-    return Labels(y, keep, valid)
+        y = load_tile(at, mask_of(images, place, c), 0.0, "").to(tl.float32)
+    return y
 
 
 @triton.jit
@@ -138,16 +163,48 @@ def logit_tile(images, place, c, keep, EVICT: tl.constexpr):
     """Logits (BC, BP) in float32: 0 where `keep` is false, which may hold nan; classes that do not exist have probability 0."""
     OTHER: tl.constexpr = float("-inf") if images.config.SOFTMAX else 0.0
     at = pointers(images.x, place, c, images.inner, images.config.WIDE)
-    if place.inside is not None:
-        tile = tl.load(at, mask=(c < images.classes)[:, None] & place.inside[None, :], other=OTHER, eviction_policy=EVICT)
-    elif images.config.ALL:
-        tile = tl.load(at, eviction_policy=EVICT)
-    else:
-        tile = tl.load(at, mask=(c < images.classes)[:, None], other=OTHER, eviction_policy=EVICT)
-    tile = tile.to(tl.float32)
+    tile = load_tile(at, mask_of(images, place, c), OTHER, EVICT).to(tl.float32)
     if images.config.INDEX or place.inside is not None:
         tile = tl.where(keep, tile, 0.0)
     return tile
+
+
+@triton.jit
+def softmax_of(held, HELD: tl.constexpr):
+    """Per pixel the maximum of the classes that the tiles hold, and Σ exp(x - maximum), both (1, BP)."""
+    top = tl.max(held[0], 0)[None, :]
+    for k in tl.static_range(1, HELD):
+        top = tl.maximum(top, tl.max(held[k], 0)[None, :])
+    total = tl.sum(exp2((held[0] - top) * LOG2E), 0)[None, :]
+    for k in tl.static_range(1, HELD):
+        total += tl.sum(exp2((held[k] - top) * LOG2E), 0)[None, :]
+    return top, total
+
+
+@triton.jit
+def logits(images, place, keep, first, EVICT: tl.constexpr):
+    """Tiles of classes from `first`, and under a softmax the maximum and the sum of their pixels."""
+    held = ()
+    for k in tl.static_range(images.config.HELD):
+        c = first + k * images.config.BC + tl.arange(0, images.config.BC)
+        held = longer(held, logit_tile(images, place, c, keep, EVICT))
+    top, total = 0.0, 1.0
+    if images.config.SOFTMAX:
+        top, total = softmax_of(held, images.config.HELD)
+    return held, top, total
+
+
+@triton.jit
+def swept_softmax(images, place, keep):
+    """As softmax_of, of classes that take a sweep."""
+    top = tl.full([1, images.config.BP], LOWEST, tl.float32)
+    total = tl.zeros([1, images.config.BP], tl.float32)
+    for first in range(0, images.classes, images.config.BC):
+        tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), keep, "evict_last")
+        higher = tl.maximum(top, tl.max(tile, 0)[None, :])
+        total = total * exp2((top - higher) * LOG2E) + tl.sum(exp2((tile - higher) * LOG2E), 0)[None, :]
+        top = higher
+    return top, total
 
 
 @triton.jit
@@ -155,9 +212,4 @@ def store_gradient(images, place, c, keep, g):
     if images.config.INDEX or place.inside is not None:
         g = tl.where(keep, g, 0.0)
     to = pointers(images.gradient, place, c, images.inner, images.config.WIDE)
-    if place.inside is not None:
-        tl.store(to, g, mask=(c < images.classes)[:, None] & place.inside[None, :], eviction_policy="evict_first")
-    elif images.config.ALL:
-        tl.store(to, g, eviction_policy="evict_first")
-    else:
-        tl.store(to, g, mask=(c < images.classes)[:, None], eviction_policy="evict_first")
+    tl.store(to, g, mask=mask_of(images, place, c), eviction_policy="evict_first")

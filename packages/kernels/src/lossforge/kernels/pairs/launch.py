@@ -1,7 +1,5 @@
 """Host side of the contrastive template: tile sizes, and the launches."""
 
-import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +7,8 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, PairsCall
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, new, sum_slots
-from lossforge.kernels.engine.layout import constants
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, new_like, sum_slots
+from lossforge.kernels.engine.layout import Tensors, constants
 from lossforge.kernels.pairs.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.tiles import contrastive_tiles, similarity_gradient_tiles
 
@@ -28,23 +26,12 @@ class Numbers(NamedTuple):
         return Numbers(scale, None if call.logit_scale == 1.0 else call.logit_scale)
 
 
-class Wanted(NamedTuple):
-    """What the first launch writes: see kernel.Side. row_loss, column_loss: the halves of each pair's loss, else there is a total."""
-
-    row_parts: Tensor
-    column_parts: Tensor
-    row_lse: Tensor
-    column_lse: Tensor
-    row_loss: Tensor | None
-    column_loss: Tensor | None
-
-
-def _strides(t: Any) -> tuple[int, int]:
-    """Of a dimension of size 1 the one that leaves elements next to each other along one dimension."""
+def _matrix(t: Any, scale: Any = None) -> Matrix:
+    """Of a dimension of size 1 the stride is the one that leaves elements next to each other along one dimension."""
     (rows, columns), (s0, s1) = t.shape, t.stride()
     if rows == 1:
         s0 = 0
-    return s0, s1 if columns > 1 else int(s0 != 1)
+    return Matrix(t, s0, s1 if columns > 1 else int(s0 != 1), scale)
 
 
 def _wide(*tensors: Any) -> bool:
@@ -57,32 +44,16 @@ def _grid(x: Any, tiles: Any) -> tuple[int, int]:
     return triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
 
 
-def _plan(call: PairsCall, wanted: Wanted, numbers: Numbers) -> Plan:
+def _plan(call: PairsCall, of_rows: Side, of_columns: Side, numbers: Numbers) -> Plan:
     x = call.x
     rows, columns = x.shape
     tiles = contrastive_tiles(rows, columns)
     down, across = _grid(x, tiles)
-    return Plan(
-        contrastive_kernel,
-        (down * across,),
-        (
-            Matrix(x, *_strides(x), numbers.logit_scale),
-            Side(wanted.row_parts, wanted.row_lse, wanted.row_loss),
-            Side(wanted.column_parts, wanted.column_lse, wanted.column_loss),
-            sum_slots(),
-            call.normalizer,
-            numbers.scale,
-            rows,
-            columns,
-            call.offset,
-            across,
-            down,
-            constants(Config(tiles.rows, tiles.columns, _wide(x), call.empty_is_zero)),
-        ),
-        totals=1,
-        counting=PROGRAMS_A_GROUP * (down + across),  # a ticket for each row and column of tiles
-        num_warps=tiles.warps,
-    )
+    config = constants(Config(tiles.rows, tiles.columns, _wide(x), call.empty_is_zero))
+    loss = (sum_slots(), call.normalizer, numbers.scale)
+    arguments = (_matrix(x, numbers.logit_scale), of_rows, of_columns, *loss, rows, columns, call.offset, across, down, config)
+    counting = PROGRAMS_A_GROUP * (down + across)  # a ticket for each row and column of tiles
+    return Plan(contrastive_kernel, (down * across,), arguments, totals=1, counting=counting, num_warps=tiles.warps)
 
 
 FORWARD = Template(_plan)
@@ -91,10 +62,10 @@ FORWARD = Template(_plan)
 class Arriving(NamedTuple):
     """What the second launch takes beside the call. grad_output: 0-d for the total, (N,) for each; None for 1."""
 
-    row_lse: Tensor
-    column_lse: Tensor
+    row_lse: Tensor | None
+    column_lse: Tensor | None
     grad_output: Tensor | None
-    gradient: Tensor
+    gradient: Tensor | None
 
 
 def _plan_backward(call: PairsCall, a: Arriving, numbers: Numbers) -> Plan:
@@ -102,67 +73,36 @@ def _plan_backward(call: PairsCall, a: Arriving, numbers: Numbers) -> Plan:
     tiles = similarity_gradient_tiles()
     down, across = _grid(x, tiles)
     each = a.grad_output is not None and a.grad_output.ndim == 1
-    return Plan(
-        contrastive_backward_kernel,
-        (down * across,),
-        (
-            Matrix(x, *_strides(x), numbers.logit_scale),
-            Matrix(a.gradient, *_strides(a.gradient)),
-            a.row_lse,
-            a.column_lse,
-            a.grad_output,
-            call.normalizer,
-            numbers.scale,
-            *x.shape,
-            call.offset,
-            across,
-            constants(Config(tiles.rows, tiles.columns, _wide(x, a.gradient), call.empty_is_zero, EACH=each)),
-        ),
-        num_warps=tiles.warps,
-    )
+    config = constants(Config(tiles.rows, tiles.columns, _wide(x, a.gradient), call.empty_is_zero, EACH=each))
+    matrices = (_matrix(x, numbers.logit_scale), _matrix(a.gradient))
+    arriving = (a.row_lse, a.column_lse, a.grad_output, call.normalizer, numbers.scale)
+    arguments = (*matrices, *arriving, *x.shape, call.offset, across, config)
+    return Plan(contrastive_backward_kernel, (down * across,), arguments, num_warps=tiles.warps)
 
 
 BACKWARD = Template(_plan_backward)
 
 
-def _floats(shape: Sequence[int], x: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32, device=x.device)
-
-
-def forward(
-    call: PairsCall,
-    formulas: Formulas | None,
-    gradients: Sequence[Tensor | None],
-    keep: bool,
-    alone: bool = False,
-) -> tuple[Tensor | None, ...]:
+def forward(call: PairsCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
     """As element.launch.forward."""
     rows, columns = call.x.shape
     down, across = _grid(call.x, contrastive_tiles(rows, columns))
     shapes = [(2, across, rows), (2, down, columns), (rows,), (columns,)]
-    row_parts, column_parts, row_lse, column_lse = (new(call.x, functools.partial(_floats, s)) for s in shapes)
+    row_parts, column_parts, row_lse, column_lse = (new_like(call.x, (s, torch.float32)) for s in shapes)
     halves = torch.empty((2, rows), dtype=torch.float32, device=call.x.device) if call.reduction == "none" else None
     row_loss, column_loss = (None, None) if halves is None else halves
     numbers = Numbers.of(call)
-    (total,) = launch(FORWARD, call, Wanted(row_parts, column_parts, row_lse, column_lse, row_loss, column_loss), numbers)
+    sides = Side(row_parts, row_lse, row_loss), Side(column_parts, column_lse, column_loss)
+    (total,) = launch(FORWARD, call, *sides, numbers)
     if gradients[0] is not None:
         launch(BACKWARD, call, Arriving(row_lse, column_lse, None, gradients[0]), numbers)
     return total if halves is None else halves.sum(0), row_lse, column_lse
 
 
-def backward(
-    call: PairsCall,
-    formulas: Formulas | None,
-    kept: Sequence[Tensor | None],
-    grad_outputs: Sequence[Tensor | None],
-    gradients: Sequence[Tensor],
-) -> None:
+def backward(call: PairsCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
     """As element.launch.backward."""
-    row_lse, column_lse = kept
-    (arriving,) = grad_outputs
+    (row_lse, column_lse), (arriving,) = kept, grad_outputs
     if row_lse is None or column_lse is None:
         _, row_lse, column_lse = forward(call, formulas, [None], True)
-    assert row_lse is not None
-    assert column_lse is not None
     assert arriving is not None
     launch(BACKWARD, call, Arriving(row_lse, column_lse, arriving.contiguous(), gradients[0]), Numbers.of(call))
