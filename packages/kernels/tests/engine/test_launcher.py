@@ -31,7 +31,11 @@ pytestmark = [
 
 def test_every_kernel_gets_its_parameters(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"LD_LIBRARY_PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environment |= {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+    }
     script = Path(__file__).with_name("launch_by_stub.py")
     done = subprocess.run([sys.executable, script, tmp_path], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

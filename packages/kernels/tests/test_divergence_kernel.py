@@ -1,0 +1,31 @@
+"""The kernels of two softmaxes, and of one and a teacher's largest entries, over sizes, alignments and strides."""
+
+import pytest
+import torch
+
+from lossforge.kernels.call import DivergenceCall, TopKCall
+
+SHAPES = [(1, 1), (3, 17), (5, 300), (2, 7, 6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("loss", "hyper"), [("kl", []), ("js", [0.3]), ("total_variation", [])])
+def test_divergences_over_sizes_and_alignment(judged, offset, device, loss, hyper, dtype):
+    for shape in SHAPES:
+        x, teacher = (2 * torch.randn(2, *shape, device=device)).to(dtype)
+        for shift, reduction in ((0, "sum"), (1, "none"), (8, "sum")):
+            judged(DivergenceCall(loss, offset(x, shift), offset(teacher, shift), hyper=hyper, temperature=1.5, reduction=reduction))
+        judged(DivergenceCall(loss, x.transpose(0, 1).contiguous().transpose(0, 1), teacher, hyper=hyper, swap=loss == "kl"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_largest_entries_over_sizes_and_alignment(judged, offset, device, dtype):
+    for shape in SHAPES:
+        x = torch.randn(shape, device=device).to(dtype)
+        values, indices = torch.randn(shape, device=device).log_softmax(1).topk(min(3, shape[1]), 1)
+        for shift, reduction in ((0, "sum"), (1, "none"), (8, "sum")):
+            for options in ({}, {"renormalize": True}, {"tail": True}):
+                if options.get("tail") and shape[1] <= 3:
+                    continue  # there are no further classes
+                target = offset(values, shift).contiguous()
+                judged(TopKCall("topk_kl", offset(x, shift), target, indices, temperature=1.5, reduction=reduction, **options))
