@@ -18,6 +18,7 @@ SPILL = 96
 # What some releases of Triton spill beyond that, by kernel and loss.
 SPILL_OF = {
     (3, 5): {("divergence_kernel", "js"): 104, ("resident_divergence_kernel", "js"): 104},
+    (3, 6): {("resident_divergence_kernel", "js"): 136},
     (3, 8): {("resident_divergence_kernel", "js"): 1080},
     (3, 9): {
         ("divergence_kernel", "js"): 112,
