@@ -108,5 +108,5 @@ class Kept(NamedTuple):
         tensors = tuple([None if place is None else values[place] for place in self.places])
         results = Loss.apply(how, tensors, *tensors[: self.leaves]) if self.leaves else how.results(tensors)
         if self.make is None:
-            return results[self.origins[0] or 0]
+            return results[self.origins[0] or 0]  # a Tensor that is returned has an origin
         return self.make(*[None if i is None else results[i] for i in self.origins])

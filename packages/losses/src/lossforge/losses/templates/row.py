@@ -105,7 +105,8 @@ def rowwise_loss(call: RowCall, options: RowOptions, probabilities: bool = False
 def class_loss(formula: str, input: Tensor, target: Tensor, hyper: list[float], reduction: str, options: ClassOptions) -> Tensor:
     """Compute a loss of the probability of a row's class, whose mean divides by the weights of the classes."""
     call = RowCall(formula, input, target, hyper=hyper, weight=options.get("weight"), reduction=reduction)
-    rest: RowOptions = {k: v for k, v in options.items() if k not in ("weight", "ignore_index")}  # type: ignore[assignment]
+    of_call = ("weight", "ignore_index")
+    rest: RowOptions = {k: v for k, v in options.items() if k not in of_call}  # type: ignore[assignment]  # keys are no literals
     return rowwise_loss(call._replace(ignore_index=options.get("ignore_index", -100)), rest)
 
 
