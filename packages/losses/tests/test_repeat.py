@@ -358,18 +358,19 @@ MODES = {
 }
 
 
+@pytest.mark.parametrize("summed", [False, True], ids=("each", "summed"))
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
-def test_every_mode_is_replayed(options, paths, device):
-    """From the third call on, with other values and what arrives at all results."""
+def test_every_mode_is_replayed(options, summed, paths, device):
+    """From the third call on, with other values and what arrives at all results, from a sum too, whose gradient is one number for all."""
     if backend(torch.zeros(1, device=device)) == "torch":
         pytest.skip("the reference keeps no calls")
     for i in range(4):
-        leaf = torch.randn(6, 5, device=device, requires_grad=True)
-        y = torch.rand(6, 5, device=device).softmax(1)
+        leaf = torch.randn(6 + summed, 5, device=device, requires_grad=True)
+        y = torch.rand(6 + summed, 5, device=device).softmax(1)
         x = leaf * 1.0
         found = cross_entropy(x, y, **options)
         found = (found,) if isinstance(found, Tensor) else [t for t in found if t is not None]
-        arriving = [torch.rand_like(t) for t in found]
+        arriving = [torch.rand((), device=device).expand(t.shape) if summed and k < 1 else torch.rand_like(t) for k, t in enumerate(found)]
         (gradient,) = torch.autograd.grad(found, leaf, arriving)
         exact = leaf.detach().double().requires_grad_()
         with plain_torch():
@@ -381,6 +382,5 @@ def test_every_mode_is_replayed(options, paths, device):
         assert error(gradient, expected_gradient) < 5e-6, i
     assert paths == ["direct", "kept", "kept", "kept"]
     launches = next(reversed(repeat._calls.values())).how.launches
-    forward_alone = options == {"inplace": True}
-    assert len(launches) == (1 if forward_alone else 2)  # forward, and backward for what arrives
+    assert len(launches) == 2  # forward, and backward for what arrives or the gradient's scaling
     assert None not in launches.values()

@@ -17,8 +17,8 @@ TRITON = importlib.util.find_spec("triton") is not None
 """Whether Triton is installed."""
 
 if TYPE_CHECKING:
-    from lossforge.kernels.engine.launch import Recording as Recording
     from lossforge.kernels.engine.launch import launch_counts as launch_counts
+    from lossforge.kernels.engine.launch import repeated as repeated
     from lossforge.kernels.engine.launch import trial as trial
     from lossforge.kernels.engine.launch import trials as trials
     from lossforge.kernels.engine.reduce import scale_ as scale_
@@ -37,13 +37,13 @@ INTERPRETED = _interpreted()
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 
 _LAZY = {
-    "Recording": "engine.launch",
     "launch_counts": "engine.launch",
+    "repeated": "engine.launch",
     "trial": "engine.launch",
     "trials": "engine.launch",
     "scale_": "engine.reduce",
 }
-__all__ = ["INTERPRETED", "TRITON", "Recording", "launch_counts", "load", "missing_triton", "of_folder", "scale_", "trial", "trials"]
+__all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "repeated", "scale_", "trial", "trials"]
 
 
 def missing_triton() -> ModuleNotFoundError:

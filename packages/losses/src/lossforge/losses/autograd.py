@@ -115,16 +115,15 @@ class Run(NamedTuple):
 
     def forward(self, tensors: Several, gradients: Sequence[Tensor | None], keep: bool, alone: bool = True) -> tuple[Several, Several]:
         """Launch: (results, what is kept for backward), with the gradients in `gradients`. keep, alone: see the templates' `forward`."""
-        kind, given = KINDS[self.type], (*tensors, *gradients)
-        replay = self.launches.get("forward") if self.launches else None
-        if replay is not None:
-            found = replay(given)
-        else:
-            with kernels.Recording(self.launches, "forward", given) as recording:
-                template = kernels.of_folder(kind.folder)
-                found = recording.results = template.forward(self.call(tensors), self.formulas, gradients, keep, alone)
-        end = len(kind.results)
-        return found[:end], (*found[end:], *[found[kind.results.index(name)] for name in kind.saved])
+        kind = KINDS[self.type]
+
+        def launch() -> Several:
+            template = kernels.of_folder(kind.folder)
+            found = template.forward(self.call(tensors), self.formulas, gradients, keep and self.keeps, alone)
+            return (*found, *[found[kind.results.index(name)] for name in kind.saved])
+
+        found, end = kernels.repeated(self.launches, "forward", (*tensors, *gradients), launch), len(kind.results)
+        return found[:end], found[end:]
 
     def results(self, tensors: Several) -> list[Tensor]:
         """Launch without a gradient; the results that were asked for."""
@@ -132,17 +131,16 @@ class Run(NamedTuple):
 
     def backward(self, tensors: Several, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
         """Launch: write the gradients for what arrives at the results."""
-        given, replay, key = (*tensors, *kept, *arriving, *gradients), None, None
+
+        def launch() -> None:
+            template = kernels.of_folder(KINDS[self.type].folder)
+            template.backward(self.call(tensors), self.formulas, kept, arriving, gradients)
+
+        key = None
         if self.launches is not None:
             layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in arriving]
             key = (*layouts, *[g is None for g in gradients])
-            replay = self.launches.get(key)
-        if replay is not None:
-            replay(given)
-            return
-        with kernels.Recording(self.launches, key, given):
-            template = kernels.of_folder(KINDS[self.type].folder)
-            template.backward(self.call(tensors), self.formulas, kept, arriving, gradients)
+        kernels.repeated(self.launches, key, (*tensors, *kept, *arriving, *gradients), launch)
 
     @property
     def formulas(self) -> Formulas | None:
@@ -153,8 +151,9 @@ class Run(NamedTuple):
 class Once:
     """A gradient written in forward, to be handed out once: whoever gets it may change it."""
 
-    def __init__(self, gradient: Tensor) -> None:
+    def __init__(self, gradient: Tensor, launches: dict[Any, Any] | None) -> None:
         self.gradient: Tensor | None = gradient
+        self.launches = launches
 
     def take(self, grad_output: Tensor) -> Tensor | None:
         """The gradient times `grad_output`, in its own memory; None the second time."""
@@ -163,14 +162,15 @@ class Once:
             return None
         if not (ordinary(gradient) and ordinary(grad_output)):  # traced, where nothing may be overwritten, or many of them at once
             return (gradient.float() * grad_output).to(gradient.dtype)
-        kernels.scale_(gradient, grad_output)
+        given = gradient, grad_output
+        kernels.repeated(self.launches, (gradient.numel(), gradient.dtype), given, lambda: kernels.scale_(*given))
         return gradient
 
 
 def remember(ctx: Any, how: Run, tensors: Several, there: Sequence[bool], kept: Several, written: Sequence[Tensor | None]) -> None:
     """Keep a call for backward, tensors as autograd saves them. there: which results there are. written: gradients, in forward."""
     ctx.how, ctx.there = how, there
-    ctx.once = [None if g is None else Once(g) for g in written]
+    ctx.once = [None if g is None else Once(g, how.launches) for g in written]
     ctx.save_for_backward(*kept, *tensors)
     ctx.set_materialize_grads(False)
 
@@ -231,7 +231,7 @@ class Loss(torch.autograd.Function):
             written: list[Tensor | None] = [ctx.inplace.memory if how.in_forward else None]
         else:
             written = [torch.empty_like(t) if how.in_forward and w else None for t, w in zip(inputs, ctx.needs_input_grad[2:], strict=True)]
-        results, kept = how.forward(tensors, written, how.keeps)
+        results, kept = how.forward(tensors, written, True)
         if how.inplace and how.in_forward:  # backward takes nothing but the gradient
             tensors, kept = (), ()
         remember(ctx, how, tensors, [t is not None for t in results], kept, written)

@@ -13,6 +13,7 @@ from lossforge.kernels.divergence.kernel import GradOutput, Outputs, divergence_
 from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.divergence.topk import Entries, topk_kernel
 from lossforge.kernels.engine.launch import Plan, Template, chip, launch, new_like, sum_slots
+from lossforge.kernels.engine.layout import stepped
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, forward_tiles, most_registers, resident_pair_tiles
@@ -168,5 +169,5 @@ def backward(
     if stats is None:
         stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
     assert arriving is not None
-    grad_output = GradOutput(arriving.contiguous(), int(arriving.ndim > 0))
+    grad_output = GradOutput(*stepped(arriving))
     launch(TEMPLATES[type(call)], call, Wanted(divisor, False, gradients[0]), Outputs(None, stats), grad_output, Numbers.of(call), formulas)

@@ -38,6 +38,13 @@ def constants(record: Any) -> Any:
     return record._replace(**fixed)
 
 
+def stepped(t: Tensor | None) -> tuple[Tensor | None, int]:
+    """Return a tensor in order, and the step between its elements: 0 where all are one, as in the gradient of a sum."""
+    if t is None or not any(t.stride()):
+        return t, 0
+    return t.contiguous(), 1
+
+
 @triton.jit
 def longer(several, one):
     """A tuple with one more."""

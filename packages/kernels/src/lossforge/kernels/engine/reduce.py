@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,7 +10,6 @@ from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, la
 from lossforge.kernels.tiles import COUNTED
 
 PART = tl.constexpr(1024)
-SMALL = 2**20  # elements, a pass over which takes less time than starting a kernel from Python rather than from C++
 GROUP = tl.constexpr(PROGRAMS_A_GROUP)
 
 
@@ -196,7 +194,4 @@ def scale_(x: Tensor, factor: Tensor) -> None:
     """x ← factor · x in place, for a dense x and a 0-d factor on its device; no pass over a large x where the factor is 1."""
     if factor.get_device() != x.get_device():
         raise ValueError(f"factor must be on the device of x, {x.device}, got {factor.device}")
-    if x.numel() <= SMALL and x.dtype == torch.float32:  # torch would round the factor to a half x's dtype first
-        x.mul_(factor)
-        return
     launch(SCALE, Scaled(x, factor))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowCall
 from lossforge.kernels.engine.launch import Plan, Template, chip, launch, new_like, sum_slots
+from lossforge.kernels.engine.layout import stepped
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.row.kernel import GradOutputs, Kept, Outputs, rowwise_backward_kernel, rowwise_kernel
 from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
@@ -209,14 +210,14 @@ def backward(
         plain = call._replace(outputs=[False] * 4)
         stats = forward(plain._replace(normalizer=divisor), formulas, [None], True)[6]
     assert stats is not None
-    loss, z_loss, lse, entropy = (None if t is None else t.contiguous() for t in grad_outputs)
-    loss_stride, z_stride = (0 if t is None or t.ndim == 0 else 1 for t in (loss, z_loss))
+    of_loss, of_z_loss = map(stepped, grad_outputs[:2])
+    lse, entropy = (None if t is None else t.contiguous() for t in grad_outputs[2:])
     launch(
         BACKWARD,
         call,
         Wanted(divisor, False, gradients[0], False),
         Kept(stats, None if entropy is None else row_entropy),
-        GradOutputs(loss, loss_stride, z_loss, z_stride, lse, entropy),
+        GradOutputs(*of_loss, *of_z_loss, lse, entropy),
         Numbers.of(call),
         formulas,
     )
