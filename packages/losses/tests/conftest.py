@@ -1,8 +1,13 @@
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.utils.deterministic
 
 from lossforge.losses import autograd, repeat
+
+sys.path.insert(0, str(Path(__file__).parent))  # for loss_calls
 
 
 @pytest.fixture
@@ -38,3 +43,11 @@ def paths(monkeypatch):
     monkeypatch.setattr(repeat.Kept, "__call__", lambda *args: (seen.append("kept"), kept(*args))[1])
     monkeypatch.setattr(autograd.Run, "of", staticmethod(direct))
     return seen
+
+
+@pytest.fixture
+def points():
+    """Logits that take a gradient, and targets between 0 and 1, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(500, generator=generator, dtype=torch.float64) * 2
+    return x.requires_grad_(), torch.rand(500, generator=generator, dtype=torch.float64)

@@ -81,11 +81,36 @@ def test_compiles_for_a_gpu_that_is_not_there():
         assert re.search(detail, finding.detail), finding
 
 
+def shell(*words):
+    done = subprocess.run([sys.executable, "-m", "lossforge.losses.check", *words], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_check_in_the_shell(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import triton\nimport triton.language as tl\nfrom lossforge.losses import elementwise\n\n"
+        "@elementwise\n@triton.jit\ndef wrong(x, y):\n    return (x - y) * (x - y), x - y\n"
+    )
+    status, output = shell(f"{file}:wrong")
+    assert status == 1, output
+    assert re.search(r"FAIL  gradient against differences, random +at x=.*, y=.*: value .*, gradient .*, differences", output)
+    assert re.search(r"FAIL  float32 +dense, reduction='mean', gradient='forward': value off by .*, gradient by", output)
+    for words, message in (
+        ((f"{file}:absent",), "absent in .* does not exist; losses there: wrong"),
+        (("nowhere.py:loss",), "no file nowhere.py"),
+        (("focall",), "a loss is named .*In the registry: mae"),
+    ):
+        status, output = shell(*words)
+        assert status == 2, output
+        assert re.search(message, output), output
+
+
 def test_name_of_the_registry_in_the_shell(all_cases):
     if not all_cases:
-        pytest.skip("a minute's work, with --all; test_custom.py has the command for a loss of one's own")
-    done = subprocess.run([sys.executable, "-m", "lossforge.losses.check", "bce"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"Check of bce .*\n\nformula, in float64\n  ok    gradient against differences, random", done.stdout)
-    assert re.search(r"ok    bfloat16 .* calls, gradients off by", done.stdout)
-    assert " 0 failed" in done.stdout
+        pytest.skip("a minute's work, with --all; test_check_in_the_shell runs it for a loss of one's own")
+    status, output = shell("bce")
+    assert status == 0, output
+    assert re.search(r"Check of bce .*\n\nformula, in float64\n  ok    gradient against differences, random", output)
+    assert re.search(r"ok    bfloat16 .* calls, gradients off by", output)
+    assert " 0 failed" in output

@@ -10,8 +10,8 @@ import weakref
 import pytest
 import torch
 import torch._dynamo.testing
+from loss_calls import Operators
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossforge.kernels.call import KINDS
 from lossforge.losses import cross_entropy
@@ -32,19 +32,6 @@ def traced_samples(loss, device, all_cases):
     for sample in samples(loss, device):
         if sample.name == plain or (every and sample.name in COMPILED):
             yield sample
-
-
-class Operators(TorchDispatchMode):
-    """Records the calls of our operators: their names and arguments."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "lossforge":
-            self.seen.append((function.overloadpacket.__name__, args))
-        return function(*args, **(kwargs or {}))
 
 
 def operator_call(call) -> tuple[str, tuple]:

@@ -87,7 +87,7 @@ def test_reference_against_judge(loss, device):
             ours = run(loss.reference, sample, dtype=torch.float64, reduction=reduction)
             theirs = run(loss.judged(), sample, dtype=torch.float64, reduction=reduction)
             exact = theirs.value.dtype == torch.float64  # timm's losses compute in float32
-            added = 1e-7 if loss.template == "boxes" else 0.0  # torchvision's eps; without it they agree as others do: test_boxes.py
+            added = 1e-7 if loss.template == "boxes" else 0.0  # torchvision's eps; without it they agree as others do: test_iou.py
             assert error(ours.value, theirs.value) < (1e-12 + added if exact else 1e-6)
             assert error(ours.gradient, theirs.gradient) < (1e-9 + added if exact else 3e-6)
             judged += 1

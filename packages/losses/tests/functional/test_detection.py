@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from loss_calls import gradient_of
 
 from lossforge.kernels.element import launch as element_launch
 from lossforge.kernels.engine.launch import trial
@@ -23,13 +24,6 @@ MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
 BOTH = pytest.mark.parametrize("function", [quality_focal_loss, varifocal_loss])
 NAN = float("nan")
 SATURATED = [-6e4, -1e4, -200.0, -100.0, -88.0, -30.0, -17.0, -1.0, 0.0, 0.5, 17.0, 30.0, 88.0, 100.0, 200.0, 1e4, 6e4]
-
-
-def gradient_of(function, x, *args, **kwargs):
-    x = x.detach().clone().requires_grad_()
-    value = function(x, *args, **kwargs)
-    value.sum().backward()
-    return value.detach(), x.grad
 
 
 def their_quality_focal(x, label, score, beta):

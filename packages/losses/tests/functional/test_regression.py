@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from loss_calls import gradient_of
 
 from lossforge.losses import HuberLoss, MSELoss, SmoothL1Loss, huber_loss, l1_loss, mse_loss, smooth_l1_loss
 
@@ -14,13 +15,6 @@ CASES = [
     *((smooth_l1_loss, F.smooth_l1_loss, {"beta": beta}) for beta in (1.0, 0.25, 3.0, 0.0, 1e-30)),
 ]
 EACH = pytest.mark.parametrize(("ours", "torchs", "options"), CASES, ids=[f"{ours.__name__} {options}" for ours, _, options in CASES])
-
-
-def gradient_of(function, x, *args, **kwargs):
-    x = x.detach().clone().requires_grad_()
-    value = function(x, *args, **kwargs)
-    value.sum().backward()
-    return value.detach(), x.grad
 
 
 @EACH

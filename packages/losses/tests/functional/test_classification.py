@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from loss_calls import gradient_of
 
 from lossforge.losses import (
     LogitAdjustedCrossEntropyLoss,
@@ -21,12 +22,6 @@ from lossforge.losses.testing import error
 INF, NAN = float("inf"), float("nan")
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
 HALF = torch.tensor([[0.0, 0.0], [0.0, math.log(3.0)]])  # p = ½, ½ and ¼, ¾
-
-
-def gradient_of(function, x, *args, **kwargs):
-    x = x.detach().clone().requires_grad_()
-    value = function(x, *args, **kwargs)
-    return value.detach(), torch.autograd.grad(value.sum(), x)[0]
 
 
 def test_by_hand(device):

@@ -5,19 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from loss_calls import gradient_of
 
 from lossforge.kernels import launch_counts
 from lossforge.losses import SigLIPLoss, siglip_loss
 from lossforge.losses.testing import error
 
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
-
-
-def gradient_of(function, x, *args, **kwargs):
-    x = x.detach().clone().requires_grad_()
-    value = function(x, *args, **kwargs)
-    value.sum().backward()
-    return value.detach(), x.grad
 
 
 def theirs(logits, offset=0, negative_only=False):

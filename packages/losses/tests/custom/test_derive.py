@@ -1,0 +1,110 @@
+"""Gradients that are derived from a formula, and formulas that have none."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from lossforge.kernels.math import exp, log1p_unit, logistic, powers, reciprocal, tanh
+from lossforge.losses import FormulaError, elementwise, rowwise
+from lossforge.losses.custom.derive import with_gradients
+from lossforge.losses.custom.twin import torch_of
+
+HALF = tl.constexpr(0.5)
+
+
+@triton.jit
+def bump(a, b, c=2.0):
+    """Two values, an argument left to its default."""
+    s = exp(-a * a) + HALF
+    s += b
+    return s, a * c
+
+
+@triton.jit
+def winding(x, y, gamma):
+    """Every kind of statement and most operations."""
+    d: tl.tensor = x - y
+    u, v = bump(d, gamma)
+    p, not_p, log1p = logistic(x)
+    w, _ = powers(p, gamma + 1.0)
+    z = tl.where((d > 0) & (y < 0.9), u * v, tl.maximum(u, v))
+    z -= tl.minimum(v, 0.25) / (1.0 + x * x)
+    t = tanh(d) + tl.sqrt(1.0 + d * d) + tl.abs(d) + tl.sin(x) * tl.cos(x) + tl.sigmoid(d) + tl.erf(d)
+    e = log1p_unit(tl.exp(-tl.abs(x))) + tl.log(2.0 + d * d) + tl.log2(1.0 + p) + tl.exp2(d * 0.1) + reciprocal(1.0 + not_p)
+    r = tl.rsqrt(1.0 + x * x).to(tl.float32) + tl.clamp(d, -0.7, 0.7) + tl.fma(x, d, y) + tl.floor(x) * 0.0
+    return -(w * log1p) + z + t * 0.1 + e - +r
+
+
+@triton.jit
+def ends_with_a_call(x, y):
+    return winding(x, y, 1.5)
+
+
+FORMULAS = {
+    "winding": (winding, (1.5,)),
+    "ends with a call": (ends_with_a_call, ()),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_derived_gradient_is_autograds(name, points):
+    """The derivative written out, translated to torch, against autograd of the value translated to torch."""
+    formula, hyper = FORMULAS[name]
+    x, y = points
+    value = torch_of(formula)(x, y, *hyper)
+    (expected,) = torch.autograd.grad(value.sum(), x)
+    again, gradient = torch_of(with_gradients(formula))(x.detach(), y, *hyper)
+    torch.testing.assert_close(again, value.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_what_cannot_be_derived_is_named():
+    @triton.jit
+    def branches(x, y):
+        if y > 0:
+            x = -x
+        return x
+
+    @triton.jit
+    def sums(x, y):
+        return tl.sum(x * y, 0)
+
+    @triton.jit
+    def remainder(x, y):
+        return x % 2.0
+
+    @triton.jit
+    def three(x, y):
+        return x, y, x
+
+    @triton.jit
+    def other_names(x, y, beta):
+        return x - y
+
+    @triton.jit
+    def taken(x, y, dim):
+        return x - y
+
+    for formula, hyper, message in (
+        (branches, {}, r"branches: if is no formula: .* choose by tl.where, in `if y > 0:` \(.*test_derive.py:\d+\)"),
+        (sums, {}, r"sums: has no derivative here; return the gradient beside the value, in `tl.sum\(x \* y, 0\)`"),
+        (remainder, {}, r"remainder: has no derivative here.* in `x % 2.0`"),
+        (three, {}, "three: returns 3 values"),
+        (other_names, {"gamma": 1.0}, r"its arguments must be x, y .*: gamma; got \(x, y, beta\)"),
+        (taken, {"dim": 1.0}, "taken: dim is the name of an option that every loss has"),
+        (lambda x, y: x, {}, "a formula is a @triton.jit function, got function"),
+    ):
+        with pytest.raises(FormulaError, match=message):
+            elementwise(formula, hyper=hyper)
+    with pytest.raises(
+        FormulaError, match=r"zeros: zeros_like cannot stand here: .* write tl.where\(z == z, 0.0, 0.0\), in `tl.zeros_like\(z\)`"
+    ):
+
+        @rowwise
+        @triton.jit
+        def zeros(z):
+            return z + tl.zeros_like(z), 1.0
+
+    with pytest.raises(TypeError, match=r"hyper\['delta'\] must be a number, got str"):
+        elementwise(sums, hyper={"delta": "a"})
