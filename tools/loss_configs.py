@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from generated import write_or_check
 from torch import Tensor
 
 from lossforge.losses.registry import LOSSES, Loss
@@ -72,21 +73,15 @@ def text() -> str:
     return f"{HEAD}{first}{''.join(losses)}}}\nBOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {{\n{''.join(boxes)}}}\n"
 
 
-def main() -> int:
-    files = {SETTINGS: text()}
+def files() -> dict[Path, str]:
+    """Return the settings, and the files that lack in conf/."""
+    made = {SETTINGS: text()}
     for loss in LOSSES.values():
         group = "box_loss" if loss.template == "boxes" else "loss" if loss.given else None
         if group and not (path := ROOT / "conf" / group / f"{option(loss)}.yaml").is_file():
-            files[path] = f"name: {option(loss)}\n"
-    stale = [path for path, made in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != made]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} is stale: run python tools/loss_configs.py", file=sys.stderr)
-        return int(bool(stale))
-    for path in stale:
-        path.write_text(files[path], encoding="utf-8")
-    return 0
+            made[path] = f"name: {option(loss)}\n"
+    return made
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(files()))

@@ -12,6 +12,8 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
+from generated import write_or_check
+
 from lossforge import losses
 from lossforge.losses import modules
 from lossforge.losses import types as aliases
@@ -115,17 +117,5 @@ def exported() -> str:
     return before + assigned + "".join(f'    "{name}",\n' for name in names) + "]\n"
 
 
-def main() -> int:
-    files = {STUB: text(), Path(losses.__file__): exported()}
-    stale = [path for path, made in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != made]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} is stale: run python tools/module_stubs.py", file=sys.stderr)
-        return int(bool(stale))
-    for path in stale:
-        path.write_text(files[path], encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({STUB: text(), Path(losses.__file__): exported()}))
