@@ -1,36 +1,15 @@
-"""Preference objectives at the edges: extremes, masks, empty batches, errors; and their modules."""
+"""Preference objectives at the edges: extremes, empty batches, errors; and their modules."""
 
 import math
 import re
 
-import numpy as np
 import pytest
 import torch
+from preference_calls import KTO, MASK, OLD, POLICY, REF, A, none, pairs, value_and_gradients
 
 from lossforge import losses as L
 
 INF = math.inf
-
-
-def logps(*shape, seed):
-    return -6 * torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def pairs(n=5, count=2):
-    return [logps(n, seed=i) for i in range(count)]
-
-
-KTO = [logps(n, seed=i) for i, n in enumerate((4, 3, 2, 4, 3, 2))]
-POLICY = logps(4, 6, seed=1)
-OLD, REF = (POLICY + logps(4, 6, seed=2 + i) / 5 + 0.6 for i in range(2))
-A = torch.tensor([1.3, -0.7, 0.4, -2.0], dtype=torch.float64)
-MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0] * 6, [1] * 6])
-
-
-def value_and_gradients(function, *values, **kwargs):
-    given = [torch.tensor(v, requires_grad=True) for v in values]
-    out = function(*given, reduction="none", **kwargs)
-    return out.tolist(), [g.tolist() for g in torch.autograd.grad(out.sum(), given)]
 
 
 def hinge(c, r, **kwargs):
@@ -70,94 +49,6 @@ def test_policy_and_reference_both_without_the_completion():
     assert L.dpo_loss(low, one, one, one, loss_type="ipo") == INF
 
 
-@pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-12, 1e-30])
-def test_odds_near_one(small):
-    """odds = 1 / expm1(-log p); at p = 1 - 1e-12 the quotient p / (1 - p) of float32 is a division by 0."""
-    for a, b in ((small, 0.5), (0.5, small), (small, 3 * small), (small, 90.0), (small, 1e4)):
-        (loss,), gradients = value_and_gradients(L.orpo_loss, [-a], [-b], beta=1.0, alpha=0.0)
-        a, b = float(np.float32(a)), float(np.float32(b))
-        u, v = math.expm1(a), math.expm1(min(b, 700.0))
-        assert loss == pytest.approx(math.log1p(u / v), rel=1e-5, abs=1e-40)
-        wanted = [-math.exp(a) / (u + v), u * math.exp(min(b, 700.0)) / v / (u + v)]
-        assert [g[0] for g in gradients] == pytest.approx(wanted, rel=1e-5, abs=1e-37)
-
-
-@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (30.0, 95.0), (95.0, 100.0), (100.0, 95.0), (200.0, 1e4), (1e4, 1e4)])
-def test_small_odds(a, b):
-    """Far from 1, odds are p, and e^90 is beyond float32."""
-    (loss,), gradients = value_and_gradients(L.orpo_loss, [-a], [-b], beta=1.0, alpha=0.0)
-    share = 1 / (1 + math.exp(min(b - a, 700.0)))
-    assert loss == pytest.approx(-math.log1p(-share), rel=1e-5)
-    rise = math.e / (math.e - 1) if a == 1 else 1.0
-    assert [g[0] for g in gradients] == pytest.approx([-rise * share, rise * share], rel=1e-5, abs=1e-37)
-
-
-def test_odds_at_the_ends():
-    (loss,), ((dc,), (dr,)) = value_and_gradients(L.orpo_loss, [0.0], [-math.log(2)], beta=1.0, alpha=0.0)
-    assert (loss, dr) == (0, 0)
-    assert dc == pytest.approx(-1, rel=1e-6)
-    (loss,), ((dc,), _) = value_and_gradients(L.orpo_loss, [-math.log(2)], [0.0], beta=1.0, alpha=0.0)
-    assert loss == INF
-    assert dc == pytest.approx(-2, rel=1e-6)
-    (loss,), gradients = value_and_gradients(L.orpo_loss, [-1.0], [-INF], beta=1.0, alpha=0.0)
-    assert (loss, gradients) == (0, [[0], [0]])
-    (loss,), _ = value_and_gradients(L.orpo_loss, [-INF], [-1.0], beta=1.0, alpha=0.0)
-    assert loss == INF
-    (loss,), gradients = value_and_gradients(L.orpo_loss, [-1e4], [-1.0], beta=1.0, alpha=0.0)
-    assert loss == pytest.approx(1e4 - math.log(math.expm1(1)))
-    assert [g[0] for g in gradients] == pytest.approx([-1, math.e / (math.e - 1)], rel=1e-6)
-    assert L.orpo_loss(torch.zeros(1), torch.zeros(1)).isnan()
-    assert L.orpo_loss(torch.full((1,), -INF), torch.full((1,), -INF)).isnan()
-    assert L.orpo_loss(torch.full((1,), -1.0), torch.full((1,), 0.1)).isnan()
-    (loss,), ((dc,), _) = value_and_gradients(L.orpo_loss, [1e-9], [-math.log(2)], beta=1.0, alpha=0.0)
-    assert (loss, dc) == (pytest.approx(-1e-9), pytest.approx(-1))
-
-
-def test_ratios_that_overflow():
-    """exp(1000) is inf: clipped, it gives the bound and no gradient; not clipped, the loss is as large as it is."""
-    x = torch.tensor([[1000.0, -1000.0, 0.0]], requires_grad=True)
-    old = torch.zeros(1, 3)
-    for advantage, losses, gradient in ((1.0, [-1.2, 0, -1], [0, 0, -1]), (0.0, [0, 0, 0], [0, 0, 0])):
-        a = torch.tensor([advantage], requires_grad=True)
-        out = L.grpo_loss(x, a, old, loss_type="dapo", reduction="none")
-        assert out[0].tolist() == pytest.approx(losses)
-        dx, da = torch.autograd.grad(out.sum(), (x, a))
-        assert dx[0].tolist() == gradient
-        assert da.item() == pytest.approx(-2.2 if advantage else -1.2 - 0.8 - 1)
-    out = L.grpo_loss(x, torch.tensor([-1.0]), old, loss_type="dapo", reduction="none")
-    assert out[0].tolist() == pytest.approx([INF, 0.8, 1])
-    out = L.grpo_loss(x, torch.tensor([-1.0]), old, loss_type="dapo", reduction="none", delta=4.0)
-    assert out[0].tolist() == pytest.approx([4, 0.8, 1])
-    assert torch.autograd.grad(out.sum(), x)[0][0].tolist() == [0, 0, 1]
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
-def test_what_is_masked_does_not_matter(level, loss_type):
-    clean = [t.clone().requires_grad_() for t in (POLICY, A.unsqueeze(1).expand(4, 6), OLD, REF)]
-    dirty = [
-        torch.where(MASK != 0, t.detach(), bad).requires_grad_() for t, bad in zip(clean, (torch.nan, INF, -INF, torch.nan), strict=True)
-    ]
-    results = []
-    for values in (clean, dirty):
-        out = L.grpo_loss(*values, MASK, beta=0.1, importance_sampling_level=level, loss_type=loss_type)
-        results.append([out.detach(), *torch.autograd.grad(out, values)])
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
-    assert all((g[MASK == 0] == 0).all() for g in results[1][1:])
-    # one advantage a completion, nan where the completion is empty
-    a = torch.where(MASK.any(1), A, torch.nan)
-    x = POLICY.clone().requires_grad_()
-    out = L.grpo_loss(x, a, OLD, None, MASK, importance_sampling_level=level, loss_type=loss_type)
-    out.backward()
-    assert out.isfinite()
-    assert x.grad.isfinite().all()
-
-
-def none(*shape):
-    return torch.zeros(*shape, requires_grad=True)
-
-
 @pytest.mark.parametrize(
     ("function", "count"),
     [(L.bradley_terry_loss, 2), (L.dpo_loss, 4), (L.cpo_loss, 2), (L.simpo_loss, 2), (L.orpo_loss, 2), (L.kto_loss, 6)],
@@ -171,56 +62,6 @@ def test_empty_batches(function, count):
     assert function(*values, reduction="none").shape == (0,)
     function(*values, empty="zero").backward()
     assert values[0].grad.shape == (0,)
-
-
-def test_grpo_without_tokens():
-    for loss_type in ("grpo", "dapo", "dr_grpo"):
-        x = none(0, 3)
-        assert L.grpo_loss(x, none(0), loss_type=loss_type).isnan()
-        assert L.grpo_loss(x, none(0), loss_type=loss_type, empty="zero") == 0
-    x, nothing = none(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    assert L.grpo_loss(x, torch.ones(2), mask=nothing) == 0
-    assert L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo", empty="zero") == 0
-    out = L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo")
-    assert out.isnan()
-    out.backward()
-    assert (x.grad == 0).all()
-    assert L.grpo_loss(none(2, 0), torch.ones(2)) == 0
-
-
-def test_kto_with_one_side_or_no_baseline():
-    c, r, _, pc, pr, _ = KTO
-    one = L.kto_loss(c, r[:0], None, pc, pr[:0], None)
-    two = L.kto_loss(c[:0], r, None, pc[:0], pr, None)
-    both = L.kto_loss(c, r, None, pc, pr, None)
-    assert both.item() == pytest.approx((4 * one.item() + 3 * two.item()) / 7)
-    assert L.kto_loss(c, r, c[:0], pc, pr, c[:0]).isnan()
-    assert torch.equal(L.kto_loss(c, r, c[:0], pc, pr, c[:0], empty="zero"), both)
-    assert torch.equal(L.kto_loss(c, r, None, pc, pr, None, kl=-3.0), both)
-
-
-def test_kto_baseline_has_no_gradient():
-    c, r, k, pc, pr, pk = (t.clone().requires_grad_() for t in KTO)
-    L.kto_loss(c, r, k, pc, pr, pk).backward()
-    assert k.grad is None
-    assert pk.grad is None
-    assert c.grad.any()
-
-
-def test_kto_with_labels_as_weights():
-    """Every completion on both sides, with weights 0 and 1: the batch has one shape whatever its labels."""
-    x, ref, good = logps(6, seed=0), logps(6, seed=1), torch.tensor([1.0, 0, 0, 1, 1, 0], dtype=torch.float64)
-    masked = L.kto_loss(x, x, None, ref, ref, None, desirable_weight=good, undesirable_weight=1 - good, normalizer=6, kl=0.3)
-    g = good.bool()
-    torch.testing.assert_close(masked, L.kto_loss(x[g], x[~g], None, ref[g], ref[~g], None, kl=0.3))
-
-
-def test_shapes_of_any_number_of_dimensions():
-    values = [t.view(2, 3) for t in pairs(6, 4)]
-    assert L.dpo_loss(*values, reduction="none").shape == (2, 3)
-    torch.testing.assert_close(L.dpo_loss(*values), L.dpo_loss(*pairs(6, 4)))
-    strided = [torch.stack([t, t], -1)[..., 0] for t in values]
-    assert torch.equal(L.dpo_loss(*strided), L.dpo_loss(*values))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from preference_calls import KTO, MASK, OLD, POLICY, REF, A, logps, pairs
 
 from lossforge import losses as L
 
@@ -102,27 +103,6 @@ def grpo(
         return [tokens[i].sum() / max(1, mask[i].astype(bool).sum()) for i in range(n)], n
     divisor = n * (max_completion_length or length) if loss_type == "dr_grpo" else mask.astype(bool).sum()
     return tokens, divisor
-
-
-def logps(*shape, seed=0, low=-6.0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.rand(*shape, generator=g, dtype=torch.float64) * (low + 0.05) - 0.05
-
-
-def pairs(n=5, count=2):
-    return [logps(n, seed=i) for i in range(count)]
-
-
-def tokens(n=4, t=6, count=3):
-    """Policy, old and reference so far apart that ratios are clipped on both sides, and a mask with one empty completion."""
-    policy = logps(n, t, seed=1)
-    return [policy, *(policy + (logps(n, t, seed=2 + i, low=-1.2) + 0.6) for i in range(count - 1))]
-
-
-A = torch.tensor([1.3, -0.7, 0.4, -2.0], dtype=torch.float64)
-MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1], [0] * 6, [1] * 6])
-KTO = [logps(4, seed=0), logps(3, seed=1), logps(2, seed=3), logps(4, seed=4), logps(3, seed=5), logps(2, seed=6) - 1.0]
-POLICY, OLD, REF = tokens()
 
 
 def case(name, function, oracle, tensors, **kwargs):
@@ -347,12 +327,3 @@ def test_hand_computed_gradients():
     x = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     L.grpo_loss(x, torch.tensor([2.0]), normalizer=4, reduction="sum", loss_type="dapo").backward()
     assert x.grad[0].tolist() == [-0.5, -0.5]
-
-
-def test_robust_is_the_mean_over_the_noise_and_conservative_is_not():
-    """Labels swapped at rate ε: the robust loss is the clean one in expectation (arXiv 2403.00409, lemma 3.1)."""
-    c, r, p, q = pairs(count=4)
-    clean = L.dpo_loss(c, r, p, q)
-    for loss_type, same in (("robust", True), ("sigmoid", False)):
-        loss = partial(L.dpo_loss, label_smoothing=0.2, loss_type=loss_type)
-        assert torch.isclose(0.8 * loss(c, r, p, q) + 0.2 * loss(r, c, q, p), clean).item() is same

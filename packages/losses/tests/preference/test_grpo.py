@@ -1,0 +1,67 @@
+"""GRPO: ratios that overflow, masked tokens, no tokens."""
+
+import math
+
+import pytest
+import torch
+from preference_calls import MASK, OLD, POLICY, REF, A, none
+
+from lossforge import losses as L
+
+INF = math.inf
+
+
+def test_ratios_that_overflow():
+    """exp(1000) is inf: clipped, it gives the bound and no gradient; not clipped, the loss is as large as it is."""
+    x = torch.tensor([[1000.0, -1000.0, 0.0]], requires_grad=True)
+    old = torch.zeros(1, 3)
+    for advantage, losses, gradient in ((1.0, [-1.2, 0, -1], [0, 0, -1]), (0.0, [0, 0, 0], [0, 0, 0])):
+        a = torch.tensor([advantage], requires_grad=True)
+        out = L.grpo_loss(x, a, old, loss_type="dapo", reduction="none")
+        assert out[0].tolist() == pytest.approx(losses)
+        dx, da = torch.autograd.grad(out.sum(), (x, a))
+        assert dx[0].tolist() == gradient
+        assert da.item() == pytest.approx(-2.2 if advantage else -1.2 - 0.8 - 1)
+    out = L.grpo_loss(x, torch.tensor([-1.0]), old, loss_type="dapo", reduction="none")
+    assert out[0].tolist() == pytest.approx([INF, 0.8, 1])
+    out = L.grpo_loss(x, torch.tensor([-1.0]), old, loss_type="dapo", reduction="none", delta=4.0)
+    assert out[0].tolist() == pytest.approx([4, 0.8, 1])
+    assert torch.autograd.grad(out.sum(), x)[0][0].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
+def test_what_is_masked_does_not_matter(level, loss_type):
+    clean = [t.clone().requires_grad_() for t in (POLICY, A.unsqueeze(1).expand(4, 6), OLD, REF)]
+    dirty = [
+        torch.where(MASK != 0, t.detach(), bad).requires_grad_() for t, bad in zip(clean, (torch.nan, INF, -INF, torch.nan), strict=True)
+    ]
+    results = []
+    for values in (clean, dirty):
+        out = L.grpo_loss(*values, MASK, beta=0.1, importance_sampling_level=level, loss_type=loss_type)
+        results.append([out.detach(), *torch.autograd.grad(out, values)])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+    assert all((g[MASK == 0] == 0).all() for g in results[1][1:])
+    # one advantage a completion, nan where the completion is empty
+    a = torch.where(MASK.any(1), A, torch.nan)
+    x = POLICY.clone().requires_grad_()
+    out = L.grpo_loss(x, a, OLD, None, MASK, importance_sampling_level=level, loss_type=loss_type)
+    out.backward()
+    assert out.isfinite()
+    assert x.grad.isfinite().all()
+
+
+def test_grpo_without_tokens():
+    for loss_type in ("grpo", "dapo", "dr_grpo"):
+        x = none(0, 3)
+        assert L.grpo_loss(x, none(0), loss_type=loss_type).isnan()
+        assert L.grpo_loss(x, none(0), loss_type=loss_type, empty="zero") == 0
+    x, nothing = none(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+    assert L.grpo_loss(x, torch.ones(2), mask=nothing) == 0
+    assert L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo", empty="zero") == 0
+    out = L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo")
+    assert out.isnan()
+    out.backward()
+    assert (x.grad == 0).all()
+    assert L.grpo_loss(none(2, 0), torch.ones(2)) == 0
