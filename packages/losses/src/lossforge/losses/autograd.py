@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import KINDS, DivergenceCall, Formulas, RowCall, TopKCall, end_of_tensors
+from lossforge.kernels.call import KINDS, DivergenceCall, Formulas, TopKCall, end_of_tensors
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.linear import engine
+from lossforge.losses.linear.call import Fused, fused
 from lossforge.losses.reference import reference
-from lossforge.losses.state import KERNEL_DTYPES, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.state import KERNEL_DTYPES, backend, gradient_in_forward, kernels_apply, plain
 
 Several = tuple[Tensor | None, ...]
 ABSENT = math.nan
@@ -41,16 +43,20 @@ def leaves(call: Any) -> Sequence[Tensor]:
 
 def compute(call: Any, options: Mapping[str, Any]) -> Several:
     """Return the results of a checked call, None where not asked for; its options say when and where the gradient is written."""
+    linear = options.get("linear")
+    if linear is not None:
+        call = fused(call, *linear)
     tensors, differentiable = call[1 : end_of_tensors(call)], leaves(call)
     others = tensors[len(differentiable) :]
     narrow = not isinstance(call, (DivergenceCall, TopKCall)) or call.target.dtype in KERNEL_DTYPES
-    if not (narrow and kernels_apply(differentiable[0], *others)):
+    by_chunks = linear is not None and plain(*tensors)  # where no kernel runs too; torch compiles the reference better than such a loop
+    if not (narrow and kernels_apply(differentiable[0], *others, fused=by_chunks)):
         return tuple(reference(call))
-    wanted = [torch.is_grad_enabled() and t.requires_grad for t in differentiable]
+    wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
     mode, x = options.get("gradient"), differentiable[wanted.index(True) if any(wanted) else 0]
     in_forward = gradient_in_forward(mode, x, call.reduction)
     inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
-    asked = (True, *call.outputs) if isinstance(call, RowCall) else (True,)
+    asked = (True, *getattr(call, "outputs", ()))
     if inplace or plain(*tensors):
         how = Run.of(call, in_forward, inplace)
         found: Sequence[Tensor] = Loss.apply(how, tensors, *differentiable) if any(wanted) else how.results(tensors)
@@ -111,15 +117,15 @@ class Run(NamedTuple):
     @property
     def keeps(self) -> bool:
         """Whether backward needs what forward keeps: the gradient is written there, or other results may be differentiated too."""
-        return not self.in_forward or (self.type is RowCall and any(self.others[-1][: KINDS[RowCall].arriving - 1]))
+        arriving = KINDS[self.type].arriving
+        return not self.in_forward or (arriving > 1 and any(self.others[-1][: arriving - 1]))
 
     def forward(self, tensors: Several, gradients: Sequence[Tensor | None], keep: bool, alone: bool = True) -> tuple[Several, Several]:
         """Launch: (results, what is kept for backward), with the gradients in `gradients`. keep, alone: see the templates' `forward`."""
         kind = KINDS[self.type]
 
         def launch() -> Several:
-            template = kernels.of_folder(kind.folder)
-            found = template.forward(self.call(tensors), self.formulas, gradients, keep and self.keeps, alone)
+            found = self.template.forward(self.call(tensors), self.formulas, gradients, keep and self.keeps, alone)
             return (*found, *[found[kind.results.index(name)] for name in kind.saved])
 
         found, end = kernels.repeated(self.launches, "forward", (*tensors, *gradients), launch), len(kind.results)
@@ -133,8 +139,7 @@ class Run(NamedTuple):
         """Launch: write the gradients for what arrives at the results."""
 
         def launch() -> None:
-            template = kernels.of_folder(KINDS[self.type].folder)
-            template.backward(self.call(tensors), self.formulas, kept, arriving, gradients)
+            self.template.backward(self.call(tensors), self.formulas, kept, arriving, gradients)
 
         key = None
         if self.launches is not None:
@@ -143,9 +148,13 @@ class Run(NamedTuple):
         kernels.repeated(self.launches, key, (*tensors, *kept, *arriving, *gradients), launch)
 
     @property
+    def template(self) -> Any:
+        return engine if issubclass(self.type, Fused) else kernels.of_folder(KINDS[self.type].folder)
+
+    @property
     def formulas(self) -> Formulas | None:
         formula = FORMULAS.get(self.name)
-        return None if formula is None else formula.kernels
+        return None if formula is None or issubclass(self.type, Fused) else formula.kernels
 
 
 class Once:
@@ -160,8 +169,9 @@ class Once:
         gradient, self.gradient = self.gradient, None
         if gradient is None:
             return None
-        if not (ordinary(gradient) and ordinary(grad_output)):  # traced, where nothing may be overwritten, or many of them at once
-            return (gradient.float() * grad_output).to(gradient.dtype)
+        by_kernel = self.launches is not None or backend(gradient) != "torch"
+        if not (by_kernel and ordinary(gradient) and ordinary(grad_output)):  # traced, where nothing may be overwritten, or many at once
+            return (gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * grad_output).to(gradient.dtype)
         given = gradient, grad_output
         kernels.repeated(self.launches, (gradient.numel(), gradient.dtype), given, lambda: kernels.scale_(*given))
         return gradient
@@ -235,8 +245,9 @@ class Loss(torch.autograd.Function):
         if how.inplace and how.in_forward:  # backward takes nothing but the gradient
             tensors, kept = (), ()
         remember(ctx, how, tensors, [t is not None for t in results], kept, written)
-        if how.type is RowCall:
-            ctx.mark_non_differentiable(*[t for t in results[KINDS[RowCall].arriving :] if t is not None])
+        apart = [t for t in results[KINDS[how.type].arriving :] if t is not None]
+        if apart:
+            ctx.mark_non_differentiable(*apart)
         return tuple([t for t in results if t is not None])
 
     @staticmethod

@@ -481,6 +481,82 @@ class L1Loss(LossModule):
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
+class LinearCrossEntropyLoss(LossModule):
+    """Cross entropy of a linear layer's output: see functional.linear_cross_entropy. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+
+    reduction: Reduction
+    chunk: int | None
+    accumulate: Literal['float32', 'weight'] | None
+    skip_ignored: bool
+    scale: float
+    softcap: float | None
+    z_loss: float
+    empty: Empty
+    gradient: Gradient | None
+    validate: bool | None
+    loss_weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+    return_z_loss: bool
+    return_lse: bool
+    return_entropy: bool
+    return_correct: bool
+    def __init__(self, *, loss_weight: Tensor | None = None, ignore_index: int = -100, reduction: Reduction = 'mean', label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = 'nan', gradient: Gradient | None = None, validate: bool | None = None) -> None: ...
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+
+class LinearJSDivLoss(LossModule):
+    """Generalised Jensen-Shannon divergence of a linear layer's output: see functional.linear_js_div. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+
+    reduction: BatchReduction
+    chunk: int | None
+    accumulate: Literal['float32', 'weight'] | None
+    skip_ignored: bool
+    empty: Empty
+    gradient: Gradient | None
+    beta: float
+    temperature: float
+    temperature_squared: bool
+    loss_weight: Tensor | None
+    def __init__(self, *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+
+class LinearKLDivLoss(LossModule):
+    """Kullback-Leibler divergence of a linear layer's output from a teacher's: see functional.linear_kl_div. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+
+    reduction: BatchReduction
+    chunk: int | None
+    accumulate: Literal['float32', 'weight'] | None
+    skip_ignored: bool
+    empty: Empty
+    gradient: Gradient | None
+    temperature: float
+    reverse: bool
+    temperature_squared: bool
+    renormalize: bool
+    tail: bool
+    loss_weight: Tensor | None
+    def __init__(self, *, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+
+class LinearTotalVariationLoss(LossModule):
+    """Total variation distance of a linear layer's output: see functional.linear_total_variation. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+
+    reduction: BatchReduction
+    chunk: int | None
+    accumulate: Literal['float32', 'weight'] | None
+    skip_ignored: bool
+    empty: Empty
+    gradient: Gradient | None
+    temperature: float
+    temperature_squared: bool
+    loss_weight: Tensor | None
+    def __init__(self, *, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
+
 class LogCoshLoss(LossModule):
     """Log-cosh loss: see functional.log_cosh_loss."""
 
@@ -850,6 +926,10 @@ __all__ = [
     'KLDivWithLogitsLoss',
     'KTOLoss',
     'L1Loss',
+    'LinearCrossEntropyLoss',
+    'LinearJSDivLoss',
+    'LinearKLDivLoss',
+    'LinearTotalVariationLoss',
     'LogCoshLoss',
     'LogitAdjustedCrossEntropyLoss',
     'MSELoss',

@@ -13,10 +13,14 @@ from torch import Tensor
 from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, TopKCall, end_of_tensors
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.linear.call import Fused
 
 
 def reference(call: Any) -> tuple[Tensor | None, ...]:
     """Return the results of a call."""
+    if isinstance(call, Fused):
+        teacher = call.teacher_layer
+        return reference(call.on(F.linear(*call.layer), None if teacher is None else F.linear(*teacher)))
     found = _REFERENCES[type(call)](_of_dtype(call) if torch.compiler.is_compiling() else call)
     return (found,) if isinstance(found, Tensor) else found
 

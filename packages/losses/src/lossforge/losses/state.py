@@ -70,13 +70,14 @@ def plain(*tensors: Tensor | None) -> bool:
     return all(t is None or ordinary(t) for t in tensors)
 
 
-def kernels_apply(x: Tensor, *others: Tensor | None) -> bool:
+def kernels_apply(x: Tensor, *others: Tensor | None, fused: bool = False) -> bool:
     """Return whether the kernels compute a call. They differentiate the logits; the reference does all else.
 
     That is: a floating argument other than the logits that requires grad, torch.func transforms, forward-mode derivatives,
-    float64, devices without kernels, and tensors without elements.
+    float64, devices without kernels, and tensors without elements. fused: a call fused with its linear layer, which has a way of its own
+    on every device and for every dtype.
     """
-    if _in_plain_torch() or backend(x) == "torch" or x.numel() == 0:
+    if _in_plain_torch() or (backend(x) == "torch" and not fused) or x.numel() == 0:
         return False
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in others):
         return False

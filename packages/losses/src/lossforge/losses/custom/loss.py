@@ -248,7 +248,7 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 
-    known = (*accepted, *(p.name for p in first))
+    known = (*accepted, *(p.name for p in first), "linear")
 
     def loss(*tensors: Tensor, **options: Any) -> Tensor:
         for each in options:

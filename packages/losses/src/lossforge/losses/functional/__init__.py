@@ -52,6 +52,7 @@ from lossforge.losses.functional.dice import *
 from lossforge.losses.functional.divergence import *
 from lossforge.losses.functional.contrastive import *
 from lossforge.losses.functional.tokens import *
+from lossforge.losses.functional.linear import *
 
 if not _typing.TYPE_CHECKING:  # checkers follow the imports
     __all__ = [name for name, value in globals().items() if not (name.startswith("_") or isinstance(value, _types.ModuleType))]

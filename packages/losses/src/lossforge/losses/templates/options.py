@@ -60,7 +60,7 @@ class ElementwiseOptions(UnscoredOptions, total=False):
 def check_options(x: Tensor, reduction: str, options: CallOptions | BoxOptions, accepted: type, of: str = "input") -> Tensor | None:
     """Check names and values of the options; the normalizer where it is a tensor. of: what the loss calls x."""
     for name in options:
-        if name not in accepted.__annotations__:
+        if name not in accepted.__annotations__ and name != "linear":  # which linear.fuse_linear brings
             raise checks.unexpected("the loss", name, accepted.__annotations__)
     normalizer, mode = options.get("normalizer"), options.get("gradient")
     checks.one_of("reduction", reduction, checks.REDUCTIONS)

@@ -1,0 +1,554 @@
+"""Losses fused with the linear layer whose output they take: the logits never exist at once.
+
+Each takes the layer's input (…, H), its weight (C, H) and bias (C,) in place of the logits input · weightᵀ + bias, (…, C), with the classes
+last. What holds one entry a row has the leading dimensions of input. Options that every one has, beside those of its loss:
+
+loss_weight: the loss's own `weight`, whose name the layer's has here.
+gradient: "forward" writes the gradients of input, weight and bias in the forward pass: three matrix products. It is the default for scalar
+    results, but for float16 and under torch.compile. "backward" keeps a few numbers a row and computes the logits again: four products,
+    and any gradient may arrive, also for the loss of each row.
+chunk: rows at a time. By default as many as 1 GiB of logits has, fewer where a GPU has less than 4 GiB to spare. The logits of a chunk
+    take the memory of the weight's gradient where that is large enough, and summed elsewhere.
+accumulate: the dtype in which a weight's gradient of half precision is summed over the chunks: "float32" (by default where it takes
+    no more than half of the GPU's free memory) or "weight", its own, which takes a third of the memory.
+skip_ignored: leave ignored rows out of the products. The host waits for the device, to learn how many rows are left.
+
+Products are torch's own, of the dtype of input and weight, or of autocast's; the loss, its sums and those of the bias are computed in
+float32. Where input, weight and bias do not require grad, nothing is kept. Derivatives of second order, in forward mode, under torch.func
+and of what else requires grad (a teacher, class weights) come from the unfused computation.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lossforge.losses import checks
+from lossforge.losses.functional.cross_entropy import CrossEntropyOutput, cross_entropy
+from lossforge.losses.functional.divergence import (
+    js_div_with_logits,
+    kl_div_with_logits,
+    topk_kl_div_with_logits,
+    total_variation_with_logits,
+)
+from lossforge.losses.functional.tokens import TokenLogps
+from lossforge.losses.linear.call import ROWS, Head, Settings
+from lossforge.losses.templates.element import IGNORED
+from lossforge.losses.templates.module import SETTINGS, LossModule, Module, with_module
+from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
+
+__all__ = [
+    "FusedLinear",
+    "LinearTeacher",
+    "TopKTeacher",
+    "fuse_linear",
+    "linear_cross_entropy",
+    "linear_entropy",
+    "linear_js_div",
+    "linear_kl_div",
+    "linear_selective_log_softmax",
+    "linear_total_variation",
+]
+
+Accumulate = Literal["float32", "weight"]
+PER_ROW = (*ROWS, "score")
+
+
+class LinearOptions(TypedDict, total=False):
+    chunk: int | None
+    accumulate: Accumulate | None
+    skip_ignored: bool
+
+
+class LinearTeacher(NamedTuple):
+    """A teacher's logits as a linear layer: input (…, H), weight (C, H), bias (C,). H may differ from the student's."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class TopKTeacher(NamedTuple):
+    """A teacher known by its K likeliest classes: their log-probabilities and indices, (…, K)."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _layer(input: Tensor, weight: Tensor, bias: Tensor | None, of: str = "") -> Head:
+    """Return a layer whose tensors are checked, in the dtype that torch.nn.functional.linear would compute in."""
+    given = {f"{of}input": input, f"{of}weight": weight} | ({} if bias is None else {f"{of}bias": bias})
+    for name, t in given.items():
+        checks.floating(name, t)
+        if type(t).__name__ == "DTensor":
+            raise TypeError(f"{name} must be a whole tensor, got a DTensor {tuple(t.shape)}: gather it first, with {name}.full_tensor()")
+        checks.beside(name, t, input, f"{of}input")
+    if not input.ndim:
+        raise ValueError(f"{of}input must have shape (…, H), got ()")
+    if weight.ndim != 2 or weight.shape[1] != input.shape[-1]:
+        raise ValueError(f"{of}weight must have shape (C, {input.shape[-1]}), got {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{of}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        input, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (input, weight))
+        bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(dtype)
+    head = Head(input, weight, bias)
+    for name, t in zip(given, head.tensors, strict=True):
+        if t.dtype != input.dtype:
+            raise TypeError(f"{name} must have the dtype of {of}input, {input.dtype}, got {t.dtype}")
+    return head
+
+
+class _Rows:
+    """The leading dimensions of an input, as one: what has an entry a row is brought to it, and results back.
+
+    Of an input (H,) there is one row; of one (N, H) nothing changes.
+    """
+
+    def __init__(self, lead: tuple[int, ...], classes: int) -> None:
+        self.lead, self.classes, self.count = lead, classes, 1
+        for n in lead:
+            self.count = self.count * n
+
+    def joined(self, name: str, t: Any) -> Any:
+        k = len(self.lead)
+        if not isinstance(t, Tensor) or not (t.ndim or not k) or k == 1:
+            return t
+        if not k:
+            return t.unsqueeze(0) if name in PER_ROW else t
+        if name == "lam" and t.ndim == 1:
+            t = t.view(-1, *(1,) * (k - 1)).expand(self.lead)
+        if t.shape[:k] == self.lead:
+            return t.reshape(self.count, *t.shape[k:])
+        if name in ("weight", "group", "pos_weight", "alpha") and t.ndim > 1 and checks.expands(t, (*self.lead, self.classes)):
+            return t.expand(*self.lead, self.classes).reshape(self.count, self.classes)
+        return t
+
+    def apart(self, t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.ndim or len(self.lead) == 1:
+            return t
+        return t.reshape((*self.lead, *t.shape[1:]))
+
+
+def _counting(given: dict[str, Any]) -> Tensor:
+    """Return which rows are not ignored."""
+    target = given.get("labels")
+    ignored = given.get("ignore_index", -100)
+    if target is None:
+        target = next((given[name] for name in ("target", "targets", "index") if name in given), None)
+        ignored = given.get("ignore_index", IGNORED)
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        raise ValueError("skip_ignored needs class indices as target, or labels")
+    counts = target != ignored
+    target_b = given.get("target_b")
+    return counts if target_b is None else counts | (target_b != ignored)
+
+
+def _select(t: Any, rows: Tensor, count: int, name: str, targets: tuple[str, ...]) -> Any:
+    of_rows = isinstance(t, Tensor) and t.ndim > 0 and t.shape[0] == count and (name in PER_ROW or name in targets or t.ndim > 1)
+    return t.index_select(0, rows) if of_rows else t
+
+
+def _unselect(t: Any, rows: Tensor, count: int) -> Any:
+    if not isinstance(t, Tensor) or not t.ndim:
+        return t
+    return t.new_zeros((count, *t.shape[1:])).index_copy(0, rows, t)
+
+
+def _each(make: Callable[[Any], Any], results: Any) -> Any:
+    if isinstance(results, Tensor):
+        return make(results)
+    return type(results)(*[make(t) for t in results])
+
+
+def _settings(chunk: int | None, accumulate: Accumulate | None) -> Settings:
+    checks.one_of("accumulate", accumulate, (None, "float32", "weight"))
+    if chunk is None:
+        rows = 0
+    else:
+        rows = checks.whole_number("chunk", chunk)
+        if rows < 1:
+            raise ValueError(f"chunk must be at least 1 row, got {rows}")
+    return Settings(rows, -1 if accumulate is None else int(accumulate == "float32"))
+
+
+def _fused(
+    function: Callable[..., Any],
+    head: Head,
+    given: dict[str, Any],
+    linear: LinearOptions,
+    targets: tuple[str, ...],
+    teacher: Head | None = None,
+) -> Any:
+    """Call a loss on the logits of a layer. given: its other arguments by name, `targets` of them with an entry a row."""
+    if given.get("inplace"):
+        raise ValueError("inplace=True needs logits, which a fused loss does not have")
+    settings = _settings(linear.get("chunk"), linear.get("accumulate"))
+    lead = tuple(head.input.shape[:-1])
+    rows = _Rows(lead, head.weight.shape[0])
+    head = head._replace(input=head.input.reshape(rows.count, head.input.shape[-1]))
+    if teacher is not None:
+        if teacher.input.shape[:-1] != torch.Size(lead) or teacher.weight.shape[0] != rows.classes:
+            shape = (*teacher.input.shape[:-1], teacher.weight.shape[0])
+            raise ValueError(f"teacher must give logits of shape {(*lead, rows.classes)}, got {shape}")
+        teacher = teacher._replace(input=teacher.input.reshape(rows.count, teacher.input.shape[-1]))
+    given = {name: rows.joined("target" if name in targets else name, t) for name, t in given.items()}
+    kept: Tensor | None = None
+    if linear.get("skip_ignored"):
+        kept = _counting(given).nonzero().squeeze(1)
+        given = {name: _select(t, kept, rows.count, name, targets) for name, t in given.items()}
+        head = head._replace(input=head.input.index_select(0, kept))
+        if teacher is not None:
+            teacher = teacher._replace(input=teacher.input.index_select(0, kept))
+    if teacher is not None:
+        given[targets[0]] = teacher.logits
+    plain = getattr(function, "__wrapped__", function)  # without the look for calls alike
+    found = plain(head.logits, **given, linear=(head, teacher, settings))
+    if kept is not None:
+        of_rows = kept
+        found = _each(lambda t: _unselect(t, of_rows, rows.count), found)
+    return _each(rows.apart, found)
+
+
+def fuse_linear(loss: Any) -> Callable[..., Any]:
+    """Return a loss fused with the linear layer that gives its logits.
+
+    Args: loss: a function of lossforge.losses over rows or elements or a divergence, a loss of one's own (`@elementwise`, `@rowwise`), or
+    a module of either, whose options then hold.
+
+    Returns: fused(input, weight, *targets, bias=None, **options): the loss of input · weightᵀ + bias with the loss's own targets in their
+    order, of which the bias may follow by position. Options: see lossforge.losses.functional.linear.
+
+    Raises: TypeError where the loss is none of these; the fused loss: TypeError, ValueError naming the argument, as the loss itself.
+
+    >>> head = torch.nn.Linear(16, 1000)
+    >>> fused = fuse_linear(softmax_focal_loss)
+    >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), head.bias, gamma=1.5, reduction="mean").backward()
+    """
+    options: dict[str, Any] = {}
+    if isinstance(loss, LossModule):
+        options = {name: getattr(loss, name) for name in loss.option_names}
+        loss = loss.function
+    function = getattr(loss, "function", loss)
+    if not callable(function):
+        raise TypeError(f"loss must be a loss function or its module, got {type(loss).__name__}")
+    parameters = list(inspect.signature(function).parameters.values())
+    first = [p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or p.name == "target")]
+    targets, count = tuple(first), len(first)
+    own = tuple(LinearOptions.__annotations__)
+
+    @functools.wraps(function)
+    def fused(input: Tensor, weight: Tensor, *tensors: Any, **kwargs: Any) -> Any:
+        if len(tensors) > count + 1:
+            raise TypeError(
+                f"{function.__name__} fused takes input, weight, {', '.join(targets)} and bias by position, got {2 + len(tensors)}"
+            )
+        given = dict(zip(targets, tensors, strict=False))
+        bias = tensors[count] if len(tensors) > count else None
+        for name, t in {**options, **kwargs}.items():
+            if name == "weight" and name not in kwargs:
+                given["weight"] = t
+            elif name != "bias" and name not in own:
+                given["weight" if name == "loss_weight" else name] = t
+        bias = kwargs.get("bias", bias)
+        _, linear = _split(kwargs)
+        for p in parameters[1:]:
+            if p.name in targets and p.default is p.empty and p.name not in given:
+                raise TypeError(f"{function.__name__} fused needs {p.name}")
+        return _fused(function, _layer(input, weight, bias), given, linear, targets)
+
+    del fused.__wrapped__  # its signature is another
+    fused.__name__ = fused.__qualname__ = f"linear_{function.__name__}"
+    return fused
+
+
+class FusedLinear(nn.Module):
+    """A loss fused with a linear layer of a model: FusedLinear(loss, head)(input, *targets) is loss(head(input), *targets).
+
+    Args: loss: as for `fuse_linear`; head: a torch.nn.Linear, whose weight and bias stay the model's own.
+    """
+
+    def __init__(self, loss: Any, head: nn.Linear) -> None:
+        super().__init__()
+        if not isinstance(head, nn.Linear):
+            raise TypeError(f"head must be a torch.nn.Linear, got {type(head).__name__}")
+        self.loss, self.head, self.fused = loss, head, fuse_linear(loss)
+
+    def forward(self, input: Tensor, *targets: Tensor, **options: Any) -> Any:
+        return self.fused(input, self.head.weight, *targets, bias=self.head.bias, **options)
+
+
+class LinearModule(LossModule):
+    per_call = ("bias",)
+    settings: ClassVar[Mapping[str, Any]] = {**SETTINGS, **dict.fromkeys(("chunk", "accumulate")), "skip_ignored": False}
+
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Any:  # type: ignore[override]
+        return self.compute(input, weight, target, bias, **per_call)
+
+
+SEE = " `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."
+
+
+class LinearCrossEntropyOptions(LinearOptions, total=False):
+    scale: float
+    softcap: float | None
+    z_loss: float
+    target_b: Tensor | None
+    lam: float | Tensor | None
+    normalizer: float | Tensor | None
+    empty: Empty
+    gradient: Gradient | None
+    validate: bool | None
+
+
+def _split(options: Any) -> tuple[dict[str, Any], LinearOptions]:
+    """Return the loss's options and the layer's."""
+    own = LinearOptions.__annotations__
+    linear: LinearOptions = {name: t for name, t in options.items() if name in own}  # type: ignore[assignment]
+    return {name: t for name, t in options.items() if name not in own}, linear
+
+
+@with_module(Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, base=LinearModule))
+@checks.named
+def linear_cross_entropy(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    target: Tensor,  # class indices (…), or probabilities (…, C)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    loss_weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[LinearCrossEntropyOptions],
+) -> Tensor | CrossEntropyOutput:
+    """Cross entropy of a linear layer's output: cross_entropy(F.linear(input, weight, bias), target) with the classes last.
+
+    Args: loss_weight: the class weights of cross_entropy. Others: see cross_entropy and lossforge.losses.functional.linear.
+    Returns: as cross_entropy; what has an entry a row in the leading dimensions of input.
+    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    """
+    own, linear = _split(options)
+    given = {
+        "target": target,
+        "weight": loss_weight,
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "return_z_loss": return_z_loss,
+        "return_lse": return_lse,
+        "return_entropy": return_entropy,
+        "return_correct": return_correct,
+    }
+    return _fused(cross_entropy, _layer(input, weight, bias), {**given, **own}, linear, ("target",))
+
+
+@checks.named
+def linear_selective_log_softmax(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    index: Tensor,  # (…), or (…, K)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    return_entropy: bool = False,
+    ignore_index: int = -100,
+    validate: bool | None = None,
+    **linear: Unpack[LinearOptions],
+) -> Tensor | TokenLogps:
+    """Log-probability of each token from a model's hidden states: selective_log_softmax(F.linear(input, weight, bias), index).
+
+    What GRPO, PPO, DPO and other preference objectives start from. Both results are differentiable, together in one further pass.
+
+    Args: index: tokens, one a row or K; of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient
+    of weight is the sum of two. Others: see selective_log_softmax and lossforge.losses.functional.linear.
+    Returns: as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
+    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    """
+    head = _layer(input, weight, bias)
+    checks.integer("index", index)
+    lead, several = input.shape[:-1], index.ndim == input.ndim
+    if index.shape[: len(lead)] != lead or index.ndim > input.ndim:
+        raise ValueError(f"index must have shape {tuple(lead)}, or {(*lead, 'K')} for K tokens a row, got {tuple(index.shape)}")
+    given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy} | _softened(temperature, softcap)
+    if not several:
+        found = _fused(cross_entropy, head, {**given, "target": index}, linear, ("target",))
+        return TokenLogps(-found.loss, found.entropy) if return_entropy else -found
+    index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
+    if linear.get("skip_ignored"):
+        raise ValueError("skip_ignored needs one index a row, got several")
+    nothing = torch.full(lead, -100, dtype=torch.int64, device=input.device)
+    every = _fused(cross_entropy, head, {**given, "ignore_index": -100, "target": nothing, "return_lse": True}, linear, ("target",))
+    logps = torch.where(index == ignore_index, 0.0, _picked(head, index, given["scale"], softcap) - every.lse.unsqueeze(-1))
+    return TokenLogps(logps, every.entropy) if return_entropy else logps
+
+
+def _picked(head: Head, index: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Return the logits of K classes a row, (…, K), nan where an index is out of range."""
+    classes = head.weight.shape[0]
+    near = index.long().clamp(0, classes - 1)
+    x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
+    x = x if head.bias is None else x + head.bias[near]
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    return torch.where((index < 0) | (index >= classes), torch.nan, x)
+
+
+@checks.named
+def linear_entropy(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    **linear: Unpack[LinearOptions],
+) -> Tensor:
+    """Entropy of each row's softmax of a linear layer's output, differentiable.
+
+    H = -Σⱼ pⱼ ln pⱼ, p = softmax((input · weightᵀ + bias) / T).
+
+    Args: temperature: T above 0; softcap: logits x / T become cap · tanh(x / (T cap)). Others: see lossforge.losses.functional.linear.
+    Returns: (…), float32 (float64 for float64), in nats.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    head = _layer(input, weight, bias)
+    if linear.get("skip_ignored"):
+        raise ValueError("skip_ignored needs class indices as target, which an entropy does not have")
+    nothing = torch.full(input.shape[:-1], -100, dtype=torch.int64, device=input.device)
+    given = {"target": nothing, "return_entropy": True, "validate": False}
+    return _fused(cross_entropy, head, given | _softened(temperature, softcap), linear, ("target",)).entropy
+
+
+def _softened(temperature: float, softcap: float | None) -> dict[str, Any]:
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    return {"scale": 1.0 / temperature, "softcap": softcap, "reduction": "none"}
+
+
+Teacher = Tensor | LinearTeacher | TopKTeacher
+
+
+class LinearDivergenceOptions(LinearOptions, total=False):
+    labels: Tensor | None
+    ignore_index: int
+    normalizer: float | Tensor | None
+    empty: Empty
+    gradient: Gradient | None
+
+
+def _of_teacher(
+    function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, given: dict[str, Any], options: Any
+) -> Any:
+    own, linear = _split(options)
+    head, given = _layer(*layer), {**given, **own}
+    if isinstance(teacher, TopKTeacher):
+        return _fused(function, head, {"values": teacher.values, "indices": teacher.indices, **given}, linear, ("values", "indices"))
+    if isinstance(teacher, LinearTeacher):
+        return _fused(function, head, given, linear, ("target_logits",), _layer(*teacher, of="teacher."))
+    if not isinstance(teacher, Tensor):
+        raise TypeError(f"teacher must be logits, a LinearTeacher or a TopKTeacher, got {type(teacher).__name__}")
+    return _fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",))
+
+
+def _no_topk(teacher: Teacher, name: str) -> None:
+    if isinstance(teacher, TopKTeacher):
+        raise TypeError(
+            f"{name} needs all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher: linear_kl_div takes it"
+        )
+
+
+@with_module(Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE, base=LinearModule))
+@checks.named
+def linear_kl_div(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Teacher,  # logits (…, C), a LinearTeacher or a TopKTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    reverse: bool = False,
+    temperature_squared: bool = True,
+    renormalize: bool = False,
+    tail: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor:
+    """Kullback-Leibler divergence of the softmax of a linear layer's output from a teacher's.
+
+    kl_div_with_logits(F.linear(input, weight, bias), teacher), or topk_kl_div_with_logits of a TopKTeacher, with the classes last. Of a
+    LinearTeacher no logits are kept either. "batchmean" is the mean over all rows: input counts as (N, H).
+
+    Args: reverse: of a teacher with all its logits; renormalize, tail: of a TopKTeacher; loss_weight: the `weight` of rows of these losses.
+    Others: see them and lossforge.losses.functional.linear.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
+    if isinstance(teacher, TopKTeacher):
+        if reverse:
+            raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
+        given |= {"renormalize": renormalize, "tail": tail}
+        return _of_teacher(topk_kl_div_with_logits, (input, weight, bias), teacher, given, options)
+    if renormalize or tail:
+        raise ValueError(f"{'renormalize' if renormalize else 'tail'} needs a TopKTeacher, got {type(teacher).__name__}")
+    return _of_teacher(kl_div_with_logits, (input, weight, bias), teacher, {**given, "reverse": reverse}, options)
+
+
+@with_module(Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE, base=LinearModule))
+@checks.named
+def linear_js_div(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    beta: UnitInterval = 0.5,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor:
+    """Generalised Jensen-Shannon divergence of the softmax of a linear layer's output and a teacher's: js_div_with_logits, fused.
+
+    Args: as linear_kl_div; beta: see js_div_with_logits.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    _no_topk(teacher, "linear_js_div")
+    given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
+    return _of_teacher(js_div_with_logits, (input, weight, bias), teacher, {**given, "beta": beta}, options)
+
+
+@with_module(Module("LinearTotalVariationLoss", "Total variation distance of a linear layer's output", SEE, base=LinearModule))
+@checks.named
+def linear_total_variation(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor:
+    """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
+
+    Args: as linear_kl_div.
+    Raises: TypeError, ValueError naming the argument.
+    """
+    _no_topk(teacher, "linear_total_variation")
+    given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
+    return _of_teacher(total_variation_with_logits, (input, weight, bias), teacher, given, options)

@@ -1,0 +1,247 @@
+"""Losses fused with their linear layer against the unfused computation, in every template, mode and number of chunks."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lossforge.losses import (
+    CrossEntropyLoss,
+    FusedLinear,
+    LinearCrossEntropyLoss,
+    LinearTeacher,
+    TopKTeacher,
+    clip_loss,
+    cross_entropy,
+    fuse_linear,
+    kl_div_with_logits,
+    linear_cross_entropy,
+    linear_entropy,
+    linear_js_div,
+    linear_kl_div,
+    linear_selective_log_softmax,
+    linear_total_variation,
+    selective_log_softmax,
+)
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import error, samples
+
+FUSED = [loss for loss in LOSSES.values() if loss.template in ("elementwise", "rowwise", "nll", "divergence", "topk")]
+
+
+def chosen(loss):
+    """Calls with logits (N, C), which a layer gives."""
+    for i, sample in enumerate(samples(loss)):
+        plain = sample.x.ndim == 2 and sample.x.is_contiguous() and sample.x.shape[1] <= 600 and sample.kwargs.get("dim", -1) == -1
+        if plain and (i % 3 == 0 or sample.name.startswith(("options", "class index", "mixup", "probabilities"))):
+            yield sample
+
+
+CALLS = [pytest.param(loss, sample.name, id=f"{loss.name}-{sample.name}") for loss in FUSED for sample in chosen(loss)]
+
+
+def layer_of(x: Tensor, domain: str) -> list[Tensor]:
+    """Input, weight and bias of a layer that gives x, or other logits of its shape."""
+    if domain != "logits":
+        return [x.clone(), torch.eye(x.shape[1], device=x.device), torch.zeros(x.shape[1], device=x.device)]
+    rows, classes = x.shape
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator).to(x.device) for shape in ((rows, 8), (classes, 8), (classes,))]
+
+
+def run(function, leaves, dtype=None):
+    """Return the value, and the gradients of what it gives, weighted."""
+    leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in leaves]
+    value = function(*leaves)
+    value = value if isinstance(value, Tensor) else value[0]
+    upstream = torch.linspace(0.5, 1.5, max(value.numel(), 1), device=value.device).view(value.shape)
+    return value, torch.autograd.grad(value, leaves, upstream.to(value.dtype))
+
+
+@pytest.mark.each("loss")
+@pytest.mark.parametrize(("loss", "name"), CALLS)
+def test_every_loss(loss, name, device):
+    """Value and gradients of input, weight and bias against float64, in chunks of 3 rows."""
+    sample = next(s for s in samples(loss, device) if s.name == name)
+    targets = () if sample.target is None else (sample.target,)
+    leaves, fused = layer_of(sample.x, loss.domain), fuse_linear(loss.function)
+    kwargs = {"loss_weight" if k == "weight" else k: v for k, v in sample.kwargs.items()}
+    exact_kwargs = {k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in sample.kwargs.items()}
+    for reduction in ("mean",) if "normalizer" in kwargs else loss.reductions:
+        for mode in ("backward",) if reduction == "none" else ("forward", "backward"):
+
+            def ours(x, weight, bias, reduction=reduction, mode=mode):
+                return fused(x, weight, *targets, bias=bias, **kwargs, reduction=reduction, gradient=mode, chunk=3)
+
+            def theirs(x, weight, bias, reduction=reduction):
+                exact = [t.double() if t.is_floating_point() else t for t in targets]
+                return loss.reference(F.linear(x, weight, bias), *exact, **exact_kwargs, reduction=reduction)
+
+            value, gradients = run(ours, leaves)
+            expected, exact = run(theirs, leaves, torch.float64)
+            assert error(value, expected) < 2e-5, (reduction, mode)
+            for got, right in zip(gradients, exact, strict=True):
+                assert error(got, right) < 5e-5, (reduction, mode)
+
+
+def test_every_option_of_cross_entropy_is_there():
+    options = {p for p in inspect.signature(cross_entropy).parameters if p not in ("input", "weight", "size_average", "reduce", "options")}
+    assert options <= set(inspect.signature(linear_cross_entropy).parameters) | {"scale", "softcap", "z_loss"}
+
+
+def model(device, lead=(2, 7), hidden=6, classes=11):
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(shape, generator=generator).to(device) for shape in ((*lead, hidden), (classes, hidden), (classes,)))
+    target = torch.randint(classes, lead, generator=generator).to(device)
+    return [x, w, b], target
+
+
+@pytest.mark.parametrize("lead", [(), (7,), (2, 7), (2, 3, 2)])
+def test_leading_dimensions(lead, device):
+    """Targets, further outputs, λ and weights of rows in the shape of the input's leading dimensions."""
+    leaves, target = model(device, lead)
+    pair = {"target_b": target.roll(1), "lam": 0.3}
+    found = linear_cross_entropy(*leaves[:2], target, leaves[2], return_lse=True, return_correct=True, reduction="none", **pair, chunk=4)
+    logits = F.linear(*leaves)
+    flat = logits.reshape(-1, 11)
+    pair = {"target_b": pair["target_b"].reshape(-1), "lam": 0.3}
+    expected = cross_entropy(flat, target.reshape(-1), return_lse=True, return_correct=True, reduction="none", **pair)
+    for got, right in zip(found, expected, strict=True):
+        assert (got is None) == (right is None)
+        if got is not None and right is not None:
+            assert got.shape == lead
+            assert error(got, right.reshape(lead)) < 1e-5
+    probabilities = torch.rand(*lead, 11, device=device).softmax(-1)
+    value = linear_cross_entropy(*leaves[:2], probabilities, leaves[2])
+    assert error(value, cross_entropy(flat, probabilities.reshape(-1, 11))) < 1e-5
+
+
+def test_shares_and_weights_broadcast(device):
+    """λ of a sample, and element-wise weights, as far as they broadcast to (…, C)."""
+    leaves, target = model(device)
+    lam = torch.tensor([0.2, 0.7], device=device)
+    value = linear_cross_entropy(*leaves[:2], target, leaves[2], target_b=target.roll(1), lam=lam)
+    logits = F.linear(*leaves)
+    assert error(value, cross_entropy(logits.mT, target, target_b=target.roll(1), lam=lam)) < 1e-5
+    focal = LOSSES["focal"].function
+    for shape in ((11,), (2, 1, 11), (7, 1), (2, 7, 11), ()):
+        weight = torch.rand(shape, device=device)
+        value = fuse_linear(focal)(*leaves[:2], target, leaves[2], loss_weight=weight, reduction="sum")
+        assert error(value, focal(logits, target, weight=weight, reduction="sum")) < 1e-5, shape
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ignored_rows_are_skipped(reduction, device):
+    leaves, target = model(device)
+    target[0, 2:6] = -100
+    plain, skipped = (
+        run(lambda x, w, b, s=skip: linear_cross_entropy(x, w, target, b, reduction=reduction, chunk=4, skip_ignored=s), leaves)
+        for skip in (False, True)
+    )
+    assert error(skipped[0], plain[0]) < 1e-6
+    assert all(error(a, b) < 1e-5 for a, b in zip(skipped[1], plain[1], strict=True))
+    with pytest.raises(ValueError, match="skip_ignored needs class indices"):
+        linear_cross_entropy(*leaves[:2], torch.rand(2, 7, 11, device=device), skip_ignored=True)
+
+
+@pytest.mark.parametrize("function", [linear_kl_div, linear_js_div, linear_total_variation], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_teachers(function, chunk, device):
+    """A teacher's logits, and the layer that gives them."""
+    leaves, target = model(device)
+    (hidden, weight, bias), _ = model(device, hidden=5)
+    teacher = LinearTeacher(hidden * 2, weight, bias)
+    given = {"labels": target, "ignore_index": 3, "temperature": 2.0, "chunk": chunk}
+    found = [run(lambda x, w, b, t=t: function(x, w, t, b, **given), leaves) for t in (teacher, F.linear(*teacher))]
+    assert error(found[0][0], found[1][0]) < 1e-5
+    assert all(error(a, b) < 1e-5 for a, b in zip(found[0][1], found[1][1], strict=True))
+    if function is linear_kl_div:
+        del given["chunk"]
+        given["labels"] = target.flatten()
+        right = kl_div_with_logits(F.linear(*leaves).flatten(0, 1), F.linear(*teacher).flatten(0, 1), **given)
+        assert error(found[0][0], right) < 1e-5
+
+
+def test_likeliest_classes_of_a_teacher(device):
+    leaves, _ = model(device)
+    values, indices = torch.randn(2, 7, 11, device=device).log_softmax(-1).topk(4)
+    topk = LOSSES["topk_kl"].function
+    value = linear_kl_div(*leaves[:2], TopKTeacher(values, indices), leaves[2], tail=True, chunk=5)
+    right = topk(F.linear(*leaves).flatten(0, 1), values.flatten(0, 1), indices.flatten(0, 1), tail=True)
+    assert error(value, right) < 1e-5
+    with pytest.raises(TypeError, match="linear_kl_div takes it"):
+        linear_js_div(*leaves[:2], TopKTeacher(values, indices))
+    with pytest.raises(ValueError, match="tail needs a TopKTeacher"):
+        linear_kl_div(*leaves[:2], torch.randn(2, 7, 11, device=device), tail=True)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_log_probabilities_of_tokens(several, device):
+    """One token a row or several, with the entropy, both differentiable."""
+    leaves, index = model(device)
+    if several:
+        index = torch.stack([index, index.roll(1), index.flip(0)], -1)
+    index[0, 1] = -100
+    options = {"temperature": 1.7, "softcap": 4.0}
+
+    def ours(x, w, b):
+        found = linear_selective_log_softmax(x, w, index, b, return_entropy=True, chunk=5, **options)
+        return (found.logps * 2).sum() + found.entropy.square().sum()
+
+    def theirs(x, w, b):
+        logits = F.linear(x, w, b)
+        each = index if several else index.unsqueeze(-1)
+        found = [selective_log_softmax(logits, each[..., k], return_entropy=True, **options) for k in range(each.shape[-1])]
+        return sum((f.logps * 2).sum() for f in found) + found[0].entropy.square().sum()
+
+    value, gradients = run(ours, leaves)
+    expected, exact = run(theirs, leaves, torch.float64)
+    assert error(value, expected) < 1e-5
+    assert all(error(a, b) < 1e-5 for a, b in zip(gradients, exact, strict=True))
+    entropy = linear_entropy(*leaves, **options)
+    right = selective_log_softmax(F.linear(*leaves), index[..., 0] if several else index, return_entropy=True, **options).entropy
+    assert error(entropy, right) < 1e-5
+
+
+def test_modules(device):
+    leaves, target = model(device)
+    head = torch.nn.Linear(6, 11, device=device)
+    x = leaves[0]
+    expected = cross_entropy(head(x).mT, target, label_smoothing=0.1)
+    criterion = LinearCrossEntropyLoss(label_smoothing=0.1)
+    assert error(criterion(x, head.weight, target, head.bias), expected) < 1e-5
+    fused = FusedLinear(CrossEntropyLoss(label_smoothing=0.1), head)
+    fused(x, target).backward()
+    assert head.weight.grad is not None
+    assert error(fused(x, target), expected) < 1e-5
+    assert set(fused.state_dict()) == {"head.weight", "head.bias"}
+    with pytest.raises(TypeError, match=r"head must be a torch\.nn\.Linear"):
+        FusedLinear(cross_entropy, torch.nn.Identity())  # type: ignore[arg-type]
+
+
+def test_arguments_are_checked(device):
+    leaves, target = model(device)
+    x, w, b = leaves
+    with pytest.raises(ValueError, match=r"weight must have shape \(C, 6\)"):
+        linear_cross_entropy(x, w.t(), target)
+    with pytest.raises(ValueError, match=r"bias must have shape \(11,\)"):
+        linear_cross_entropy(x, w, target, b[:3])
+    with pytest.raises(TypeError, match="weight must have the dtype of input"):
+        linear_cross_entropy(x, w.double(), target)
+    with pytest.raises(ValueError, match="chunk must be at least 1"):
+        linear_cross_entropy(x, w, target, chunk=0)
+    with pytest.raises(ValueError, match="accumulate must be one of"):
+        linear_cross_entropy(x, w, target, accumulate="double")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="inplace=True needs logits"):
+        fuse_linear(cross_entropy)(x, w, target, inplace=True)
+    with pytest.raises(TypeError, match="only losses of rows or elements and divergences"):
+        fuse_linear(clip_loss)(x[0], w)
+    with pytest.raises(TypeError, match="did you mean 'loss_weight'"):
+        linear_cross_entropy(x, w, target, class_weight=None)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="index must have shape"):
+        linear_selective_log_softmax(x, w, target[0])
+    if device == "cpu":
+        with pytest.raises(IndexError, match="target must hold 0 to 10"):
+            linear_cross_entropy(x, w, target + 11)
