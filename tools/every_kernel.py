@@ -6,8 +6,8 @@ Every loss of the registry once with the gradient written in forward and once in
 """
 
 import importlib
-import pkgutil
 import sys
+from pathlib import Path
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -20,9 +20,10 @@ from lossforge.losses.testing import plain_sample
 
 def kernels() -> set[str]:
     """The names of all that lossforge.kernels can launch."""
-    names = set()
-    for module in pkgutil.walk_packages(lossforge.kernels.__path__, "lossforge.kernels."):
-        for name, value in vars(importlib.import_module(module.name)).items():
+    names, (folder,) = set(), map(Path, lossforge.kernels.__path__)
+    for file in folder.rglob("*.py"):
+        module = ".".join(file.relative_to(folder.parent.parent).with_suffix("").parts)
+        for name, value in vars(importlib.import_module(module.removesuffix(".__init__"))).items():
             if isinstance(value, JITFunction) and name.endswith("_kernel"):
                 names.add(name)
     return names

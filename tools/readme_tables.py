@@ -51,9 +51,7 @@ def formula(loss: Loss) -> str:
 
 
 def targets_of(loss: Loss) -> str:
-    if "negative_only" in inspect.signature(loss.function).parameters:
-        return "the diagonal, class index, dense"
-    known = TARGETS[loss.template]
+    known = loss.targets or TARGETS[loss.template]
     return known.replace(", probabilities", "") if "probabilities" in loss.without else known
 
 

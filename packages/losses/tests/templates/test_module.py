@@ -31,10 +31,11 @@ from lossforge.losses import (
     sigmoid_focal_loss,
 )
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import plain_sample
 from lossforge.losses.types import Range
 
 BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only"}
-"""Arguments of functions that belong to a call, beside the weights of boxes and of a divergence's rows."""
+"""Arguments of functions that belong to a call, beside weights that are not of the classes or elements."""
 LEGACY = {"size_average", "reduce"}
 UNSEEN = {"empty", "gradient", "inplace", "validate"}
 """Options that change how a result is computed, or what nothing gives, and no value of these calls."""
@@ -58,6 +59,7 @@ CALLS = {
     "divergence": [((X, Y), {"labels": LABELS})],
     "topk": [((X,), {"indices": TOP.indices, "values": TOP.values, "labels": LABELS})],
 }
+"""Calls that show every option of a template's modules; of other templates the plain one does."""
 OF_LOSS = {
     "preference_bce": [((X, INDEX), {"group": LABELS[:, None]})],
     "preference_bce_probability": [((X.sigmoid(), INDEX), {"group": LABELS[:, None]})],
@@ -167,7 +169,9 @@ def check_options(make, function, calls):
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_every_option_of_every_module(loss):
     with plain_torch():
-        check_options(lambda: loss.module(**BUILT.get(loss.name, {})), loss.function, OF_LOSS.get(loss.name, CALLS[loss.template]))
+        sample = plain_sample(loss)
+        calls = OF_LOSS.get(loss.name) or CALLS.get(loss.template) or [((sample.x, sample.target), sample.kwargs)]
+        check_options(lambda: loss.module(**BUILT.get(loss.name, {})), loss.function, calls)
 
 
 TOKENS, ADVANTAGES, OLD = -torch.rand(3, 5, generator=generator), torch.tensor([1.0, -1.0, 0.5]), -2 - torch.rand(3, 5, generator=generator)
@@ -218,7 +222,7 @@ def options_of(function):
 def test_a_module_takes_what_its_function_takes(module, template):
     """With the same defaults; the function's own tensors come with the call."""
     ours, theirs = module(), options_of(module.function)
-    by_call = BY_CALL | ({"weight"} if template in ("boxes", "divergence", "topk") else set())
+    by_call = BY_CALL | (set() if template in ("elementwise", "rowwise", "nll", "overlap", "") else {"weight"})
     by_call |= {"margin", "policy_nll_loss", "mask", "kl"} if not template else set()
     by_call |= {"validate"} if module is ClipLoss else set()  # which has no indices
     tensors = [name for name, default in theirs.items() if default is inspect.Parameter.empty]

@@ -4,7 +4,7 @@ This is what runs where the kernels do not, and what they are tested against.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,20 @@ from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, Overlap
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import Fused
+
+Form = TypeVar("Form", bound=Callable[[Any], Any])
+
+_REFERENCES: dict[type, Callable[[Any], Tensor | tuple[Tensor | None, ...]]] = {}
+
+
+def computes(*records: type) -> Callable[[Form], Form]:
+    """Enter a template's plain-torch form: the function from a call of one of `records` to its results."""
+
+    def enter(function: Form) -> Form:
+        _REFERENCES.update(dict.fromkeys(records, function))
+        return function
+
+    return enter
 
 
 def reference(call: Any) -> tuple[Tensor | None, ...]:
@@ -38,7 +52,7 @@ def _of_dtype(call: Any) -> Any:
     return type(call)(*call[:end], *[value(v) for v in call[end:]])
 
 
-def _accurate(t: Tensor) -> Tensor:
+def accurate(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
@@ -71,8 +85,9 @@ def _diagonal(x: Tensor, dim: int, offset: int) -> Tensor:
     return (rows.unsqueeze(dim) + offset == columns.unsqueeze(1 - dim % 2)).to(x.dtype)
 
 
+@computes(ElementCall)
 def _elementwise(a: ElementCall) -> Tensor:
-    x = _accurate(a.x)
+    x = accurate(a.x)
     indices = a.by_class
     if a.target is None:
         y, counts = _diagonal(x, a.dim, a.offset), None
@@ -113,8 +128,9 @@ def _corners(b: Tensor) -> Tensor:
     return torch.cat([center - half, center + half], -1)
 
 
+@computes(BoxCall)
 def _boxes(a: BoxCall) -> Tensor:
-    boxes1 = _accurate(a.boxes1)
+    boxes1 = accurate(a.boxes1)
     boxes2 = a.boxes2.to(boxes1.dtype)
     if a.centered:
         boxes1, boxes2 = _corners(boxes1), _corners(boxes2)
@@ -159,7 +175,7 @@ def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int
     return torch.where(counts & ~valid, torch.nan, nll), w
 
 
-def _weighted(formula: Callable[..., Tensor], hyper: list[float], nll: Tensor, w: Tensor) -> Tensor:
+def weighted(formula: Callable[..., Tensor], hyper: list[float], nll: Tensor, w: Tensor) -> Tensor:
     """φ(nll) · w, 0 where a class of weight 0 has a logit of -inf; each factor keeps its derivative where the other is 0."""
     return formula(torch.where((w == 0) & nll.isinf(), 0.0, nll), *hyper) * w
 
@@ -172,8 +188,9 @@ def focused(z: Tensor, gamma: float) -> Tensor:
     return torch.exp(-gamma * near) * near
 
 
+@computes(RowCall)
 def _rowwise(a: RowCall) -> tuple[Tensor | None, ...]:
-    x = _accurate(a.x) * a.logit_scale
+    x = accurate(a.x) * a.logit_scale
     if a.softcap is not None:
         x = a.softcap * torch.tanh(x / a.softcap)
     per_class = (1, -1) + (1,) * (x.ndim - 2)
@@ -198,10 +215,10 @@ def _rowwise(a: RowCall) -> tuple[Tensor | None, ...]:
             lam = a.lam.to(x.dtype)
             nll_b, w_b = _hard(log_p, a.target_b, weight, a.ignore_index)
             w, w_b = lam * w, (1 - lam) * w_b
-            values = _weighted(formula, a.hyper, nll, w) + _weighted(formula, a.hyper, nll_b, w_b)
+            values = weighted(formula, a.hyper, nll, w) + weighted(formula, a.hyper, nll_b, w_b)
             w = w + w_b
         else:
-            values = _weighted(formula, a.hyper, nll, w)
+            values = weighted(formula, a.hyper, nll, w)
         values, divisor = values * (1 - a.label_smoothing), w.sum()
         if nonzero(a.spread):
             values = values + w * (a.spread * focused(-log_p, a.focus)).sum(1)
@@ -234,8 +251,9 @@ def _rowwise(a: RowCall) -> tuple[Tensor | None, ...]:
     )
 
 
+@computes(PairsCall)
 def _contrastive(a: PairsCall) -> Tensor:
-    x = _accurate(a.x) * a.logit_scale
+    x = accurate(a.x) * a.logit_scale
     pairs = x.shape[0]
     own = x.diagonal(a.offset)[:pairs]
     columns = x[:, a.offset : a.offset + pairs]
@@ -246,6 +264,7 @@ def _contrastive(a: PairsCall) -> Tensor:
     return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
 
 
+@computes(DivergenceCall, TopKCall)
 def _divergence(a: DivergenceCall | TopKCall) -> Tensor:
     dtype = torch.float64 if torch.float64 in (a.x.dtype, a.target.dtype) else torch.float32
     x, teacher = a.x.to(dtype), a.target.to(dtype)
@@ -283,8 +302,9 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
     return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
 
 
+@computes(OverlapCall)
 def _overlap(a: OverlapCall) -> Tensor:
-    x = _accurate(a.x)
+    x = accurate(a.x)
     classes = x.shape[1]
     hard = not a.target.is_floating_point()
     counts = torch.ones((), dtype=torch.bool, device=x.device)
@@ -337,14 +357,3 @@ def _cross_entropy(a: OverlapCall, x: Tensor, y: Tensor, counts: Tensor, weight:
         values = torch.where(counts, w * F.binary_cross_entropy_with_logits(x, y, reduction="none"), 0.0)
         count = counts.expand(x.shape)
     return reduced(values, a.lambda_ce, count.sum() if a.reduction == "mean" else None, a.reduction, a.empty_is_zero)
-
-
-_REFERENCES: dict[type, Callable[[Any], Any]] = {
-    ElementCall: _elementwise,
-    RowCall: _rowwise,
-    DivergenceCall: _divergence,
-    TopKCall: _divergence,
-    OverlapCall: _overlap,
-    BoxCall: _boxes,
-    PairsCall: _contrastive,
-}

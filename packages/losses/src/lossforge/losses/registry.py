@@ -22,12 +22,13 @@ R = TypeVar("R")
 class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
-    template: "elementwise", "rowwise", "nll" (targets as of rows, computed element by element), "boxes", "overlap", "divergence" or "topk".
+    template: one of those that testing.py has samples of; "nll" is computed element by element, with targets as of rows.
     domain: "logits", "probabilities" or "log-probabilities". options: argument sets beside the defaults that tests and benchmarks try.
     without: what of its template the loss does not offer: "probabilities" as targets, "label_smoothing", or that "with weight". judge:
     "module:function" of an independent implementation with the same first two arguments, or of a module class whose options are the
-    function's, where there is one. reductions: that the function takes. given: what it takes of a classifier that trains with it: "logits",
-    or their "softmax" or "sigmoid"; "" where none does.
+    function's, where there is one. targets: what it takes as such, in the README's words, where these are not its template's.
+    reductions: that the function takes. given: what it takes of a classifier that trains with it: "logits", or their "softmax" or
+    "sigmoid"; "" where none does.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Loss:
     domain: str = "logits"
     judge: str | None = None
     paper: str = ""
+    targets: str = ""
     reductions: tuple[str, ...] = ("mean", "sum", "none")
     given: str = ""
 
@@ -79,6 +81,7 @@ class Facts(TypedDict, total=False):
     domain: str
     judge: str
     paper: str
+    targets: str
     reductions: tuple[str, ...]
     given: str
 

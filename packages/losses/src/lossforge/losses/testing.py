@@ -114,9 +114,28 @@ def offered(loss: Loss, calls: Iterable[Sample]) -> Iterator[Sample]:
 
 
 def plain_sample(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Sample:
-    """The simplest call of a loss: with class indices where it takes them."""
-    name = {"boxes": "pairs", "divergence": "dense", "topk": "dense"}.get(loss.template, "class index")
-    return next(s for s in samples(loss, device, dtype) if s.name == name)
+    """The simplest call of a loss: with class indices where it takes them, else the first of its template."""
+    found = list(samples(loss, device, dtype))
+    return next((s for s in found if s.name == "class index"), found[0])
+
+
+def large_sample(loss: Loss, rows: int, classes: int, device: str, dtype: torch.dtype) -> Sample:
+    """The loss's usual call, of random logits: class indices where it takes them, else a teacher's logits, or pairs of boxes."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    if loss.template == "boxes":
+        pairs = [torch.cat([low, low + 60 * torch.rand_like(low) + 1], -1) for low in 100 * torch.rand(2, 64 * rows, 2, device=device)]
+        return Sample("pairs", pairs[0].to(dtype), pairs[1].to(dtype))
+    x = normal(rows, classes)
+    x = {"logits": x, "probabilities": x.sigmoid(), "log-probabilities": x.log_softmax(1)}[loss.domain].to(dtype)
+    if loss.template == "divergence":
+        return Sample("dense", x, normal(rows, classes).to(dtype))
+    if loss.template == "topk":
+        values, indices = normal(rows, classes).log_softmax(1).topk(16, 1)
+        return Sample("dense", x, values.to(dtype), {"indices": indices})
+    return Sample("class index", x, torch.randint(0, classes, (rows,), device=device))
 
 
 def _elementwise(make: _Make) -> Iterator[Sample]:

@@ -19,23 +19,23 @@ from lossforge.kernels.tiles import PROGRAMS, box_tiles
 def arrange(boxes: Sequence[Any], pairwise: Sequence[Any]) -> tuple[Geometry, list[int | None]] | None:
     """Return the launch's pairs as (n0, n1, n2) with each tensor's strides there, and the coordinates' strides of boxes not in order.
 
-    None where more than three dimensions remain.
+    None where more than three dimensions remain. So for rows of any width in place of boxes.
     """
-    shape = boxes[0].shape[:-1]
+    *shape, width = boxes[0].shape
     strides: list[Sequence[int]] = []
     steps: list[int | None] = []
     for t in boxes:
         pair, step = t.stride()[:-1], t.stride()[-1]
-        whole = step == 1 and all(n == 1 or s % 4 == 0 for n, s in zip(shape, pair, strict=True))
-        strides.append([s // 4 for s in pair] if whole else pair)
+        whole = step == 1 and all(n == 1 or s % width == 0 for n, s in zip(shape, pair, strict=True))
+        strides.append([s // width for s in pair] if whole else pair)
         steps.append(None if whole else step)
     strides += [broadcast(t.shape, t.stride(), shape) for t in pairwise]
     g = geometry(shape, strides, None)
     if g is None:
         return None
     for i, step in enumerate(steps):
-        if step is None and g.strides[i]:  # boxes of four neighbours, in another order than the launch's
-            g.strides[i] = tuple(4 * s for s in g.strides[i])
+        if step is None and g.strides[i]:  # boxes of neighbours, in another order than the launch's
+            g.strides[i] = tuple(width * s for s in g.strides[i])
             steps[i] = 1
     return g._replace(columns=None), steps
 

@@ -30,6 +30,7 @@ class PairsModule(ElementModule):
     Module("SigLIPLoss", "Pairwise sigmoid loss of similarities", " `forward` takes offset and negative_only as well.", base=PairsModule),
     formula="bce_with_logits",
     paper="arXiv 2303.15343",
+    targets="the diagonal, class index, dense",
     given="",
 )
 def siglip_loss(

@@ -1,1 +1,0 @@
-"""Losses between the softmax of rows and that of a teacher."""

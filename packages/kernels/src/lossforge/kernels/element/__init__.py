@@ -1,1 +1,0 @@
-"""Losses of which every element stands alone."""

@@ -1,1 +1,0 @@
-"""Losses over a matrix of similarities."""

@@ -1,1 +1,0 @@
-"""Losses of rows of classes under one softmax."""
