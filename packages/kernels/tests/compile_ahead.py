@@ -235,7 +235,8 @@ def record() -> Recorder:
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
     state.INTERPRETED = True  # CPU tensors go through the kernels
     row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
-    for (i, loss), dtype in itertools.product(enumerate(LOSSES.values()), DTYPES):
+    for loss, dtype in itertools.product(LOSSES.values(), DTYPES):
+        i = zlib.crc32(loss.name.encode())  # its own number, so that a new loss leaves the others their variants
         calls = [*samples(loss, "cpu", dtype), *offered(loss, large(loss, dtype))]
         calls += [Sample(named(e), s.x, s.target, e) for s in calls[:1] for e in extras(loss, s.x)]
         indexed = [s for s in calls if s.name == "class index"]
@@ -358,6 +359,6 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
 if __name__ == "__main__":
     recorded = (few if "few" in sys.argv else chosen)(record().variants)
     WORK += [(case, variant, HOPPER) for case, variant in recorded]
-    WORK += [(case, variant, AMPERE) for case, variant in recorded[::20]]
+    WORK += [(case, variant, AMPERE) for case, variant in recorded if zlib.crc32(case.encode()) % 20 == 0]
     with multiprocessing.get_context("fork").Pool(int(sys.argv[1])) as pool:
         json.dump(pool.map(compiled, range(len(WORK)), chunksize=4), sys.stdout)
