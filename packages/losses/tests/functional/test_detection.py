@@ -1,4 +1,4 @@
-"""Quality focal and varifocal loss against mmdetection's formulas in float64; scores a row, their edges and errors."""
+"""Quality focal, varifocal and distribution focal loss against mmdetection's formulas in float64; scores a row, their edges and errors."""
 
 import math
 
@@ -11,10 +11,16 @@ from lossforge.kernels.element import launch as element_launch
 from lossforge.kernels.engine.launch import trial
 from lossforge.kernels.tiles import ElementTiles
 from lossforge.losses import (
+    DistributionFocalLoss,
     QualityFocalLoss,
     VarifocalLoss,
+    backend,
     binary_cross_entropy_with_logits,
+    cross_entropy,
+    distribution_focal_loss,
+    plain_torch,
     quality_focal_loss,
+    repeat,
     sigmoid_focal_loss,
     varifocal_loss,
 )
@@ -250,3 +256,162 @@ def test_a_score_excludes_a_pair():
     index = torch.tensor([0, 1, 2])
     with pytest.raises(ValueError, match="score and target_b exclude each other, got both"):
         quality_focal_loss(torch.rand(3, 4), index, torch.rand(3), target_b=index, lam=0.5)
+
+
+def their_distribution_focal(x, y):
+    """Each target's loss as mmdetection has it: two cross entropies, of the bins on the left and on the right."""
+    left = y.long().clamp(max=x.shape[-1] - 2)
+    of_left, of_right = (F.cross_entropy(x.movedim(-1, 1), bin, reduction="none") for bin in (left, left + 1))
+    return of_left * (left + 1 - y) + of_right * (y - left)
+
+
+def sides(device, bins=16):
+    """Logits of boxes' sides, and where the sides are: on the first and the last bin too."""
+    y = torch.rand(6, 4, device=device) * (bins - 1)
+    y[0, 0], y[0, 1], y[0, 2] = 0, bins - 1, 1
+    return torch.randn(6, 4, bins, device=device) * 3, y
+
+
+@MODES
+@pytest.mark.parametrize("bins", [2, 16, 17])
+def test_distribution_focal_is_mmdetections(bins, mode, device):
+    x, y = sides(device, bins)
+    weight, boxes = torch.rand(6, 4, device=device), torch.rand(6, 1, device=device)
+    wide = x.double().requires_grad_()
+    each = their_distribution_focal(wide, y.double())
+    for options, exact in (
+        ({}, each.mean()),
+        ({"reduction": "sum"}, each.sum()),
+        ({"weight": weight}, (each * weight).mean()),
+        ({"weight": boxes, "normalizer": 4 * boxes.sum()}, (each * boxes).sum() / (4 * boxes.sum())),
+    ):
+        (g_exact,) = torch.autograd.grad(exact, wide, retain_graph=True)
+        value, g = gradient_of(distribution_focal_loss, x, y, gradient=mode, **options)
+        assert error(value, exact.detach()) < 1e-6
+        assert error(g, g_exact) < 3e-6
+    assert error(distribution_focal_loss(x, y, reduction="none"), each.detach()) < 1e-6
+
+
+@MODES
+def test_distribution_by_hand(mode, device):
+    """Equal logits have the loss ln bins wherever the target is, and p - w as gradient."""
+    x, y = torch.full((3, 4), 7.0, device=device), torch.tensor([0.0, 1.25, 3.0], device=device)
+    value, g = gradient_of(distribution_focal_loss, x, y, reduction="sum", gradient=mode)
+    torch.testing.assert_close(value.item(), 3 * math.log(4), rtol=1e-6, atol=0)
+    expected = torch.tensor([[-0.75, 0.25, 0.25, 0.25], [0.25, -0.5, 0.0, 0.25], [0.25, 0.25, 0.25, -0.75]])
+    torch.testing.assert_close(g.cpu(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_distribution_is_a_mixture_of_two_classes(device):
+    x, y = (t.flatten(0, 1) for t in sides(device))
+    low = y.floor().clamp(max=14)
+    value = cross_entropy(x, low.long(), target_b=low.long() + 1, lam=low + 1 - y)
+    torch.testing.assert_close(distribution_focal_loss(x, y), value)
+
+
+@MODES
+@pytest.mark.parametrize("bad", [-1e-3, 15.001, -1e9, 1e9, NAN, math.inf, -math.inf])
+def test_a_target_outside_of_the_bins(bad, mode, device):
+    """Its own loss and gradient are nan, whatever its weight, and no other's."""
+    x, y = sides(device)
+    good, g_good = gradient_of(distribution_focal_loss, x, y, reduction="none")
+    y[3, 2] = bad
+    there = torch.zeros_like(y, dtype=torch.bool)
+    there[3, 2] = True
+    for weight in (None, torch.where(there, 0.0, 1.0)):
+        value, g = gradient_of(distribution_focal_loss, x, y, "none", weight=weight)
+        with plain_torch():
+            plain, g_plain = gradient_of(distribution_focal_loss, x, y, "none", weight=weight)
+        for a, b in ((value, g), (plain, g_plain)):
+            assert a[there].isnan().all()
+            assert b[there].isnan().all()
+            torch.testing.assert_close(a[~there], good[~there])
+            torch.testing.assert_close(b[~there], g_good[~there])
+    value, g = gradient_of(distribution_focal_loss, x, y, reduction="sum", gradient=mode)
+    assert value.isnan()
+    torch.testing.assert_close(g[~there], g_good[~there])
+    assert g[there].isnan().all()
+
+
+@MODES
+def test_infinite_and_large_logits_of_bins(mode, device):
+    x = torch.zeros(5, 4, device=device)
+    y = torch.full((5,), 1.5, device=device)
+    x[0, 3], x[1, 2], x[2, 0], x[3] = -math.inf, -math.inf, math.inf, torch.tensor([6e4, -6e4, 5e4, -6e4])
+    value = distribution_focal_loss(x, y, reduction="none")
+    torch.testing.assert_close(value[[0, 3, 4]].cpu(), torch.tensor([math.log(3), 65000.0, math.log(4)]), rtol=1e-6, atol=0)
+    assert value[1] == math.inf
+    assert value[2].isnan()
+    for half in (x, x.half()):
+        _, g = gradient_of(distribution_focal_loss, half, y, reduction="sum", gradient=mode)
+        assert g[[0, 1, 3, 4]].isfinite().all()
+        assert g[0, 3] == 0
+        assert g[2].isnan().all()
+        torch.testing.assert_close(g[3].float().cpu(), torch.tensor([1.0, -0.5, -0.5, 0.0]))
+
+
+@MODES
+def test_no_distributions_and_a_divisor_of_zero(mode, device):
+    x, y = sides(device)
+    none = x[:0].detach().requires_grad_()
+    assert distribution_focal_loss(none, y[:0], gradient=mode).isnan()
+    assert distribution_focal_loss(none, y[:0], empty="zero", gradient=mode) == 0
+    assert distribution_focal_loss(none, y[:0], reduction="none").shape == (0, 4)
+    value = distribution_focal_loss(none, y[:0], reduction="sum", gradient=mode)
+    assert value == 0
+    assert torch.autograd.grad(value, none)[0].shape == (0, 4, 16)
+    for normalizer in (0, torch.tensor(0.0, device=device)):
+        assert distribution_focal_loss(x, y, normalizer=normalizer) == math.inf
+        value, g = gradient_of(distribution_focal_loss, x, y, normalizer=normalizer, empty="zero", gradient=mode)
+        assert value == 0
+        assert not g.any()
+
+
+@pytest.mark.parametrize("strides", [(2**30, 3), (3, 2**29)], ids=["rows", "bins"])
+def test_bins_beyond_32_bits(strides, device):
+    torch.utils.deterministic.fill_uninitialized_memory = False  # untouched pages take no memory
+    x = torch.empty(2**31 + 2**11, dtype=torch.float16, device=device).as_strided((3, 4), strides)
+    x.copy_(torch.rand(3, 4))
+    y = torch.tensor([0.5, 2.0, 3.0], device=device)
+    (value, g), (exact, g_exact) = (gradient_of(distribution_focal_loss, t, y) for t in (x, x.contiguous()))
+    torch.testing.assert_close(value, exact)
+    torch.testing.assert_close(g, g_exact)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"inplace": True}], ids=str)
+def test_distributions_are_replayed(options, device, paths, monkeypatch):
+    """From the second call on, with other values."""
+    if backend(torch.zeros(1, device=device)) == "torch":
+        pytest.skip("the reference keeps no calls")
+    monkeypatch.setattr(repeat, "_calls", {})
+    module = DistributionFocalLoss(**options)
+    for _ in range(4):
+        x, y = sides(device)
+        weight, leaf, wide = torch.rand(6, 4, device=device), x.requires_grad_(), x.detach().double().requires_grad_()
+        each = their_distribution_focal(wide, y.double()) * weight
+        exact = each if options.get("reduction") == "none" else each.mean()
+        value = module(leaf * 1, y, weight=weight)
+        upstream = torch.rand_like(value)
+        assert error(value, exact.detach()) < 1e-6
+        (g,), (g_exact,) = torch.autograd.grad(value, leaf, upstream), torch.autograd.grad(exact, wide, upstream.double())
+        assert error(g, g_exact) < 3e-6
+    assert paths == ["direct", "kept", "kept", "kept"]
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "kind", "message"),
+    [
+        ((torch.rand(3, 1), torch.zeros(3)), {}, ValueError, r"input must have shape \(..., bins\) with 2 to 4096 bins, got \(3, 1\)"),
+        ((torch.rand(3, 4097), torch.zeros(3)), {}, ValueError, r"with 2 to 4096 bins, got \(3, 4097\)"),
+        ((torch.rand(()), torch.zeros(())), {}, ValueError, r"with 2 to 4096 bins, got \(\)"),
+        ((torch.rand(3, 4), torch.zeros(3, 4)), {}, ValueError, r"target must have the shape .* without its bins, \(3,\), got \(3, 4\)"),
+        ((torch.rand(3, 4), torch.zeros(3).long()), {}, TypeError, "target must be of a floating dtype, got torch.int64"),
+        ((torch.rand(3, 4), torch.zeros(3, device="meta")), {}, ValueError, "target must be on the device of input, cpu, got meta"),
+        ((torch.rand(3, 4), torch.zeros(3)), {"weight": torch.rand(2)}, ValueError, r"weight must broadcast .* \(3,\), got \(2,\)"),
+        ((torch.rand(3, 4), torch.zeros(3)), {"reduction": "avg"}, ValueError, "reduction must be one of 'none', 'mean', 'sum', got"),
+        ((torch.rand(3, 4), torch.zeros(3)), {"bins": 4}, TypeError, "argument 'bins'. It takes input, target, reduction"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_distributions(args, options, kind, message):
+    with pytest.raises(kind, match=message):
+        distribution_focal_loss(*args, **options)

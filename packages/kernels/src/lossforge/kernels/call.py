@@ -278,6 +278,27 @@ class BoxCall(NamedTuple):
         return ((self.boxes1.shape[:-1] if self.reduction == "none" else (), FLOAT),)
 
 
+class DistributionCall(NamedTuple):
+    """A loss of distributions over bins, under a softmax of logits x (..., bins), at a target (...) that lies between two bins.
+
+    Each of these two counts by how near it is. weight broadcasts to target. The value is Σ (or, with reduction "none", each)
+    loss · weight · loss_scale / divisor, where the divisor is `normalizer`, else with reduction "mean" the number of targets.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return ((self.x.shape[:-1] if self.reduction == "none" else (), FLOAT),)
+
+
 class PairsCall(NamedTuple):
     """A loss over similarities x (N, M), of which row i and column i + offset belong together.
 
@@ -325,6 +346,7 @@ KINDS: dict[type, Kind] = {
     TopKCall: Kind("divergence", "topk", kept=("divisor", "stats")),
     OverlapCall: Kind("overlap", "overlap", kept=("coefficients",)),
     BoxCall: Kind("box", "boxes", differentiable=("boxes1", "boxes2")),
+    DistributionCall: Kind("distribution", "distribution"),
     PairsCall: Kind("pairs", "contrastive", kept=("row_lse", "column_lse")),
 }
 

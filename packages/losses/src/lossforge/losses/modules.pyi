@@ -291,6 +291,17 @@ class DistanceBoxIoULoss(LossModule):
     def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
+class DistributionFocalLoss(LossModule):
+    """Distribution focal loss as mmdetection's: see functional.distribution_focal_loss."""
+
+    reduction: Reduction
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    def __init__(self, reduction: Reduction = 'mean', *, empty: Empty = 'nan', gradient: Gradient | None = None, inplace: bool = False) -> None: ...
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+    def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
 class EfficientBoxIoULoss(LossModule):
     """Efficient IoU loss: see functional.efficient_box_iou_loss."""
 
@@ -914,6 +925,7 @@ __all__ = [
     'DiceCELoss',
     'DiceLoss',
     'DistanceBoxIoULoss',
+    'DistributionFocalLoss',
     'EfficientBoxIoULoss',
     'FocalTverskyLoss',
     'GRPOLoss',

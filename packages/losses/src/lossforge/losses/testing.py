@@ -128,6 +128,9 @@ def large_sample(loss: Loss, rows: int, classes: int, device: str, dtype: torch.
     if loss.template == "boxes":
         pairs = [torch.cat([low, low + 60 * torch.rand_like(low) + 1], -1) for low in 100 * torch.rand(2, 64 * rows, 2, device=device)]
         return Sample("pairs", pairs[0].to(dtype), pairs[1].to(dtype))
+    if loss.template == "distribution":
+        x = normal(rows * classes // 16, 16)
+        return Sample("dense", x.to(dtype), 15 * torch.rand(len(x), device=device))
     x = normal(rows, classes)
     x = {"logits": x, "probabilities": x.sigmoid(), "log-probabilities": x.log_softmax(1)}[loss.domain].to(dtype)
     if loss.template == "divergence":
@@ -267,6 +270,32 @@ def _fields_first(boxes: Tensor) -> Tensor:
     return boxes.mT.contiguous().mT
 
 
+def _distribution(make: _Make) -> Iterator[Sample]:
+    def at(bins: int, *shape: int) -> Tensor:
+        return make.unit(*shape) * (bins - 1)
+
+    yield Sample("dense", make.logits(9, 7), at(7, 9))
+    yield Sample("sides of boxes", make.logits(5, 4, 16), at(16, 5, 4))
+    yield Sample("on bins", make.logits(4, 8, 5), torch.arange(32).view(4, 8).remainder(5).to(at(5, 1)))
+    yield Sample("one distribution", make.logits(16), at(16))
+    yield Sample("two bins", make.logits(3, 2), at(2, 3))
+    yield Sample("several tiles", make.logits(300, 16), at(16, 300))
+    yield Sample("several tiles, odd bins", make.logits(300, 17), at(17, 300))
+    yield Sample("many bins", make.logits(3, 601), at(601, 3))
+    yield Sample("most bins", make.logits(2, 4096), at(4096, 2))
+    yield Sample("targets of float32", make.logits(9, 16), at(16, 9).float())
+    yield Sample("transposed", make.logits(16, 21).t(), at(16, 21))
+    yield Sample("bins beside others", make.logits(9, 40)[:, 3:19], at(16, 18)[::2])
+    yield Sample("every other bin", make.logits(9, 32)[:, ::2], at(16, 9))
+    yield Sample("expanded", make.logits(6, 1, 8).expand(6, 5, 8), at(8, 5).expand(6, 5))
+    yield Sample("anchors of an image", make.logits(2, 4, 8, 6).transpose(2, 3), at(8, 2, 6, 4).mT)
+    yield Sample("four strides", make.logits(4, 4, 4, 6, 8)[::2, ::2, ::2, ::2], at(8, 2, 2, 2, 3))
+    yield Sample("weights", make.logits(9, 7), at(7, 9), {"weight": make.unit(9)})
+    yield Sample("a weight a box", make.logits(5, 4, 16), at(16, 5, 4), {"weight": make.unit(5, 1)})
+    yield Sample("normalizer", make.logits(9, 7), at(7, 9), {"normalizer": torch.tensor(3.0, device=make.device)})
+    yield Sample("normalizer, number", make.logits(9, 7), at(7, 9), {"normalizer": 5, "weight": make.unit(9)})
+
+
 def _overlap(make: _Make) -> Iterator[Sample]:
     index = make.index(0, 5, 2, 3, 4)
     index[0, 1] = -100
@@ -370,6 +399,7 @@ _SAMPLES: dict[str, Callable[[_Make], Iterator[Sample]]] = {
     "rowwise": _rowwise,
     "nll": _rowwise,
     "boxes": _boxes,
+    "distribution": _distribution,
     "overlap": _overlap,
     "divergence": _divergence,
     "topk": _topk,

@@ -1,21 +1,23 @@
-"""Classification losses of dense detectors, whose targets say how good a box is."""
+"""Losses of dense detectors: classification whose targets say how good a box is, and sides of boxes as distributions."""
 
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import ElementCall, Formulas
+from lossforge.kernels.call import DistributionCall, ElementCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.formulas import formula
+from lossforge.losses.autograd import value
+from lossforge.losses.formulas import FORMULAS, formula
 from lossforge.losses.functional.binary import bce_with_logits_reference
+from lossforge.losses.reference import accurate, computes, reduced, weighted
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
 from lossforge.losses.templates.module import Module
-from lossforge.losses.templates.options import UnscoredOptions
+from lossforge.losses.templates.options import BoxOptions, UnscoredOptions, check_options, with_options
 from lossforge.losses.types import NonNegative, Reduction
 
-__all__ = ["quality_focal_loss", "varifocal_loss"]
+__all__ = ["distribution_focal_loss", "quality_focal_loss", "varifocal_loss"]
 
 
 def _quality_kernels(of: Any) -> Formulas:
@@ -112,3 +114,76 @@ def varifocal_loss(
     hyper = [alpha, gamma, float(checks.flag("iou_weighted", iou_weighted))]
     call = ElementCall("varifocal", input, target, weight=weight, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, {**options, "score": score})
+
+
+MOST_BINS = 4096
+"""As many as a program holds in registers with room to spare."""
+
+
+class DistributionOptions(BoxOptions, total=False):
+    """weight: one a target, broadcasts to (...)."""
+
+    inplace: bool
+
+
+@computes(DistributionCall)
+def distribution_reference(a: DistributionCall) -> Tensor:
+    x = accurate(a.x)
+    target, last = a.target.to(x.dtype), x.shape[-1] - 1
+    valid = (target >= 0) & (target <= last)
+    low = torch.where(valid, target.detach(), 0.0).floor().clamp(max=last - 1)
+    z = -x.log_softmax(-1)
+    values = torch.zeros_like(target)
+    for bin, w in ((low, low + 1 - target), (low + 1, target - low)):
+        of_bin = z.gather(-1, bin.long().unsqueeze(-1)).squeeze(-1)
+        values = values + weighted(FORMULAS[a.loss].reference, a.hyper, of_bin, w)
+    values = values * torch.where(valid, 1.0, torch.nan)
+    if a.weight is not None:
+        values = values * a.weight.to(x.dtype)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = torch.tensor(values.numel(), device=x.device)
+    return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+
+
+@loss(
+    "distribution_focal",
+    "distribution",
+    Module("DistributionFocalLoss", "Distribution focal loss as mmdetection's"),
+    formula="cross_entropy",
+    targets="a position between bins",
+    paper="arXiv 2006.04388",
+)
+def distribution_focal_loss(
+    input: Tensor,  # (..., bins)
+    target: Tensor,  # (...)
+    reduction: Reduction = "mean",
+    **options: Unpack[DistributionOptions],
+) -> Tensor:
+    """Distribution focal loss, as mmdetection's distribution_focal_loss (Li et al. 2020, arXiv 2006.04388).
+
+    L = w Σⱼ max(0, 1 - |j - y|) (-ln pⱼ), p the softmax over the bins: between the bins i and i + 1, w [(i + 1 - y) (-ln pᵢ) +
+    (y - i) (-ln pᵢ₊₁)]. It is the loss of YOLOv8's sides of boxes, and the two-hot cross entropy of distributional critics.
+
+    Args: input: logits of 2 to 4096 bins, such as (N, 4, 16), one distribution a side of a box; target: the position y in [0, bins - 1],
+    of any floating dtype (float16 and bfloat16 hold few positions). Outside of that, or nan, it makes its own loss and gradient nan, on
+    every device and whatever its weight, and harms no other; reduction: a mean divides by the number of targets; weight: one a target,
+    None or what broadcasts to target, such as (N, 1) for (N, 4); normalizer: mmdetection's avg_factor. Others: see
+    lossforge.losses.functional.
+    Returns: a scalar or as target, in float32 (float64 for float64).
+    Raises: TypeError, ValueError naming the argument.
+    """
+    checks.floating("input", input)
+    checks.floating_beside("target", target, input)
+    shape = input.shape[:-1]
+    if not input.ndim or not 2 <= input.shape[-1] <= MOST_BINS:
+        raise ValueError(f"input must have shape (..., bins) with 2 to {MOST_BINS} bins, got {tuple(input.shape)}")
+    if target.shape != shape:
+        raise ValueError(f"target must have the shape of input without its bins, {tuple(shape)}, got {tuple(target.shape)}")
+    divisor, weight = check_options(input, reduction, options, DistributionOptions), options.get("weight")
+    if weight is not None:
+        checks.floating_beside("weight", weight, input)
+        if not checks.expands(weight, shape):
+            raise ValueError(f"weight must broadcast to the shape of target, {tuple(shape)}, got {tuple(weight.shape)}")
+    call = DistributionCall("cross_entropy", input, target, weight, reduction=reduction)
+    return value(with_options(call, options, divisor), options)
