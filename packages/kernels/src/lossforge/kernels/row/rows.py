@@ -248,6 +248,8 @@ def add_softmax(so_far, tile, of, config):
     L: tl.constexpr = config.BC // config.VEC
     V: tl.constexpr = config.VEC
     m, s, u, d_sum, d_dot, ahead = so_far
+    if config.DENSE:
+        dense = dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config)
     x = existing(logits(tile.stored[0], of.x, tile.column, tile.mask, float("-inf")), tile, config)
     if config.EVEN:
         above = x - of.rows.zero[:, None]
@@ -264,7 +266,7 @@ def add_softmax(so_far, tile, of, config):
         u = before + tl.sum(tl.where(e > 0, e * step, 0.0), 2)
     s = s * fade + tl.sum(e, 2)
     if config.DENSE:
-        d = tl.reshape(dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config), [BR, L, V])
+        d = tl.reshape(dense, [BR, L, V])
         d_dot += tl.where(d_sum == 0, 0.0, d_sum * (m - top)) + tl.sum(tl.where(d == 0, 0.0, d * step), 2)
         d_sum += tl.sum(d, 2)
     if of.target.labels.focus is not None:
@@ -340,8 +342,8 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
 @triton.jit
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
-    x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
     d = dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config)
+    x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
     g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
     write_tile(g, tile, of, config)
     return state
