@@ -131,20 +131,6 @@ def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
     assert script["stale_pictures"]() == ["results/time.svg"]
 
 
-def test_a_suite_may_be_of_a_run_of_its_own(tmp_path, monkeypatch):
-    script = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
-    report = json.loads((ROOT / "results" / "bench-h200.json").read_text(encoding="utf-8"))
-    row = next(r for r in report["rows"] if r["contender"] == "lossforge" and r["loss"] == "mae")
-    row |= {"suite": "variants", "variant": "a new one", "ms": 12.345, "graph_ms": 12.345}
-    other = tmp_path / "variants.json"
-    other.write_text(json.dumps(report | {"rows": [row], "commit": "abc1234"}), encoding="utf-8")
-    monkeypatch.setitem(script["renewed"].__globals__, "BENCH_MORE", [other])
-    text = script["renewed"](DOCUMENTS["README.md"])
-    assert f"commit abc1234, {report['date']} (variants). Milliseconds" in text
-    assert f"| mean absolute error, a new one, 2²⁸ elements | {2**28} | {row['dtype']} | **12.345** |" in text
-    assert len(script["benched"]()[0].rows) == len(script["load"](ROOT / "results" / "bench-h200.json").rows) + 1
-
-
 def test_examples_run():
     """In their order, in one namespace, as someone would paste them."""
     names: dict[str, object] = {}

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import readme_detection
 
-from lossforge.bench.report import Report, load, pictures, tables
+from lossforge.bench.report import load, pictures, tables
 from lossforge.losses.registry import LOSSES, Loss
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
-BENCH_MORE = [ROOT / "results" / f"bench-{name}-h200.json" for name in ("earlier", "renewed", "variants", "small")]  # of runs of their own
 DETECTION = ROOT / "results" / "detection.json"
 EFFECTS = ROOT / "results" / "effects.json"
 SEVERAL_GPUS = ROOT / "results" / "several-gpus-h200.json"
@@ -83,28 +82,15 @@ def provenance(found: dict, gpus: str = "One") -> str:
     return f"{gpus} {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}"
 
 
-def benched() -> tuple[Report, str, str]:
-    """The figures of all suites, where they are from (suites of a run of their own, losses' rows of an earlier one), and notes on them."""
-    report, *others = (load(path) for path in (BENCH, *BENCH_MORE))
-    suites = dict.fromkeys(row.suite for row in report.rows)
-    said = [f"{tables.provenance(report)} ({', '.join(suites)})"]
-    for other in others:
-        names = [f"{row.loss} {row.dtype}" if row.suite in suites else row.suite for row in other.rows]
-        said.append(f"{tables.provenance(other)} ({', '.join(dict.fromkeys(names))})")
-        report.rows += other.rows
-    notes = " ".join(each.settings["note"] for each in (report, *others) if "note" in each.settings)
-    return report, "; ".join(said), notes
-
-
 def bench() -> str:
-    report, said, notes = benched()
+    report = load(BENCH)
     copy, read = (f"{(rate or 0) / 1e12:.2f} TB/s" for rate in (report.copy_bytes_per_second, report.read_bytes_per_second))
     return "\n\n".join(
         [
-            f"{said}. Milliseconds on the device, forward + backward from a scalar, the shorter of called and "
+            f"{tables.provenance(report)}. Milliseconds on the device, forward + backward from a scalar, the shorter of called and "
             "replayed from a CUDA graph. Value and every row of the gradient were checked against float64 in the same run; "
             "who is wrong has no time. The floor is the fewest bytes that must cross memory over the rate of a copy in that run "
-            f"({copy}), for forward alone over that of a sum ({read}). MiB: the peak beyond the inputs. {notes}".rstrip(),
+            f"({copy}), for forward alone over that of a sum ({read}). MiB: the peak beyond the inputs.",
             tables.bench(report),
             picture("time", "time over the floor, by case and contender"),
             picture("memory", "peak memory, by case and contender"),
@@ -113,7 +99,7 @@ def bench() -> str:
 
 
 def targets() -> str:
-    return tables.targets(benched()[0])
+    return tables.targets(load(BENCH))
 
 
 def scaling() -> str:
