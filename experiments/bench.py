@@ -12,7 +12,7 @@ from lab.errors import UserError, unknown
 from lab.ranks import refuse_several
 from lab.schema import BenchConfig
 from lab.settings import BENCH, Settings, load_for
-from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, SUITES, Case, UnknownNameError, matching, select
+from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, FUSED, SUITES, Case, UnknownNameError, matching, select
 
 FILTERS = ("suite", "loss", "shape", "dtype", "contenders")
 CHANGE_FIGURES = (*FILTERS, "milliseconds", "seed", "forward", "graphs")
@@ -64,6 +64,8 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
     from lossforge.bench.run import cases_for
 
     device = pick_device(config.device, "device")
+    if config.mode == "profile" and any(case.suite in FUSED for case in cases):
+        raise UserError(f"mode=profile has no suite={', '.join(FUSED)}: most of their kernels are matrix products.")
     if device.type != "cuda":
         if config.mode == "profile":
             raise UserError("mode=profile needs a CUDA GPU: without one there are no kernels to look at.")
@@ -87,7 +89,8 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
 def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str], device: Any, folder: Any, console: Any) -> None:
     """Measure case by case; what was measured before an end of any kind is saved."""
     from lab.bench_table import metrics, table, write_pictures
-    from lossforge.bench.run import WITHOUT_GPU, Measurement, current_commit, new_report, run
+    from lossforge.bench.measure import Measurement
+    from lossforge.bench.run import WITHOUT_GPU, current_commit, new_report, run
 
     began, config = time.monotonic(), settings.config
     if device.type != "cuda":

@@ -19,8 +19,9 @@ from lossforge.bench import check
 from lossforge.bench.cases import CASES, CONTENDERS, Case
 from lossforge.bench.contenders import contenders
 from lossforge.bench.inputs import make_inputs
+from lossforge.bench.measure import Measurement
 from lossforge.bench.report import load
-from lossforge.bench.run import Measurement, current_commit, new_report, run
+from lossforge.bench.run import current_commit, new_report, run
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE, SMALL = ("table", "losses", "variants"), ("small",)

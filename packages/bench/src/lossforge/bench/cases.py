@@ -8,17 +8,27 @@ from typing import Any
 
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
-SUITES = ("table", "losses", "variants", "small", "scaling")
+SUITES = ("table", "losses", "variants", "small", "scaling", "linear", "precision")
+FUSED = ("linear", "precision")
+"""Suites of losses fused with the linear layer that gives their logits: shapes are (…, hidden, classes)."""
 CONTENDERS = {
     "lossforge": "ours as it is called",
     "lossforge-backward": 'gradient="backward": the gradient is computed when backward asks for it',
     "lossforge-inplace": "inplace=True: the gradient takes the memory of the logits",
+    "lossforge-weight": 'accumulate="weight": the gradient of a layer\'s weight is summed in its own dtype',
+    "lossforge-skip": "skip_ignored=True: ignored rows are left out of a layer's products",
+    "products": "the matrix products that ours makes, alone and at the same chunks",
+    "products-weight": "the same of lossforge-weight",
+    "products-backward": "the same of lossforge-backward",
     "torch": "torch's function, eager",
     "torch.compile": "the same under torch.compile",
+    "torch-linear": "torch's own fused function, where it has one",
     "torchvision": "torchvision.ops",
     "timm": "timm.loss",
     "liger": "Liger-Kernel; destroys the logits",
-    "quack": "QuACK (CuTe DSL)",
+    "cut-cross-entropy": "cut-cross-entropy, its exact mode",
+    "quack": "QuACK (CuTe DSL), its products not tuned",
+    "quack-scaled": "the form of it that takes the row's sums in the first product",
 }
 CPU_ELEMENTS = 2**18
 """Of a case on a machine without a GPU."""
@@ -28,8 +38,8 @@ CPU_ELEMENTS = 2**18
 class Case:
     """A loss on one shape and dtype.
 
-    loss: its name in lossforge.losses.registry or contenders.UNREGISTERED. use: what has that shape. inputs: how lossforge.bench.inputs
-    makes targets and weights.
+    loss: its name in lossforge.losses.registry, contenders.UNREGISTERED or linear.losses. use: what has that shape.
+    inputs: how lossforge.bench.inputs, or linear.inputs, makes targets and weights.
     variant: what differs from the plain loss. options: keyword arguments of the loss. other: other values of some of them, with which a
     second call should compile nothing anew. whole: samples do not add up to the loss, so that it is judged as it is, not part by part.
     """
@@ -58,8 +68,9 @@ class Case:
         """The case with leading dimensions shortened to at most `elements`, for a machine without a GPU."""
         shape = list(self.shape)
         for d in range(len(shape) if len(shape) == 1 else len(shape) - 1):
-            if d != 1 or len(shape) != 4:  # (N, C, H, W) keeps its classes
-                shape[d] = max(1, min(shape[d], shape[d] * elements // math.prod(shape)))
+            if d != 1 or len(shape) != 4 or self.suite in FUSED:  # (N, C, H, W) keeps its classes
+                least = 2 if self.inputs == "pairs" and d == 0 else 1
+                shape[d] = max(least, min(shape[d], shape[d] * elements // math.prod(shape)))
         return replace(self, shape=tuple(shape))
 
 
@@ -177,7 +188,36 @@ def _scaling() -> Iterable[Case]:
         yield Case("scaling", "focal", "over-n", (anchors, 80), FP32, "anchors", "over-n", FOCAL)
 
 
-CASES: tuple[Case, ...] = (*_table(), *_losses(), *_variants(), *_small(), *_scaling())
+def _linear() -> Iterable[Case]:
+    llama, several, wide = (8192, 4096, 128256), (8, 1024, 2048, 128256), (4096, 1024, 21841)
+    distilled, tokens = (8192, 4096, 151936), "selective_log_softmax"
+    for loss, use, shape, inputs, variant, options in (
+        ("ce", "llama3-8b", llama, "classes", "", {}),
+        ("ce", "gemma2-2b", (8192, 2304, 256000), "classes", "", {}),
+        ("ce", "qwen3-0.6b", (8192, 1024, 151936), "classes", "", {}),
+        ("ce", "llama3-8b", llama, "half ignored", "half ignored", {}),
+        (tokens, "llama3-8b", llama, "tokens", "with entropy", {}),
+        (tokens, "llama3-8b", llama, "tokens without gradient", "with entropy, forward only", {}),
+        ("dpo", "llama3-1b", several, "pairs", "", {}),
+        ("grpo", "llama3-1b", several, "rollouts", "", {}),
+        ("focal", "imagenet-21k", wide, "classes", "class index", FOCAL),
+        ("bce", "imagenet-21k", wide, "dense", "dense", {}),
+        ("ce", "imagenet-21k", wide, "classes", "", {}),
+        ("kl", "qwen3-8b", distilled, "linear teacher", "a teacher's layer", {}),
+        ("kl", "qwen3-8b", distilled, "teacher", "a teacher's logits", {}),
+    ):
+        yield Case("linear", loss, use, shape, BF16, inputs, variant, options)
+
+
+def _precision() -> Iterable[Case]:
+    """Cross entropy fused with its layer in more and more chunks."""
+    for classes in (32000, 262144):
+        for chunks in (1, 2, 4, 16, 64):
+            options = {"chunk": 2048 // chunks}
+            yield Case("precision", "ce", "chunks", (2048, 512, classes), BF16, "classes", f"{chunks} chunks", options)
+
+
+CASES: tuple[Case, ...] = (*_table(), *_losses(), *_variants(), *_small(), *_scaling(), *_linear(), *_precision())
 
 
 class UnknownNameError(ValueError):

@@ -18,8 +18,10 @@ DISTRIBUTIONS = {
     "timm": "timm",
     "liger": "liger-kernel",
     "quack": "quack-kernels",
+    "cut-cross-entropy": "cut-cross-entropy",
 }
 _MODULES = {"torchvision": "torchvision", "timm": "timm", "liger": "liger_kernel", "quack": "quack"}
+_MODULES["cut-cross-entropy"] = "cut_cross_entropy"
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,10 @@ class Contender:
 
 def contenders(case: Case, device: torch.device, names: set[str]) -> list[Contender]:
     """Those among `names` that compute this case."""
-    return [c for name in CONTENDERS if name in names and (c := _MAKERS[name](case, device)) is not None]
+    return [c for name in CONTENDERS if name in names and name in _MAKERS and (c := _MAKERS[name](case, device)) is not None]
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
     return find_spec(_MODULES[name]) is not None
 
 
@@ -108,8 +110,8 @@ _TORCHVISION = {
 def _torchvision(case: Case, device: torch.device) -> Contender | None:
     if case.loss not in _TORCHVISION:
         return None
-    if not _installed("torchvision"):
-        return _absent("torchvision")
+    if not installed("torchvision"):
+        return absent("torchvision")
     function = getattr(import_module("torchvision.ops"), _TORCHVISION[case.loss])
     if case.loss != "focal":
         return Contender("torchvision", function)
@@ -129,8 +131,8 @@ _TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 def _timm(case: Case, device: torch.device) -> Contender | None:
     if case.loss not in _TIMM and not (case.loss == "ce" and case.variant in ("label smoothing", "soft targets", "mixup pair")):
         return None
-    if not _installed("timm"):
-        return _absent("timm")
+    if not installed("timm"):
+        return absent("timm")
     losses = import_module("timm.loss")
     if case.loss in _TIMM:
         name, fixed = _TIMM[case.loss]
@@ -177,8 +179,8 @@ def _liger(case: Case, device: torch.device) -> Contender | None:
     divergence = case.loss in ("kl", "js", "total_variation") and "reverse" not in case.options
     if not (_plain_rows(case) or divergence) or device.type != "cuda":
         return None
-    if not _installed("liger"):
-        return _absent("liger")
+    if not installed("liger"):
+        return absent("liger")
     if divergence:
         return Contender("liger", _divergence(case))
     return Contender("liger", import_module("liger_kernel.transformers.functional").liger_cross_entropy, _passes(case), True)
@@ -187,8 +189,8 @@ def _liger(case: Case, device: torch.device) -> Contender | None:
 def _quack(case: Case, device: torch.device) -> Contender | None:
     if not _plain_rows(case) or "label_smoothing" in case.options or device.type != "cuda":
         return None
-    if not _installed("quack"):
-        return _absent("quack")
+    if not installed("quack"):
+        return absent("quack")
 
     def quack(*args: Any, **kwargs: Any) -> Tensor:
         return import_module("quack.cross_entropy").cross_entropy(*args, **kwargs)
@@ -196,7 +198,7 @@ def _quack(case: Case, device: torch.device) -> Contender | None:
     return Contender("quack", quack, _passes(case))
 
 
-def _absent(name: str) -> Contender:
+def absent(name: str) -> Contender:
     def call(*args: Any, **kwargs: Any) -> Tensor:
         raise ModuleNotFoundError(f"{DISTRIBUTIONS[name]} is not installed")
 

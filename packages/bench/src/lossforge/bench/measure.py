@@ -15,6 +15,17 @@ Nothing = Callable[[], object]
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """milliseconds: how long to repeat for one figure. recompile: whether to count compilations at other batch sizes and options."""
+
+    milliseconds: float = 80.0
+    seed: int = 0
+    graphs: bool = True
+    forward: bool = True
+    recompile: bool = True
+
+
+@dataclass(frozen=True)
 class Times:
     """Milliseconds of each of several calls: median, and the 20 % and 80 % quantiles."""
 

@@ -3,20 +3,19 @@
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from lossforge.bench import check, measure
-from lossforge.bench.cases import CPU_ELEMENTS, Case
+from lossforge.bench import check, linear, measure
+from lossforge.bench.cases import CPU_ELEMENTS, FUSED, Case
 from lossforge.bench.check import Reference
 from lossforge.bench.contenders import DISTRIBUTIONS, Contender, contenders
 from lossforge.bench.inputs import Inputs, least_bytes, make_inputs
-from lossforge.bench.measure import Times
-from lossforge.bench.report import Report, Row
+from lossforge.bench.measure import Measurement
+from lossforge.bench.report import Report, Row, said
 
 HOST_BOUND_MS = 0.05
 """Work whose floor is above that measures the device, not the host, when called back to back."""
@@ -24,17 +23,6 @@ WITHOUT_GPU = (
     "No CUDA GPU: wall-clock times of the plain-torch path on shapes cut to at most 2^18 elements. Not measured: the kernels, time on the "
     "device, shares of the floor, memory, host time, CUDA graphs."
 )
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """milliseconds: how long to repeat for one figure. recompile: whether to count compilations at other batch sizes and options."""
-
-    milliseconds: float = 80.0
-    seed: int = 0
-    graphs: bool = True
-    forward: bool = True
-    recompile: bool = True
 
 
 Progress = Callable[[int, list[Row]], None]
@@ -66,7 +54,7 @@ def cases_for(device: torch.device, cases: Sequence[Case]) -> list[Case]:
 def run(report: Report, cases: Sequence[Case], names: Sequence[str], device: torch.device, how: Measurement, progress: Progress) -> None:
     """Measure the cases and add their rows to the report as they come; `progress` is told how many are done, and the last one's rows."""
     for done, case in enumerate(cases, start=1):
-        rows = measure_case(case, names, device, report, how)
+        rows = (linear.measure_case if case.suite in FUSED else measure_case)(case, names, device, report, how)
         report.rows += rows
         progress(done, rows)
 
@@ -86,8 +74,7 @@ def measure_case(case: Case, names: Sequence[str], device: torch.device, report:
             try:
                 _measure(row, contender, case, inputs, exact, how)
             except Exception as error:
-                _clear(row)
-                row.status = f"failed: {type(error).__name__}: {_first_line(error)}"
+                row.fail(error)
         inputs.x.grad = None
         rows.append(row)
     del inputs, exact
@@ -121,7 +108,7 @@ def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: 
     reset()
     if device.type == "cuda":
         row.peak_mib = measure.peak_mebibytes(step, device)
-    _put(row, "ms", "", measure.times(step, device, how.milliseconds, reset))
+    row.put("ms", "", measure.times(step, device, how.milliseconds, reset))
     if how.forward:
 
         def forward() -> None:
@@ -130,7 +117,7 @@ def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: 
 
         reset()
         forward()
-        _put(row, "ms", "forward_", measure.times(forward, device, how.milliseconds, reset))
+        row.put("ms", "forward_", measure.times(forward, device, how.milliseconds, reset))
     if device.type == "cuda":
         reset()
         if row.floor_ms is not None and row.floor_ms < HOST_BOUND_MS:
@@ -139,7 +126,7 @@ def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: 
                 x_leaf.grad = None
                 step()
 
-            _put(row, "us", "host_", measure.host_microseconds(plain))
+            row.put("us", "host_", measure.host_microseconds(plain))
         if how.graphs:
             _replay(row, contender, case, inputs, exact, how)
     if how.recompile and (case.other or case.suite == "small") and not contender.destroys:
@@ -165,9 +152,9 @@ def _replay(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: R
                 return
             graph = measure.graph_of(step, reset)
         except Exception as error:
-            row.graph_status = f"{type(error).__name__}: {_first_line(error)}"
+            row.graph_status = said(error)
             return
-        _put(row, "ms", "graph_", measure.times(graph.replay, inputs.x.device, how.milliseconds))
+        row.put("ms", "graph_", measure.times(graph.replay, inputs.x.device, how.milliseconds))
     torch.cuda.current_stream().wait_stream(stream)
 
 
@@ -188,29 +175,11 @@ def _recompile(row: Row, contender: Contender, case: Case, inputs: Inputs, exact
     row.recompiled_options = len(names)
 
 
-def _put(row: Row, unit: str, prefix: str, found: Times | None) -> None:
-    median, low, high = (None, None, None) if found is None else (found.median, found.low, found.high)
-    setattr(row, f"{prefix}{unit}", median)
-    setattr(row, f"{prefix}low_{unit}", low)
-    setattr(row, f"{prefix}high_{unit}", high)
-
-
-def _clear(row: Row) -> None:
-    """A contender that failed on the way keeps no figure."""
-    for name in ("", "forward_", "graph_"):
-        _put(row, "ms", name, None)
-    row.host_us = row.host_low_us = row.host_high_us = row.peak_mib = None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]
-
-
 def _versions(device: torch.device) -> dict[str, str]:
     found = {"torch": str(torch.__version__)}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    for name in ("triton", *DISTRIBUTIONS.values(), "cut-cross-entropy", "nvidia-cutlass-dsl"):
+    for name in ("triton", *DISTRIBUTIONS.values(), "nvidia-cutlass-dsl"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

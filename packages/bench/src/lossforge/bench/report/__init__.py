@@ -9,13 +9,19 @@ from typing import Any, get_args, get_type_hints
 SCHEMA = 1
 
 
+def said(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
 @dataclass
 class Row:
     """One contender on one case. Times in ms unless the name says otherwise; None: not measured. status: ok, or why there is no speed.
 
-    forward: without gradient. ms: forward and backward, on the device; _low and _high are the 20 % and 80 % quantiles. graph_ms: the
-    same replayed from a CUDA graph. floor_ms, forward_floor_ms: least bytes over the copy rate, and over the read rate. first_ms: wall
-    time of the first call, with compilation. recompiled: compilations at other batch sizes, and with other options.
+    gradient_error: of the logits' gradient, or of a linear layer's input. weight_error: of a linear layer's weight. forward: without
+    gradient. ms: forward and backward, on the device; _low and _high are the 20 % and 80 % quantiles. graph_ms: the same replayed from a
+    CUDA graph. floor_ms, forward_floor_ms: least bytes over the copy rate, and over the read rate. first_ms: wall time of the first call,
+    with compilation. recompiled: compilations at other batch sizes, and with other options.
     """
 
     suite: str
@@ -28,6 +34,7 @@ class Row:
     status: str = "ok"
     value_error: float | None = None
     gradient_error: float | None = None
+    weight_error: float | None = None
     ms: float | None = None
     low_ms: float | None = None
     high_ms: float | None = None
@@ -61,6 +68,19 @@ class Row:
         """Time on the device without the host's: the graph's replay where there is one and it is the shorter."""
         times = [t for t in (self.ms, self.graph_ms) if t is not None]
         return min(times, default=None)
+
+    def put(self, unit: str, prefix: str, found: Any) -> None:
+        """Set a figure's median and quantiles from measure.Times, or clear them."""
+        for name, value in (("", "median"), ("low_", "low"), ("high_", "high")):
+            setattr(self, f"{prefix}{name}{unit}", None if found is None else getattr(found, value))
+
+    def fail(self, error: Exception) -> None:
+        """A contender that failed on the way keeps no figure."""
+        for prefix in ("", "forward_", "graph_"):
+            self.put("ms", prefix, None)
+        self.put("us", "host_", None)
+        self.peak_mib = None
+        self.status = f"failed: {said(error)}"
 
     def share(self) -> float | None:
         return self.floor_ms / self.device_ms if self.floor_ms and self.device_ms else None

@@ -19,6 +19,11 @@ USES = {
     "imagenet-21k": "ImageNet-21k",
     "clip-16384": "a batch of 16384 pairs",
     "box-pairs": "4.2 million pairs",
+    "gemma2-2b": "Gemma 2 2B",
+    "llama3-1b": "Llama 3.2 1B",
+    "llama3-8b": "Llama 3 8B",
+    "qwen3-0.6b": "Qwen3 0.6B",
+    "qwen3-8b": "Qwen3 8B",
 }
 LOSSES = {"ce": "cross entropy", "focal": "focal", "mae": "mean absolute error", "bce": "binary cross entropy"}
 LOSSES |= {"preference_bce": "preference-weighted BCE", "mse": "mean squared error", "huber": "Huber", "smooth_l1": "smooth L1"}
@@ -38,6 +43,7 @@ LOSSES |= {
     "generalized_ce": "generalised cross entropy",
 }
 LOSSES |= {"logit_adjusted_ce": "logit-adjusted cross entropy", "selective_log_softmax": "log-probability of tokens", "clip": "CLIP"}
+LOSSES |= {"dpo": "DPO", "grpo": "GRPO"}
 LOSSES |= {"kl": "KL divergence", "js": "Jensen-Shannon", "total_variation": "total variation", "topk_kl": "KL of 64 classes"}
 LOSSES |= {
     "iou": "IoU",

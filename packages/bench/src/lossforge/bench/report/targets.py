@@ -170,7 +170,7 @@ def rivals(report: Report) -> list[tuple[Row, Row]]:
         ours = by.get("lossforge")
         if ours is None or ours.device_ms is None:
             continue
-        theirs = [r for name, r in by.items() if not name.startswith("lossforge") and r.device_ms is not None]
+        theirs = [r for name, r in by.items() if not name.startswith(("lossforge", "products")) and r.device_ms is not None]
         best = min(theirs, key=lambda r: r.device_ms or 0.0, default=None)
         if best is not None and best.device_ms is not None and best.device_ms < ours.device_ms:
             slower.append((ours, best))

@@ -1,0 +1,177 @@
+"""Who computes a fused case: ours in each way, its products alone, and what people use today."""
+
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lossforge.bench.cases import CONTENDERS, Case
+from lossforge.bench.contenders import Contender, absent, installed
+from lossforge.bench.linear.inputs import LinearInputs
+from lossforge.bench.linear.losses import BETA, EPSILON, KL_WEIGHT, LOSSES
+
+OF_TOKENS = ("selective_log_softmax", "dpo", "grpo")
+"""Losses of ours whose gradient only backward can compute: any may arrive at each token's result."""
+
+
+def contenders(case: Case, device: torch.device, names: set[str]) -> list[Contender]:
+    """Those among `names` that compute this case. Their `call` takes its LinearInputs."""
+    return [c for name in CONTENDERS if name in names and name in _MAKERS and (c := _MAKERS[name](case, device)) is not None]
+
+
+def _ours(name: str, applies: Callable[[Case], bool], **how: Any) -> Callable[[Case, torch.device], Contender | None]:
+    def make(case: Case, device: torch.device) -> Contender | None:
+        ours, chunk = LOSSES[case.loss].ours, {k: v for k, v in case.options.items() if k == "chunk"}
+        return Contender(name, lambda inputs: ours(inputs, **chunk, **how)) if applies(case) else None
+
+    return make
+
+
+def _always(case: Case) -> bool:
+    return True
+
+
+def _cross_entropy(case: Case) -> bool:
+    return case.loss == "ce" and case.inputs == "classes"
+
+
+def _large(case: Case) -> bool:
+    return _cross_entropy(case) and case.suite == "linear"
+
+
+def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, twice: bool = False) -> Any:
+    """accumulate: as lossforge.losses.linear.call.Settings has it. twice: backward computes the logits again."""
+
+    def make(case: Case, device: torch.device) -> Contender | None:
+        again = twice or case.loss in OF_TOKENS
+        return Contender(name, lambda inputs: products(inputs, accumulate, again)) if applies(case) and case.suite == "linear" else None
+
+    return make
+
+
+def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
+    """The products of the engine that ours is computed by, at its chunks and in its memory, and nothing between them."""
+    from lossforge.losses.linear.call import Head
+    from lossforge.losses.linear.engine import Gradients
+
+    x, head = inputs.rows, inputs.head.detach()
+    call = SimpleNamespace(input=x, head=head, layer=Head(x, head), chunk=0, accumulate=accumulate)
+    passes = []
+    if twice or not inputs.input.requires_grad:
+        passes.append(Gradients(call, [None, None, None]))
+    if inputs.input.requires_grad:
+        passes.append(Gradients(call, [torch.empty_like(x), torch.empty_like(head), None]))
+    for sums in passes:
+        memory = sums.memory()
+        of_teacher = torch.empty_like(memory) if "teacher_input" in inputs.others else None
+        for start in range(0, len(x), sums.rows):
+            end = min(start + sums.rows, len(x))
+            logits = torch.mm(x[start:end], head.t(), out=memory[: end - start])
+            if of_teacher is not None:
+                part = inputs.part(start, end)
+                torch.mm(part["teacher_input"], part["teacher_head"].t(), out=of_teacher[: end - start])
+            if sums.any:
+                sums.add(start, end, logits)
+    return memory
+
+
+def _torch(case: Case, device: torch.device) -> Contender:
+    plain = LOSSES[case.loss].plain
+    return Contender("torch", lambda inputs: plain(inputs.input, inputs.head, inputs.others))
+
+
+def _compiled(case: Case, device: torch.device) -> Contender | None:
+    if case.suite != "linear":
+        return None
+    torch.compiler.reset()
+    plain = torch.compile(LOSSES[case.loss].plain, dynamic=False)
+    return Contender("torch.compile", lambda inputs: plain(inputs.input, inputs.head, inputs.others))
+
+
+def _torch_linear(case: Case, device: torch.device) -> Contender | None:
+    function = getattr(F, "linear_cross_entropy", None)
+    if function is None or case.loss != "ce" or case.suite != "linear":
+        return None
+    return Contender("torch-linear", lambda inputs: function(inputs.input, inputs.head, inputs.others["target"]))
+
+
+def _peer(name: str, of: Callable[[Case], Callable[[LinearInputs], Tensor] | None], library: str = "") -> Any:
+    """A library that needs a GPU. of: what it has for a case; it is imported when called."""
+
+    def make(case: Case, device: torch.device) -> Contender | None:
+        call = of(case)
+        if call is None or case.suite != "linear" or device.type != "cuda":
+            return None
+        return Contender(name, call) if installed(library or name) else absent(name)
+
+    return make
+
+
+def _liger(case: Case) -> Callable[[LinearInputs], Tensor] | None:
+    def functional() -> Any:
+        return import_module("liger_kernel.transformers.functional")
+
+    def cross_entropy(inputs: LinearInputs) -> Tensor:
+        return functional().liger_fused_linear_cross_entropy(inputs.input, inputs.head, inputs.others["target"])
+
+    def kl(inputs: LinearInputs) -> Tensor:
+        others = inputs.others
+        if "teacher" in others:
+            return functional().liger_fused_linear_kl_div(inputs.input, inputs.head, others["teacher"].softmax(-1))
+        return functional().liger_fused_linear_jsd(inputs.input, inputs.head, others["teacher_input"], others["teacher_head"], jsd_beta=0.0)
+
+    def dpo(inputs: LinearInputs) -> Tensor:
+        loss = import_module("liger_kernel.chunked_loss").LigerFusedLinearDPOLoss(beta=BETA, use_ref_model=False)
+        return loss(inputs.head, inputs.input, inputs.others["target"])[0]
+
+    def grpo(inputs: LinearInputs) -> Tensor:
+        kind, others = import_module("liger_kernel.chunked_loss").LigerFusedLinearGRPOLoss, inputs.others
+        loss = kind(beta=KL_WEIGHT, loss_type="bnpo", epsilon_low=EPSILON, epsilon_high=EPSILON)
+        every = torch.ones_like(others["target"])
+        given = {"ref_per_token_logps": others["reference"], "old_per_token_logps": others["old"]}
+        return loss(inputs.input, inputs.head, others["target"], every, others["advantage"], **given)[0]
+
+    return {"ce": cross_entropy, "kl": kl, "dpo": dpo, "grpo": grpo}.get(case.loss)
+
+
+def _cut(case: Case) -> Callable[[LinearInputs], Tensor] | None:
+    """Exact: no gradient is left out for being small."""
+
+    def call(inputs: LinearInputs) -> Tensor:
+        function = import_module("cut_cross_entropy").linear_cross_entropy
+        return function(inputs.input, inputs.head, inputs.others["target"], filter_eps=None)
+
+    return call if case.loss == "ce" else None
+
+
+def _quack(scaled: bool) -> Callable[[Case], Callable[[LinearInputs], Tensor] | None]:
+    def of(case: Case) -> Callable[[LinearInputs], Tensor] | None:
+        def call(inputs: LinearInputs) -> Tensor:
+            function = import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
+            return function(inputs.input, inputs.head, inputs.others["target"], tuned=False, use_scaled_exp=scaled)
+
+        return call if _large(case) and case.use != "imagenet-21k" else None  # its classes must be a multiple of 8
+
+    return of
+
+
+_MAKERS: dict[str, Callable[[Case, torch.device], Contender | None]] = {
+    "lossforge": _ours("lossforge", _always),
+    "lossforge-weight": _ours("lossforge-weight", _cross_entropy, accumulate="weight"),
+    "lossforge-backward": _ours("lossforge-backward", _large, gradient="backward"),
+    "lossforge-skip": _ours("lossforge-skip", lambda case: case.inputs == "half ignored", skip_ignored=True),
+    "products": _products("products", _always),
+    "products-weight": _products("products-weight", _large, accumulate=0),
+    "products-backward": _products("products-backward", _large, twice=True),
+    "torch": _torch,
+    "torch.compile": _compiled,
+    "torch-linear": _torch_linear,
+    "liger": _peer("liger", _liger),
+    "cut-cross-entropy": _peer("cut-cross-entropy", _cut),
+    "quack": _peer("quack", _quack(False)),
+    "quack-scaled": _peer("quack-scaled", _quack(True), "quack"),
+}

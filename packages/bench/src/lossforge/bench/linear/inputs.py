@@ -1,0 +1,97 @@
+"""A linear layer, its input and a loss's other tensors, seeded and random."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lossforge.bench.cases import Case
+from lossforge.bench.inputs import IGNORE_INDEX, TORCH_DTYPES
+
+OF_ROWS = ("target", "teacher", "teacher_input")
+"""Tensors with an entry a row."""
+
+
+@dataclass(frozen=True)
+class LinearInputs:
+    """input: (…, H), a leaf. head: the layer's weight (C, H), a leaf. others: the loss's other tensors by name."""
+
+    input: Tensor
+    head: Tensor
+    others: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Tensor:
+        """The input as (N, H), without gradient."""
+        return self.input.detach().flatten(0, -2)
+
+    def part(self, start: int, end: int) -> dict[str, Tensor]:
+        """What a part of the rows needs of the other tensors."""
+        lead = self.input.ndim - 1
+        part = {k: t.flatten(0, lead - 1)[start:end] for k, t in self.others.items() if k in OF_ROWS}
+        return part | {k: t for k, t in self.others.items() if k == "teacher_head"}
+
+    def clear(self) -> None:
+        self.input.grad = self.head.grad = None
+
+
+def make_inputs(case: Case, device: torch.device, seed: int = 0) -> LinearInputs:
+    """Logits are about normal."""
+    generator = torch.Generator(device).manual_seed(seed)
+    *lead, hidden, classes = case.shape
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=TORCH_DTYPES[case.dtype], generator=generator)
+
+    def layer() -> tuple[Tensor, Tensor]:
+        return normal(*lead, hidden), normal(classes, hidden).mul_(hidden**-0.5)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, device=device, generator=generator)
+
+    def index() -> Tensor:
+        return torch.randint(classes, lead, device=device, generator=generator)
+
+    def half_ignored() -> dict[str, Tensor]:
+        return {"target": index().masked_fill_(uniform(*lead) < 0.5, IGNORE_INDEX)}
+
+    def tokens() -> dict[str, Tensor]:
+        return {"target": index(), "factor": uniform(*lead)}
+
+    def pairs() -> dict[str, Tensor]:
+        """The reference finds both of a pair alike: Liger takes no log-probabilities of it, and so computes the same."""
+        return {"target": index(), "reference": -uniform(lead[0] // 2).repeat(2)}
+
+    def rollouts() -> dict[str, Tensor]:
+        """The policy has moved little since the tokens were drawn, and from the reference."""
+        target = index()
+        found = token_logps(x.flatten(0, -2), head, target.flatten()).view(lead)
+        old, reference = (found + 0.1 * (uniform(*lead) - 0.5) for _ in range(2))
+        return {"target": target, "old": old, "reference": reference, "advantage": 2 * uniform(lead[0]) - 0.5}
+
+    def linear_teacher() -> dict[str, Tensor]:
+        return dict(zip(("teacher_input", "teacher_head"), layer(), strict=True))
+
+    makers: dict[str, Callable[[], dict[str, Tensor]]] = {
+        "classes": lambda: {"target": index()},
+        "half ignored": half_ignored,
+        "tokens": tokens,
+        "tokens without gradient": tokens,
+        "pairs": pairs,
+        "rollouts": rollouts,
+        "dense": lambda: {"target": uniform(*lead, classes).to(TORCH_DTYPES[case.dtype])},
+        "linear teacher": linear_teacher,
+        "teacher": lambda: {"teacher": normal(*lead, classes)},
+    }
+    x, head = layer()
+    others = makers[case.inputs]()
+    wanted = case.inputs != "tokens without gradient"
+    return LinearInputs(x.requires_grad_(wanted), head.requires_grad_(wanted), others)
+
+
+@torch.no_grad()
+def token_logps(rows: Tensor, head: Tensor, target: Tensor, step: int = 1024) -> Tensor:
+    parts = zip(rows.split(step), target.split(step), strict=True)
+    return torch.cat([-F.cross_entropy(F.linear(x, head).float(), t, reduction="none") for x, t in parts])

@@ -1,0 +1,66 @@
+"""Measures a fused case: correctness first, then time and memory of forward and backward."""
+
+from collections.abc import Sequence
+
+import torch
+
+from lossforge.bench import measure
+from lossforge.bench.cases import Case
+from lossforge.bench.contenders import Contender
+from lossforge.bench.linear import check
+from lossforge.bench.linear.contenders import contenders
+from lossforge.bench.linear.inputs import LinearInputs, make_inputs
+from lossforge.bench.measure import Measurement
+from lossforge.bench.report import Report, Row
+
+
+def measure_case(case: Case, names: Sequence[str], device: torch.device, report: Report, how: Measurement) -> list[Row]:
+    inputs = make_inputs(case, device, how.seed)
+    exact = check.reference(case, inputs)
+    rows = []
+    for contender in contenders(case, device, set(names)):
+        _free(device)
+        row = Row(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, contender.name)
+        if not contender.installed:
+            row.status = "not installed"
+        else:
+            try:
+                _measure(row, contender, inputs, exact, how)
+            except Exception as error:
+                row.fail(error)
+        inputs.clear()
+        rows.append(row)
+    del inputs, exact
+    _free(device)
+    return rows
+
+
+def _free(device: torch.device) -> None:
+    """Give memory back, so that no contender finds another's; does nothing more on a GPU that an earlier contender brought down."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return
+
+
+def _measure(row: Row, contender: Contender, inputs: LinearInputs, exact: check.Reference, how: Measurement) -> None:
+    device = inputs.input.device
+
+    def step() -> None:
+        check.step(contender, inputs)
+
+    row.first_ms = measure.first_milliseconds(step, device)
+    if not contender.name.startswith("products"):
+        found = check.errors(contender, inputs, exact)
+        known = [None if e != e else e for e in found] + [None, None]
+        row.value_error, row.gradient_error, row.weight_error = known[:3]
+        if fault := check.fault(found):
+            row.status = fault
+            return
+    inputs.clear()
+    if device.type == "cuda":
+        row.peak_mib = measure.peak_mebibytes(step, device)
+        inputs.clear()
+    row.put("ms", "", measure.times(step, device, how.milliseconds, inputs.clear))

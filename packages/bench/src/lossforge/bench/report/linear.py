@@ -1,0 +1,203 @@
+"""Of losses fused with their linear layer: the README's tables, and what they had to reach in one run."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lossforge.bench.report import Report, Row
+from lossforge.bench.report.tables import LOSSES, USES, markdown
+from lossforge.bench.report.targets import figure
+
+By = dict[str, Row]
+Key = tuple[str, str, str, str]
+OURS = {
+    "lossforge": ("", "products"),
+    "lossforge-weight": ('`accumulate="weight"`', "products-weight"),
+    "lossforge-backward": ('`gradient="backward"`', "products-backward"),
+    "lossforge-skip": ("`skip_ignored=True`", "products"),
+}
+"""How ours is called, and the products that it makes."""
+PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy", "quack", "quack-scaled")
+GIB = 1024.0
+"""In MiB."""
+
+
+def fused(report: Report) -> str:
+    """One line a case and a way of ours, those who are not measured, and who is wrong."""
+    cases = report.by_case("linear").values()
+    peers = [name for name in PEERS if any(figure(by.get(name), "ms") is not None for by in cases)]
+    memory = [name for name in ("torch", "liger") if name in peers]
+    header = ("loss", "tokens × hidden × classes", "ours", "ms", "products alone", *peers)
+    header += (f"MiB: {', '.join(('ours', *memory))}", "errors: value, input's, weight's gradient")
+    rows = [_line(by, name, peers, memory) for by in cases for name in OURS if name in by]
+    failed = [
+        f"{_said(row)}, {row.contender}: {row.status}" for by in cases for row in by.values() if row.status not in ("ok", "not installed")
+    ]
+    off = _errors_of_others(cases)
+    notes = [f"Without a figure: {'; '.join(failed)}."] if failed else []
+    return "\n\n".join([markdown(header, rows), *([off] if off else []), *notes])
+
+
+def _line(by: By, name: str, peers: Sequence[str], memory: Sequence[str]) -> list[str]:
+    """A way of ours; the others' figures stand beside the first."""
+    said, products = OURS[name]
+    first = name == "lossforge"
+    beside = (name, *(memory if first else ()))
+    return [
+        *_what(by),
+        said,
+        _ms(by[name], "**{:.1f}**"),
+        _ms(by.get(products)),
+        *(_ms(by.get(peer)) if first else "" for peer in peers),
+        ", ".join(_number(by.get(each), "peak_mib", "{:,.0f}") for each in beside),
+        ", ".join(_number(by[name], f"{each}_error", "{:.1e}") for each in ("value", "gradient", "weight")),
+    ]
+
+
+def _errors_of_others(cases: Iterable[By]) -> str:
+    """How far others' gradients of the weight are from float64."""
+    worst: dict[str, float] = {}
+    for by in cases:
+        for row in by.values():
+            if row.contender in PEERS and row.status == "ok" and row.weight_error is not None:
+                worst[row.contender] = max(worst.get(row.contender, 0.0), row.weight_error)
+    return f"Largest error of the weight's gradient: {', '.join(f'{name} {off:.1e}' for name, off in worst.items())}." if worst else ""
+
+
+def precision(report: Report) -> str:
+    """Errors of both gradients over chunks, ours and of the unfused computation."""
+    ways = {"lossforge": "float32", "lossforge-weight": "its own dtype", "torch": "not fused"}
+    header = ("tokens × hidden × classes", "chunks", *(f"{of}'s gradient, {said}" for of in ("input", "weight") for said in ways.values()))
+    rows = [
+        [_size(by["lossforge"]), by["lossforge"].variant.split()[0]]
+        + [_number(by.get(name), f"{of}_error", "{:.2e}") for of in ("gradient", "weight") for name in ways]
+        for by in report.by_case("precision").values()
+    ]
+    return markdown(header, rows)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A target: what of which case, the limit in words, the most it may be in this run, and what it was."""
+
+    case: str
+    what: str
+    limit: str
+    wanted: float | None
+    found: float | None
+
+    @property
+    def met(self) -> bool:
+        return self.wanted is not None and self.found is not None and self.found <= self.wanted
+
+
+def judged(report: Report) -> list[Judged]:
+    """Every target whose case was measured."""
+    cases = list(report.by_case("linear").values())
+    plain = [by for by in cases if _of(by, "ce", "") and "lossforge-backward" in by and by["lossforge"].use != "imagenet-21k"]
+    found = [each for by in plain for each in _engines(by, report)]
+    whole = {_size(by["lossforge"]): by for by in plain}
+    for by in cases:
+        ours, products = by["lossforge"], figure(by.get("products"), "ms")
+        if _of(by, "selective_log_softmax", "with entropy, forward only"):
+            found.append(_time(by, "lossforge", "≤ 1.06 × the one product", _times(1.06, products)))
+        elif _of(by, "dpo", ""):
+            found.append(_time(by, "lossforge", "≤ 33 ms", 33.0))
+            found.append(Judged(_said(ours), "MiB", "≤ 2.6 GB", 2.6e9 / 2**20, figure(ours, "peak_mib")))
+        elif "lossforge-skip" in by:
+            every = figure(whole.get(_size(ours), {}).get("lossforge"), "ms")
+            found.append(_time(by, "lossforge-skip", "≤ 0.6 × with no token ignored", _times(0.6, every)))
+        elif ours.loss in ("focal", "bce") and ours.use == "imagenet-21k":
+            found.append(_time(by, "lossforge", "≤ 1.1 × its products", _times(1.1, products)))
+    return found + list(_precisions(report))
+
+
+def _engines(by: By, report: Report) -> Iterable[Judged]:
+    """Cross entropy at the vocabularies of language models: time, time against QuACK, memory."""
+    ours = by["lossforge"]
+    *lead, hidden, classes = ours.shape
+    weight, rate = hidden * classes * 2 / 2**20, report.copy_bytes_per_second
+    copy = None if rate is None else 2 * math.prod(lead) * classes * 2 / rate * 1e3
+    for name, of_sum in (("lossforge", 2.0), ("lossforge-weight", 1.0)):
+        products = figure(by.get(OURS[name][1]), "ms")
+        wanted = None if products is None or copy is None else products + 1.15 * copy
+        yield _time(by, name, "≤ its three products + 1.15 × the copy of the logits", wanted)
+        said = "≤ the weight's gradient as it is summed + 1 GiB"
+        yield Judged(_called(by, name), "MiB", said, of_sum * weight + GIB, figure(by.get(name), "peak_mib"))
+    quack = [ms for name in ("quack", "quack-scaled") if (ms := figure(by.get(name), "ms")) is not None]
+    if quack:
+        yield _time(by, "lossforge", "≤ QuACK's better form", min(quack))
+    yield _time(by, "lossforge-backward", "≤ 1.08 × its four products", _times(1.08, figure(by.get("products-backward"), "ms")))
+    said = "≤ the weight's gradient as it is summed + 0.75 GiB"
+    yield Judged(_called(by, "lossforge-backward"), "MiB", said, 2 * weight + 0.75 * GIB, figure(by.get("lossforge-backward"), "peak_mib"))
+
+
+def _precisions(report: Report) -> Iterable[Judged]:
+    """Of all numbers of chunks the one that is furthest from the unfused computation's error."""
+    for name, limit, said in (("lossforge", 1.05, "summed in float32"), ("lossforge-weight", 1.3, "summed in bfloat16")):
+        for of, tensor in (("weight", "weight"), ("gradient", "input")):
+            ratios = [
+                ours / torch
+                for by in report.by_case("precision").values()
+                if (ours := figure(by.get(name), f"{of}_error")) is not None and (torch := figure(by.get("torch"), f"{of}_error"))
+            ]
+            if ratios:
+                what = f"error of the {tensor}'s gradient over the unfused one's"
+                yield Judged(f"cross entropy in 1 to 64 chunks, {said}", what, f"≤ {limit:g}", limit, max(ratios))
+
+
+def targets(report: Report) -> str:
+    found = judged(report)
+    rows = [[v.case, v.what, f"{v.limit}{_wanted(v)}", _shown(v, v.found), "met" if v.met else "**missed**"] for v in found]
+    lines = [f"{sum(v.met for v in found)} of {len(found)} targets met.", markdown(("case", "figure", "target", "measured", ""), rows)]
+    return "\n\n".join(lines)
+
+
+def _wanted(v: Judged) -> str:
+    return (
+        "" if v.limit.endswith(f"{v.wanted:g}" if v.wanted is not None else "") or v.limit.endswith(" ms") else f" = {_shown(v, v.wanted)}"
+    )
+
+
+def _shown(v: Judged, value: float | None) -> str:
+    return "–" if value is None else {"ms": f"{value:.2f}", "MiB": f"{value:,.0f}"}.get(v.what, f"{value:.3f}")
+
+
+def _time(by: By, name: str, limit: str, wanted: float | None) -> Judged:
+    return Judged(_called(by, name), "ms", limit, wanted, figure(by.get(name), "ms"))
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _of(by: By, loss: str, variant: str) -> bool:
+    return "lossforge" in by and (by["lossforge"].loss, by["lossforge"].variant) == (loss, variant)
+
+
+def _called(by: By, name: str) -> str:
+    said = OURS[name][0]
+    return _said(by["lossforge"]) + (f", {said}" if said else "")
+
+
+def _said(row: Row) -> str:
+    return f"{LOSSES[row.loss]}{f', {row.variant}' if row.variant else ''} {_size(row)}"
+
+
+def _size(row: Row) -> str:
+    """Tokens × hidden × classes; of sequences, also how many they are."""
+    return "×".join(map(str, row.shape))
+
+
+def _what(by: By) -> list[str]:
+    row = by["lossforge"]
+    return [f"{LOSSES[row.loss]}{f', {row.variant}' if row.variant else ''}, {USES[row.use]}", _size(row)]
+
+
+def _ms(row: Row | None, form: str = "{:.1f}") -> str:
+    return _number(row, "ms", form)
+
+
+def _number(row: Row | None, name: str, form: str) -> str:
+    value = figure(row, name)
+    return "–" if value is None else form.format(value)

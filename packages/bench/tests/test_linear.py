@@ -1,0 +1,166 @@
+"""Fused losses: contenders are right before they are fast, as on logits, and the products are those that ours makes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lossforge.bench.cases import CASES, CONTENDERS, FUSED
+from lossforge.bench.linear import check, contenders, inputs, losses, run
+from lossforge.bench.measure import Measurement
+from lossforge.bench.report import Report, Row, linear, load
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+HERE = [name for name in CONTENDERS if GPU or name != "torch.compile"]
+LINEAR = [case for case in CASES if case.suite == "linear"]
+
+
+def shrunk(case, dtype="fp32"):
+    """Small enough for a CPU, and in float32, so that errors are of the formula."""
+    options = {"chunk": 5} if "chunk" in case.options else case.options
+    lead = (4, 6) if len(case.shape) == 4 else (24,)
+    return replace(case, shape=(*lead, 8, 40), dtype=dtype if GPU is False else "bf16", options=options)
+
+
+@pytest.mark.parametrize("case", [*LINEAR, CASES[-1]], ids=lambda case: case.key)
+def test_every_contender_computes_the_loss(case):
+    case = shrunk(case)
+    made = inputs.make_inputs(case, DEVICE)
+    exact = check.reference(case, made)
+    found = contenders.contenders(case, DEVICE, set(HERE))
+    assert {"lossforge", "torch"} <= {c.name for c in found}
+    assert (case.suite == "linear") == ("products" in {c.name for c in found})
+    for contender in found:
+        if contender.installed and not contender.name.startswith("products"):
+            most = 1e-5 if case.dtype == "fp32" else check.LIMIT
+            assert max(check.errors(contender, made, exact)) < most, contender.name
+
+
+def test_a_row_has_every_figure(monkeypatch):
+    case = shrunk(LINEAR[0])
+    report = Report("test", {}, "none", "2026-01-01")
+    rows = run.measure_case(case, HERE, DEVICE, report, Measurement(milliseconds=2))
+    ours = next(row for row in rows if row.contender == "lossforge")
+    assert ours.status == "ok"
+    assert max(ours.value_error, ours.gradient_error, ours.weight_error) < 1e-1
+    for row in rows:
+        assert row.status in ("ok", "not installed"), row
+        assert row.ms is None or row.ms > 0
+    products = next(row for row in rows if row.contender == "products")
+    assert products.value_error is products.weight_error is None
+
+
+def test_without_a_gradient_only_forward_is_measured():
+    case = shrunk(next(c for c in LINEAR if c.inputs == "tokens without gradient"))
+    rows = run.measure_case(case, ["lossforge", "products", "torch"], DEVICE, Report("", {}, "", ""), Measurement(milliseconds=2))
+    assert [row.status for row in rows] == ["ok"] * 3
+    assert [row.gradient_error for row in rows] == [None] * 3
+
+
+@pytest.mark.parametrize("part", ["value", "input", "weight"])
+def test_a_wrong_result_gets_no_speed(monkeypatch, part):
+    case = shrunk(LINEAR[0])
+
+    def wrong(made):
+        value = losses.LOSSES["ce"].ours(made)
+        scale = {"input": made.input, "weight": made.head}.get(part)
+        return value * 1.2 if scale is None else value + scale.sum() - scale.detach().sum()
+
+    def fail(made):
+        raise RuntimeError("no such luck\nand more")
+
+    made = [contenders.Contender("liger", fail), contenders.Contender("torch", wrong), *contenders.contenders(case, DEVICE, {"lossforge"})]
+    monkeypatch.setattr(run, "contenders", lambda *_: made)
+    failed, off, right = run.measure_case(case, [], DEVICE, Report("", {}, "", ""), Measurement(milliseconds=2))
+    assert failed.status == "failed: RuntimeError: no such luck"
+    assert off.status.startswith(f"wrong: the {part if part == 'value' else f'gradient of the {part}'} is off")
+    assert off.ms is off.peak_mib is None
+    assert right.status == "ok"
+
+
+def test_products_are_the_engine_s_own(monkeypatch):
+    """As many products of the same sizes as ours makes, whether once, twice or without gradient."""
+    from lossforge.losses.linear import engine
+
+    calls, mm, add = [], torch.mm, engine._add_product
+
+    def counted_mm(a, b, **more):
+        calls.append((*a.shape, b.shape[1]))
+        return mm(a, b, **more)
+
+    def counted_add(total, a, b, first):
+        calls.append((*a.shape, b.shape[1], first))
+        add(total, a, b, first)
+
+    monkeypatch.setattr(torch, "mm", counted_mm)
+    monkeypatch.setattr(engine, "_add_product", counted_add)
+    monkeypatch.setattr(engine, "MEMORY", 4 * 64 * 40 * 4)  # rows of 40 classes: 64 at a time
+    monkeypatch.setattr(engine, "ALIGNED", 8)
+    for case in LINEAR:
+        case = replace(shrunk(case), shape=(*((4, 40) if len(case.shape) == 4 else (160,)), 8, 40))
+        made = inputs.make_inputs(case, DEVICE)
+        found = {c.name: c for c in contenders.contenders(case, DEVICE, set(HERE))}
+        for name in found:
+            if name.startswith("products"):
+                sizes = []
+                for each in (name, name.replace("products", "lossforge")):
+                    calls.clear()
+                    made.clear()
+                    check.step(found[each], made)
+                    sizes.append(sorted(calls))
+                assert sizes[0] == sizes[1], (case.key, name)
+                assert len(sizes[0]) >= 3
+
+
+def row(case, contender, ms=1.0, **more):
+    figures = {"ms": ms, "peak_mib": 100.0, "value_error": 1e-6, "gradient_error": 2e-3, "weight_error": 2e-3}
+    return Row(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, contender, **(figures | more))
+
+
+def measured(**of_ours):
+    """A report of every case, with ours as fast as its products."""
+    report = Report("test", {}, "none", "2026-01-01", copy_bytes_per_second=4e12)
+    for case in (case for case in CASES if case.suite in FUSED):
+        for c in contenders.contenders(case, DEVICE, set(CONTENDERS) - {"torch.compile"}):
+            report.rows.append(row(case, c.name, **(of_ours if c.name == "lossforge" else {})))
+    return report
+
+
+def test_every_target_is_judged(tmp_path):
+    report = measured()
+    report.save(tmp_path / "linear.json")
+    assert linear.judged(load(tmp_path / "linear.json")) == linear.judged(report)
+    missed = [v for v in linear.judged(report) if not v.met]
+    assert [v.what for v in missed] == ["ms"]  # half of the tokens ignored takes as long as none
+    assert len(linear.judged(report)) == 3 * 6 + 1 + 2 + 1 + 2 + 4
+    slow = {v.case + v.what for v in linear.judged(measured(ms=40.0, peak_mib=9e3, gradient_error=3e-3)) if not v.met}
+    assert len(slow) == 3 * 2 + 1 + 2 + 2 + 1
+
+
+def test_quack_is_judged_by_its_better_form():
+    report = measured()
+    report.rows += [row(LINEAR[0], "quack", 0.9), row(LINEAR[0], "quack-scaled", 1.1)]
+    (found,) = (v for v in linear.judged(report) if "QuACK" in v.limit)
+    assert not found.met
+    assert found.wanted == 0.9
+
+
+def test_tables_name_who_failed():
+    report = measured()
+    report.rows.append(row(LINEAR[0], "liger", None, status="failed: RuntimeError: no such luck"))
+    text = linear.fused(report)
+    assert "cross entropy 8192×4096×128256, liger: failed: RuntimeError: no such luck" in text
+    assert text.count("**1.0**") == 13 + 4 * 2 + 1  # cases, two more ways of four, and skip_ignored
+    assert linear.precision(report).count("2.00e-03") == 10 * 6
+    assert "targets met" in linear.targets(report)
+
+
+def test_all_cases_are_measured_and_shown():
+    """The whole way on small shapes."""
+    report = Report("test", {}, "none", "2026-01-01", copy_bytes_per_second=4e12)
+    for case in (case for case in CASES if case.suite in FUSED):
+        report.rows += run.measure_case(shrunk(case), HERE, DEVICE, report, Measurement(milliseconds=1))
+    assert {r.status for r in report.rows} <= {"ok", "not installed"}
+    for made in (linear.fused, linear.precision, linear.targets):
+        assert made(report).count("\n") >= 5
