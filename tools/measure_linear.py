@@ -1,8 +1,8 @@
 """Renew results/linear-h200.json: losses fused with their linear layer, by every contender, on one GPU.
 
 `python tools/measure_linear.py [FILE [COMMIT]]`; COMMIT where the sources are not a git checkout. What contenders compile is compiled by
-many processes at once first. Then one process measures case after case and saves the file after each. Where a contender brings the GPU or
-the process down, another process goes on with the next case; a case whose process died is measured again without the other libraries.
+many processes at once first. Then one process measures case after case and saves the file after each. Where a contender brings the process
+or its use of the GPU down, or stalls, another process goes on from that case without this contender.
 """
 
 import os
@@ -14,21 +14,20 @@ from pathlib import Path
 import torch
 
 from lossforge.bench.cases import CASES, CONTENDERS, FUSED
-from lossforge.bench.linear import check
+from lossforge.bench.linear import check, measure_case
 from lossforge.bench.linear.contenders import contenders
 from lossforge.bench.linear.inputs import make_inputs
-from lossforge.bench.measure import Measurement
-from lossforge.bench.report import load
-from lossforge.bench.run import current_commit, new_report, run
+from lossforge.bench.measure import Measurement, synchronize
+from lossforge.bench.report import Row, load
+from lossforge.bench.run import current_commit, new_report
 
 ROOT = Path(__file__).resolve().parents[1]
 FUSED_CASES = [case for case in CASES if case.suite in FUSED]
 MILLISECONDS = {"linear": 300.0, "precision": 5.0}
-COMPILED = ("quack-scaled", "quack", "liger", "cut-cross-entropy", "torch.compile", "lossforge")
-LIBRARIES = ("liger", "cut-cross-entropy", "quack", "quack-scaled")
-COMPILE_SECONDS = 90.0
+COMPILED = ("quack-scaled", "quack", "liger", "cut-cross-entropy", "torch.compile", "lossforge", "lossforge-backward")
+COMPILE_SECONDS, STALLED_SECONDS = 75.0, 60.0
 BROKEN = 3
-"""Exit status where a contender left the GPU unusable for the process."""
+"""Exit status of a process for which a contender left the GPU unusable."""
 
 
 def compile_all(number: int, of: int, device: torch.device) -> None:
@@ -46,29 +45,41 @@ def compile_all(number: int, of: int, device: torch.device) -> None:
             torch.cuda.empty_cache()
 
 
-def measure(file: Path, commit: str, first: int, without: bool, device: torch.device) -> int:
-    """Measure from the case `first` on. without: that one without the other libraries."""
+def measure(file: Path, commit: str, left_out: list[str], device: torch.device) -> None:
+    """Measure from the first case on that the file does not have."""
     began = time.monotonic()
     report = load(file) if file.exists() else new_report(device, commit, {"suite": list(FUSED), "milliseconds": MILLISECONDS})
-    before = report.seconds
-    for number, case in enumerate(FUSED_CASES[first:], first):
-        names = [name for name in CONTENDERS if not (without and number == first and name in LIBRARIES)]
+    report.settings["left_out"] = left_out
+    before, first = report.seconds, len({(row.suite, row.case) for row in report.rows})
+    names = [name for name in CONTENDERS if name not in left_out]
 
-        def progress(done: int, rows: object, number: int = number) -> None:
-            report.settings["cases"] = number + 1
-            report.seconds = before + time.monotonic() - began
-            report.save(file)
+    def begin(name: str) -> None:
+        if not usable(device):
+            os._exit(BROKEN)
+        now(file).write_text(name, encoding="utf-8")
 
-        run(report, [case], names, device, Measurement(MILLISECONDS[case.suite]), progress)
-        print(f"{time.monotonic() - began:6.1f} s  {case.suite} {case.key}", flush=True)
-        if device.type == "cuda" and not usable():
-            return BROKEN
-    return 0
+    for case in FUSED_CASES[first:]:
+        try:
+            report.rows += measure_case(case, names, device, report, Measurement(MILLISECONDS[case.suite]), begin)
+        except Exception as error:  # of the inputs or the reference
+            row = Row(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, "lossforge")
+            row.fail(error)
+            report.rows.append(row)
+        if not usable(device):
+            os._exit(BROKEN)
+        report.seconds = before + time.monotonic() - began
+        report.save(file)
+        print(f"{report.seconds:6.1f} s  {case.suite} {case.key}", flush=True)
 
 
-def usable() -> bool:
+def now(file: Path) -> Path:
+    """Holds the name of the contender that is being measured."""
+    return file.with_name(f"{file.name}.now")
+
+
+def usable(device: torch.device) -> bool:
     try:
-        torch.cuda.synchronize()
+        synchronize(device)
     except RuntimeError:
         return False
     return True
@@ -84,9 +95,9 @@ def main(arguments: list[str]) -> int:
         compile_all(*map(int, arguments[1:]), device)
         return 0
     if arguments[:1] == ["--measure"]:
-        file, commit, first, without = arguments[1:]
-        status = measure(Path(file), commit, int(first), without == "True", device)
-        os._exit(status)  # without the end of a process whose GPU is unusable
+        file, commit, *left_out = arguments[1:]
+        measure(Path(file), commit, left_out, device)
+        return 0
     file = Path(arguments[0]) if arguments else ROOT / "results" / "linear-h200.json"
     commit = arguments[1] if len(arguments) > 1 else current_commit()
     if device.type != "cuda":
@@ -105,20 +116,28 @@ def main(arguments: list[str]) -> int:
 
 
 def measure_all(file: Path, commit: str) -> int:
-    """Start processes until every case was measured or given up."""
-    first, without = 0, False
-    while first < len(FUSED_CASES):
-        status = start("--measure", file, commit, first, without).wait()
-        if not status:
+    """Start processes until every case was measured, or one fails before it calls a contender."""
+    left_out: list[str] = []
+    while True:
+        now(file).unlink(missing_ok=True)
+        if not watched(start("--measure", file, commit, *left_out), file):
+            now(file).unlink(missing_ok=True)
             return 0
-        done = int(load(file).settings.get("cases", 0)) if file.exists() else 0
-        if status == BROKEN:
-            first, without = done, False
-        elif done > first or not without:
-            first, without = max(done, first), True
-        else:
-            first, without = first + 1, False
-    return 1
+        if not now(file).exists():
+            return 1
+        left_out.append(now(file).read_text(encoding="utf-8"))
+        print(f"without {left_out[-1]} from here on", flush=True)
+
+
+def watched(process: subprocess.Popen[bytes], file: Path) -> int:
+    """Wait for a process, and end it when it measures one contender for too long."""
+    while True:
+        try:
+            return process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            if now(file).exists() and time.time() - now(file).stat().st_mtime > STALLED_SECONDS:
+                process.kill()
+                return process.wait()
 
 
 if __name__ == "__main__":

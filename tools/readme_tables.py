@@ -110,10 +110,11 @@ def scaling() -> str:
 
 def fused() -> str:
     report = load(LINEAR)
+    cut = f"cut-cross-entropy {report.versions.get('cut-cross-entropy', 'not installed')}"
     copy = f"{(report.copy_bytes_per_second or 0) / 1e12:.2f} TB/s"
     return "\n\n".join(
         [
-            f"{tables.provenance(report)}; made by `python tools/measure_linear.py`. bf16, milliseconds of forward + backward; MiB: the "
+            f"{tables.provenance(report)}, {cut}; made by `python tools/measure_linear.py`. bf16, milliseconds of forward + backward; MiB: the "
             "peak beyond input and weight, with their gradients. Value and gradients were checked against float64 in the same run: "
             "relative errors by norm. The products alone are those that ours makes, at the same chunks and in the same memory.",
             linear.fused(report),

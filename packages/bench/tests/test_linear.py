@@ -141,7 +141,7 @@ def test_every_target_is_judged(tmp_path):
 def test_quack_is_judged_by_its_better_form():
     report = measured()
     report.rows += [row(LINEAR[0], "quack", 0.9), row(LINEAR[0], "quack-scaled", 1.1)]
-    (found,) = (v for v in linear.judged(report) if "QuACK" in v.limit)
+    (found,) = (v for v in linear.judged(report) if "QuACK" in v.of)
     assert not found.met
     assert found.wanted == 0.9
 
@@ -153,7 +153,9 @@ def test_tables_name_who_failed():
     assert "cross entropy 8192×4096×128256, liger: failed: RuntimeError: no such luck" in text
     assert text.count("**1.0**") == 13 + 4 * 2 + 1  # cases, two more ways of four, and skip_ignored
     assert linear.precision(report).count("2.00e-03") == 10 * 6
-    assert "targets met" in linear.targets(report)
+    assert "1.06 × the one product | 1.00 | met |" in linear.targets(report)
+    report.settings["left_out"] = ["quack"]
+    assert "quack, which brought its process down" in linear.fused(report)
 
 
 def test_all_cases_are_measured_and_shown():

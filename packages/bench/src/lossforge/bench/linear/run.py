@@ -1,6 +1,7 @@
 """Measures a fused case: correctness first, then time and memory of forward and backward."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,7 +15,15 @@ from lossforge.bench.measure import Measurement
 from lossforge.bench.report import Report, Row
 
 
-def measure_case(case: Case, names: Sequence[str], device: torch.device, report: Report, how: Measurement) -> list[Row]:
+def measure_case(
+    case: Case,
+    names: Sequence[str],
+    device: torch.device,
+    report: Report,
+    how: Measurement,
+    begin: Callable[[str], object] = lambda name: None,
+) -> list[Row]:
+    """begin: is told the name of each contender before it is called."""
     inputs = make_inputs(case, device, how.seed)
     exact = check.reference(case, inputs)
     rows = []
@@ -24,6 +33,7 @@ def measure_case(case: Case, names: Sequence[str], device: torch.device, report:
         if not contender.installed:
             row.status = "not installed"
         else:
+            begin(contender.name)
             try:
                 _measure(row, contender, inputs, exact, how)
             except Exception as error:
@@ -54,7 +64,7 @@ def _measure(row: Row, contender: Contender, inputs: LinearInputs, exact: check.
     row.first_ms = measure.first_milliseconds(step, device)
     if not contender.name.startswith("products"):
         found = check.errors(contender, inputs, exact)
-        known = [None if e != e else e for e in found] + [None, None]
+        known = [e if math.isfinite(e) else None for e in found] + [None, None]
         row.value_error, row.gradient_error, row.weight_error = known[:3]
         if fault := check.fault(found):
             row.status = fault
