@@ -103,6 +103,7 @@ def main(arguments: list[str]) -> int:
     if device.type != "cuda":
         print("error: the bench's report is of a CUDA GPU, and torch sees none", file=sys.stderr)
         return 1
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     processes, began = max(1, (os.cpu_count() or 2) - 2), time.monotonic()
     for process in [start("--compile", number, processes) for number in range(processes)]:
