@@ -57,6 +57,7 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
     """The products of the engine that ours is computed by, at its chunks and in its memory, and nothing between them."""
     from lossforge.losses.linear.call import Head
     from lossforge.losses.linear.engine import Gradients
+    from lossforge.losses.linear.products import logits_of, new_logits
 
     x, head = inputs.rows, inputs.head.detach()
     call = SimpleNamespace(input=x, head=head, layer=Head(x, head), chunk=0, accumulate=accumulate)
@@ -67,13 +68,13 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
         passes.append(Gradients(call, [torch.empty_like(x), torch.empty_like(head), None]))
     for sums in passes:
         memory = sums.memory()
-        of_teacher = torch.empty_like(memory) if "teacher_input" in inputs.others else None
+        of_teacher = new_logits(sums.rows, len(head), x) if "teacher_input" in inputs.others else None
         for start in range(0, len(x), sums.rows):
             end = min(start + sums.rows, len(x))
-            logits = torch.mm(x[start:end], head.t(), out=memory[: end - start])
+            logits = logits_of(call.layer, start, end, memory)
             if of_teacher is not None:
                 part = inputs.part(start, end)
-                torch.mm(part["teacher_input"], part["teacher_head"].t(), out=of_teacher[: end - start])
+                logits_of(Head(part["teacher_input"], part["teacher_head"]), 0, end - start, of_teacher)
             if sums.any:
                 sums.add(start, end, logits)
     return memory

@@ -18,6 +18,7 @@ from lossforge import kernels
 from lossforge.kernels.call import KINDS, ElementCall, Kind, RowCall
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import Head, part
+from lossforge.losses.linear.products import add_product, logits_of, new_logits, room, write_product
 from lossforge.losses.reference import reference, row_weight
 
 Several = tuple[Tensor | None, ...]
@@ -39,7 +40,7 @@ def rows_a_chunk(call: Any, spare: int) -> int:
     rows = max(call.input.shape[0], 1)
     if call.chunk:
         return min(call.chunk, rows)
-    a_row = call.head.shape[0] * call.input.element_size()
+    a_row = room(call.head.shape[0], call.input) * call.input.element_size()
     memory = min(MEMORY, free_memory(call.input.device) // 4) if call.input.is_cuda else MEMORY // 4
     most = max(max(memory, spare) // a_row, ALIGNED)
     chunks = -(-rows // most)
@@ -82,24 +83,20 @@ class Gradients:
 
     def memory(self) -> Tensor:
         """Return memory for the logits of a chunk."""
-        x, weight, shape = self.layer.input, self.weight, (self.rows, self.layer.weight.shape[0])
-        if (
-            self.wide
-            and weight is not None
-            and weight.dtype == x.dtype
-            and weight.is_contiguous()
-            and shape[0] * shape[1] <= weight.numel()
-        ):
-            return weight.view(-1)[: shape[0] * shape[1]].view(shape)
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
+        x, weight, classes = self.layer.input, self.weight, self.layer.weight.shape[0]
+        shape = self.rows, room(classes, x)
+        size = shape[0] * shape[1]
+        if self.wide and weight is not None and weight.dtype == x.dtype and weight.is_contiguous() and size <= weight.numel():
+            return weight.view(-1)[:size].view(shape)[:, :classes]
+        return new_logits(self.rows, classes, x)
 
     def add(self, start: int, end: int, logits: Tensor) -> None:
         """Add what the gradient of a chunk's logits makes."""
         x = self.layer.input[start:end]
         if self.input is not None:
-            torch.mm(logits, self.layer.weight, out=self.input[start:end])
+            write_product(self.input[start:end], logits, self.layer.weight)
         if self.sum is not None:
-            _add_product(self.sum, logits.t(), x, self.first)
+            add_product(self.sum, logits.t(), x, self.first)
         if self.bias_sum is not None:
             self.bias_sum += logits.sum(0, dtype=self.bias_sum.dtype)
         self.first = False
@@ -113,27 +110,6 @@ class Gradients:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total ← total + a · b, or a · b where it is the first, in the dtype of the total."""
-    if total.dtype == a.dtype:
-        torch.mm(a, b, out=total) if first else total.addmm_(a, b)
-    elif not a.is_cuda:
-        product = torch.mm(a.to(total.dtype), b.to(total.dtype))
-        total.copy_(product) if first else total.add_(product)
-    elif first:
-        torch.mm(a, b, out_dtype=total.dtype, out=total)
-    else:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-
-
-def _product(layer: Head, start: int, end: int, memory: Tensor | None) -> Tensor:
-    """Return a chunk's logits, in memory that is given."""
-    x, out = layer.input[start:end], None if memory is None else memory[: end - start]
-    if layer.bias is None:
-        return torch.mm(x, layer.weight.t(), out=out)
-    return torch.addmm(layer.bias, x, layer.weight.t(), out=out)
 
 
 class Chunks:
@@ -150,13 +126,13 @@ class Chunks:
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         memory, rows = self.gradients.memory(), self.gradients.rows
-        of_teacher = (
-            None if self.teacher is None else torch.empty((rows, memory.shape[1]), dtype=self.teacher.input.dtype, device=memory.device)
-        )
+        of_teacher = None if self.teacher is None else new_logits(rows, memory.shape[1], self.teacher.input)
         for start in range(0, self.call.input.shape[0], rows):
             end = min(start + rows, self.call.input.shape[0])
-            logits = _product(self.call.layer, start, end, memory)
-            target = None if self.teacher is None else _product(self.teacher, start, end, of_teacher)
+            logits = logits_of(self.call.layer, start, end, memory)
+            target = None
+            if self.teacher is not None and of_teacher is not None:
+                target = logits_of(self.teacher, start, end, of_teacher)
             yield start, end, part(self.all, start, end, logits, target)
 
     @property

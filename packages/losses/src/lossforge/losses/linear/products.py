@@ -1,0 +1,72 @@
+"""The matrix products around a chunk's logits: torch's own, where cuBLAS needs it in parts.
+
+In half precision tensor cores take sizes and rows that are multiples of 16 bytes. A vocabulary of 50,257 or 21,841 classes is none, and
+its products take up to five times as long. So rows of logits lie that far apart, and the few classes beyond a multiple have products of
+their own.
+"""
+
+import torch
+from torch import Tensor
+
+from lossforge.losses.linear.call import Head
+
+UNIT = 8
+"""Elements of half precision that tensor cores take at once."""
+SMALL = 2**20
+"""Elements of a product so small that cuBLAS would share a sum among its programs, and add their parts in half precision."""
+
+
+def _by_tensor_cores(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+
+
+def room(classes: int, x: Tensor) -> int:
+    """Return how many elements a row of logits takes in memory."""
+    return -(-classes // UNIT) * UNIT if _by_tensor_cores(x) else classes
+
+
+def _whole(classes: int, x: Tensor) -> int:
+    """Return how many classes one product takes."""
+    return classes // UNIT * UNIT or classes if _by_tensor_cores(x) else classes
+
+
+def new_logits(rows: int, classes: int, x: Tensor) -> Tensor:
+    return torch.empty((rows, room(classes, x)), dtype=x.dtype, device=x.device)[:, :classes]
+
+
+def logits_of(layer: Head, start: int, end: int, memory: Tensor) -> Tensor:
+    """Return the logits of the rows from start to end, in memory."""
+    x, out, classes = layer.input[start:end], memory[: end - start], memory.shape[1]
+    whole = _whole(classes, x)
+    for part in (slice(whole), slice(whole, classes)) if whole < classes else (slice(classes),):
+        if layer.bias is None:
+            torch.mm(x, layer.weight[part].t(), out=out[:, part])
+        else:
+            torch.addmm(layer.bias[part], x, layer.weight[part].t(), out=out[:, part])
+    return out
+
+
+def write_product(out: Tensor, logits: Tensor, weight: Tensor) -> None:
+    """out ← logits · weight, with sums in float32."""
+    classes = logits.shape[1]
+    whole = _whole(classes, logits)
+    if whole == classes and not (_by_tensor_cores(logits) and out.numel() <= SMALL):
+        torch.mm(logits, weight, out=out)
+        return
+    total = torch.mm(logits[:, :whole], weight[:whole], out_dtype=torch.float32)
+    if whole < classes:
+        torch.addmm(total, logits[:, whole:], weight[whole:], out_dtype=torch.float32, out=total)
+    out.copy_(total)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total ← total + a · b, or a · b where it is the first, in the dtype of the total."""
+    if total.dtype == a.dtype:
+        torch.mm(a, b, out=total) if first else total.addmm_(a, b)
+    elif not a.is_cuda:
+        product = torch.mm(a.to(total.dtype), b.to(total.dtype))
+        total.copy_(product) if first else total.add_(product)
+    elif first:
+        torch.mm(a, b, out_dtype=total.dtype, out=total)
+    else:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
