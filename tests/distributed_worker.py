@@ -32,7 +32,7 @@ PAIRS = [
     "data.image_size=16",
     *SMALL,
 ]
-FSDP = "trainer.parallel=fsdp"
+FSDP, FUSED = "trainer.parallel=fsdp", "loss.fused_head=true"
 LONG = ["model=tiny_vit", "model.drop_rate=0.2", "trainer.device=cpu", "data.mixup=0.3", "trainer.max_updates=6", "trainer.log_every=3"]
 RUN = ["model=tiny_resnet", "data.image_size=16", "trainer.device=cpu", "trainer.max_updates=6", "trainer.ema=0.9", "trainer.accumulate=2"]
 
@@ -129,6 +129,8 @@ CASES: dict[str, Any] = {
     "accumulated": lambda folder: updated(assembled(*VIT, "data.batch_size=8", "trainer.accumulate=4")),
     "fsdp": lambda folder: updated(assembled(*VIT, "data.batch_size=32", FSDP)),
     "fsdp accumulated": lambda folder: updated(assembled(*VIT, "data.batch_size=8", "trainer.accumulate=4", FSDP)),
+    "fused ddp": lambda folder: updated(assembled(*VIT, FUSED, "data.batch_size=32")),
+    "fused fsdp": lambda folder: updated(assembled(*VIT, FUSED, "data.batch_size=8", "trainer.accumulate=4", FSDP)),
     "bad ddp": lambda folder: one_rank_is_not_finite(assembled("model=tiny_vit", *CPU)),
     "bad fsdp": lambda folder: one_rank_is_not_finite(assembled("model=tiny_vit", *CPU, FSDP, "optim.clip=1.0")),
     "evaluated": lambda folder: evaluated(assembled(*VIT, "data.eval_batch_size=50")),

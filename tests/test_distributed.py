@@ -54,7 +54,7 @@ def whole():
     return updated(assembled(*VIT, "data.batch_size=64"))
 
 
-@pytest.mark.parametrize("case", ["ddp", "accumulated", "fsdp", "fsdp accumulated"])
+@pytest.mark.parametrize("case", ["ddp", "accumulated", "fsdp", "fsdp accumulated", "fused ddp", "fused fsdp"])
 def test_two_processes_train_as_one_with_the_whole_batch(results, whole, case):
     one, other = results[case]
     assert_same(one["windows"], other["windows"], **EXACT)

@@ -5,10 +5,13 @@ import pathlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lab.batch import Batch
 from lab.choices import CLASSIFIER_LOSSES
 from lab.errors import UserError
+from lab.heads import HeadInput
+from lab.loss_schema import LOSSES
 from lab.losses import Criterion
 from lab.settings import load
 
@@ -113,6 +116,19 @@ def test_lossforge_and_torch_agree(name, words, kind):
     theirs, their_gradient = value_and_gradient(criterion(name, "torch", *words, groups=groups), logits, batch)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "words", "kind"), [case for case in CASES if LOSSES[case[0]].given == "logits"], ids=str)
+def test_a_head_that_is_fused_with_the_loss(name, words, kind):
+    """Value and gradients of features, weight and bias, beside those through the logits."""
+    _, batch = example(**kind)
+    made = criterion(name, "lossforge", *words, groups=3 if "group" in kind else 0)
+    generator = torch.Generator().manual_seed(1)
+    head = HeadInput(*(torch.randn(shape, generator=generator).requires_grad_() for shape in ((7, 3), (5, 3), (5,))))
+    ours, theirs = made(head, batch, made.share(batch)), made(F.linear(*head), batch, made.share(batch))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for one, other in zip(torch.autograd.grad(1.5 * ours, head), torch.autograd.grad(1.5 * theirs, head), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_values_by_hand():

@@ -45,6 +45,7 @@ MULTILABEL_LOSSES = ("bce", "focal", "asymmetric", "poly_bce", "quality_focal", 
 PREFERENCE_LOSSES = ("bradley_terry", "preference_bce", "preference_bce_probability")
 SOFTMAX_LOSSES = tuple(name for name, schema in LOSSES.items() if schema.says == "softmax" and schema is not CustomConfig)
 CLASSIFIER_LOSSES = tuple(name for name in LOSSES if name != "bradley_terry")
+FUSED_HEAD_TASKS = ("classification", "multilabel")
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASKS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
 
@@ -83,5 +84,20 @@ def agree(config: TrainConfig) -> None:
         raise UserError(f"data={config.data.name}: task={task} takes {', '.join(names)}.")
     if config.loss.name not in fitting.losses:
         raise unknown(f"loss={config.loss.name} with task={task}", config.loss.name, fitting.losses)
+    if config.loss.fused_head:
+        _check_fused_head(config)
     if task != "detection" and config.box_loss.name != "auto":
         raise UserError(f"box_loss={config.box_loss.name}: only task=detection has boxes.")
+
+
+def _check_fused_head(config: TrainConfig) -> None:
+    """Raise UserError unless the loss is the only one of logits, and of the logits themselves; the model is judged once it is made."""
+    task, loss, reason = config.task.name, config.loss, None
+    if task not in FUSED_HEAD_TASKS:
+        reason = f"task={task} does not have one loss of one head's logits; {' and '.join(FUSED_HEAD_TASKS)} have"
+    elif loss.implementation != "lossforge":
+        reason = f"loss.implementation={loss.implementation} has no fused losses; lossforge has"
+    elif loss.given != "logits":
+        reason = f"loss={loss.name} is computed from the {loss.given} of all logits, which a fused loss does not have"
+    if reason:
+        raise UserError(f"loss.fused_head=true: {reason}.")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lab.batch import Batch
 from lab.data import Data, Norm
 from lab.errors import UserError
+from lab.heads import HeadInput
 from lab.models import build_model, placed
 from lab.saved import load_checkpoint, load_weights
 from lab.schema import ClassifierConfig, ImagesConfig, TrainConfig
@@ -33,12 +34,12 @@ class Distillation(Classification):
             raise UserError("loss.class_weight: task=distillation has no such weights, as the teacher's part is a mean of all samples.")
         self.mix = cast(Mixing, Taught(self.mix, load_teacher(config, data, device), device, config.trainer.amp))
 
-    def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+    def loss(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         labels = super().loss(output, batch, normalizer)
         if batch.teacher is None:
             return labels
         share = self.distillation.weight
-        return (1 - share) * labels + share * self.divergence(output, batch.teacher, normalizer)
+        return (1 - share) * labels + share * self.divergence(cast(Tensor, output), batch.teacher, normalizer)
 
     def divergence(self, output: Tensor, teacher: Tensor, normalizer: Tensor) -> Tensor:
         """T² Σ KL(teacher ‖ student) / normalizer, summed over the rows."""

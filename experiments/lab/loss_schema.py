@@ -16,6 +16,7 @@ class LossConfig:
     """given: what the loss takes of a model: its logits, or their softmax or sigmoid. says: what its trained logits' probabilities are.
 
     kernels: whether it has any; what has none is plain torch.
+    fused_head: compute it together with the classifier's last layer, so that in training the logits of a batch never exist at once.
     """
 
     given: ClassVar[str] = "logits"
@@ -23,6 +24,7 @@ class LossConfig:
     kernels: ClassVar[bool] = True
     name: str = "ce"
     implementation: str = choice("lossforge", "lossforge", "torch")
+    fused_head: bool = False
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""From a loss's settings to a function of logits and a batch."""
+"""From a loss's settings to a function of a model's output and a batch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lab.batch import Batch
 from lab.errors import UserError, unknown
+from lab.heads import HeadInput
 from lab.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LogitAdjustedConfig, LossConfig, PreferenceConfig
 from lab.schema import DataConfig, ImagesConfig
 
@@ -25,11 +26,13 @@ class Criterion:
         self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
     ) -> None:
         """counts: training samples a class, for losses that want to know."""
+        from lossforge.losses import fuse_linear
         from lossforge.losses.registry import LOSSES
 
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
         self.loss = custom_loss("loss", config.target, config.hyper) if isinstance(config, CustomConfig) else LOSSES[config.name]
+        self.fused = fuse_linear(self.loss.function)
         self.rowwise = self.loss.template == "rowwise"
         names = {field.name for field in fields(config)} & set(self.loss.hyper)
         self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
@@ -56,21 +59,31 @@ class Criterion:
             return first
         return batch.lam * first + (1 - batch.lam) * self.class_weight[batch.target_b].sum()
 
-    def __call__(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+    def __call__(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         """Loss of a batch.
 
         Args:
-            logits: (N, C).
+            output: logits (N, C), or what a head makes them of.
             batch: with targets (N,), a mixup pair of them, or for element-wise losses (N, C), and weights (N,) and groups (N,) where the
                 data has them.
             normalizer: divisor of the sum, a 0-d tensor.
         """
-        given = probabilities(logits.float(), self.config.given) if self.config.given != "logits" else logits
+        if isinstance(output, Tensor) and self.config.given != "logits":
+            output = probabilities(output.float(), self.config.given)
         if self.rowwise:
-            return self._rows(given, batch, normalizer)
-        return self._elements(given, batch, normalizer) if self.lossforge else self._plain_elements(given, batch, normalizer)
+            return self._rows(output, batch, normalizer)
+        if isinstance(output, Tensor) and not self.lossforge:
+            return self._plain_elements(output, batch, normalizer)
+        return self._elements(output, batch, normalizer)
 
-    def _elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+    def _computed(self, given: Tensor | HeadInput, target: Tensor, **options: Any) -> Tensor:
+        """By the library's loss, of a head's input by the one that is fused with its product."""
+        if isinstance(given, Tensor):
+            return cast(Tensor, self.loss.function(given, target, **options))
+        named = {"loss_weight" if name == "weight" else name: value for name, value in options.items()}  # "weight" is the head's there
+        return cast(Tensor, self.fused(given.features, given.weight, target, given.bias, **named))
+
+    def _elements(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         tensors: dict[str, Tensor | None] = {"weight": _column(batch.weight)}
         if isinstance(self.config, PreferenceConfig):
             group = None if self.group_weight is None else _column(batch.group)
@@ -78,7 +91,7 @@ class Criterion:
         if self.pos_weight is not None:
             tensors["pos_weight"] = self.pos_weight
         options = {**self.hyper, **tensors, **_pair_options(batch)}
-        return cast(Tensor, self.loss.function(given, batch.target, **options, reduction="sum", normalizer=normalizer))
+        return self._computed(given, batch.target, **options, reduction="sum", normalizer=normalizer)
 
     def _plain_elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         """By the library that has the loss, else by our reference, from dense targets."""
@@ -93,19 +106,19 @@ class Criterion:
         weighted = elements if (weight := self._sample_weight(batch)) is None else elements * weight[:, None]
         return cast(Tensor, weighted.sum() / normalizer)
 
-    def _rows(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+    def _rows(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         options: dict[str, Any] = {**self.hyper, **self.tensors}
         if self.class_weight is not None:
             options["weight"] = self.class_weight
-        if self.name == "ce" and not self.lossforge:
+        if self.name == "ce" and not self.lossforge and isinstance(given, Tensor):
             plain = {name: options[name] for name in ("label_smoothing", "weight") if name in options}
-            rows = _pair(lambda target: F.cross_entropy(logits.float(), target, reduction="none", **plain), batch)
+            rows = _pair(lambda target: F.cross_entropy(given.float(), target, reduction="none", **plain), batch)
         else:
-            function = self.loss.function if self.lossforge else self.loss.reference
+            function = self._computed if self.lossforge else self.loss.reference
             options |= _pair_options(batch)
             if batch.weight is None:
-                return cast(Tensor, function(logits, batch.target, **options, reduction="sum", normalizer=normalizer))
-            rows = function(logits, batch.target, **options, reduction="none")
+                return cast(Tensor, function(given, batch.target, **options, reduction="sum", normalizer=normalizer))
+            rows = function(given, batch.target, **options, reduction="none")
         return (rows if batch.weight is None else rows * batch.weight).sum() / normalizer
 
     def _sample_weight(self, batch: Batch) -> Tensor | None:

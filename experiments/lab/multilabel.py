@@ -18,6 +18,7 @@ from lab.detection_data import DetectionData, DetectionLoader, load_detection_da
 from lab.detection_schema import DetectionDataConfig
 from lab.errors import UserError
 from lab.fonts import letters_of
+from lab.heads import HeadInput, open_head, sum_of_rows
 from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.models import build_model, classifier_bias
@@ -145,6 +146,8 @@ class Multilabel:
         bias = classifier_bias(model)
         if bias is not None and isinstance(self.config.loss, SigmoidConfig) and self.config.loss.prior_bias:
             nn.init.constant_(bias, self.prior().logit().item())
+        if self.config.loss.fused_head:
+            open_head(model, (3, self.image_size, self.image_size))
         return model
 
     def prior(self) -> Tensor:
@@ -156,13 +159,17 @@ class Multilabel:
     def share(self, batch: Batch) -> Tensor:
         return self.criterion.share(batch)
 
-    def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+    def loss(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         return self.criterion(output, batch, normalizer)
 
-    def scores(self, output: Tensor, batch: Batch) -> Tensor:
+    def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
         """Each image's share of labels that are right."""
-        said = self.criterion.probabilities(output.float()) > self.settings.threshold
-        return (said == batch.target.bool()).float().mean(1).sum()[None]
+
+        def right(logits: Tensor, target: Tensor) -> Tensor:
+            said = self.criterion.probabilities(logits.float()) > self.settings.threshold
+            return (said == target.bool()).float().mean(1).sum()[None]
+
+        return sum_of_rows(right, output, batch.target)
 
     def counts(self) -> MultilabelCounts:
         return MultilabelCounts(self.data.classes, self.settings.threshold, self.device)

@@ -13,7 +13,7 @@ from lab.settings import ROOT, Settings, absolute, flat, load, reload
 
 HARMLESS = (
     *("resume", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
-    *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic"),
+    *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic", "loss.fused_head"),
     *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite"),
     *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes"),
 )

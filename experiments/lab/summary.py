@@ -28,6 +28,9 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
         table["waiting for data"] = f"{values['run/data_wait_share']:.1%} of a step's time"
     if "train/loss_ms" in values:
         table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {trainer.kernels.summary()}"
+    if "memory/peak_process_mib" in values:
+        place = "allocated on the GPU" if (allocated := values.get("memory/peak_allocated_mib")) is not None else "of the process"
+        table["peak memory"] = f"{values['memory/peak_process_mib'] if allocated is None else allocated:,.0f} MiB {place}"
     skipped, nonfinite = (values.get(f"train/{name}", 0) for name in ("skipped_updates", "nonfinite_updates"))
     table["skipped updates"] = f"{skipped:.0f}, of them {nonfinite:.0f} without a finite loss or gradient"
     if "run/seconds" in values:

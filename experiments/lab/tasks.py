@@ -11,6 +11,7 @@ from lab.batch import Batch
 from lab.data import Data, Sets
 from lab.distributed import own_seed
 from lab.fonts import letters_of
+from lab.heads import HeadInput, open_head, sum_of_rows
 from lab.loss_schema import SigmoidConfig
 from lab.losses import Criterion
 from lab.metrics import ClassificationCounts, ClassificationResult
@@ -82,21 +83,27 @@ class Classification:
         model = build_model(architecture, channels=self.data.channels, classes=classes, image_size=self.images.image_size)
         if isinstance(self.config.loss, SigmoidConfig) and self.config.loss.prior_bias:
             set_prior(model, classes)
+        if self.config.loss.fused_head:
+            open_head(model, (self.data.channels, self.images.image_size, self.images.image_size))
         return model
 
     def share(self, batch: Batch) -> Tensor:
         return self.criterion.share(batch)
 
-    def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+    def loss(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         return self.criterion(output, batch, normalizer)
 
-    def scores(self, output: Tensor, batch: Batch) -> Tensor:
+    def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
         """Hits among the first and the first five; of mixed samples the class with the larger share counts."""
         target = batch.target
         if batch.target_b is not None and batch.lam is not None and batch.lam < 0.5:
             target = batch.target_b
-        hits = output.topk(min(5, output.shape[1])).indices == target[:, None]
-        return torch.stack([hits[:, 0].sum(), hits.sum()])
+
+        def hits(logits: Tensor, target: Tensor) -> Tensor:
+            found = logits.topk(min(5, logits.shape[1])).indices == target[:, None]
+            return torch.stack([found[:, 0].sum(), found.sum()])
+
+        return sum_of_rows(hits, output, target)
 
     def counts(self) -> ClassificationCounts:
         return ClassificationCounts(len(self.data.classes), self.settings.calibration_bins, self.data.groups, self.device)

@@ -206,10 +206,11 @@ class Trainer:
         with self.clock.loss():
             loss = self.task.loss(given, batch, normalizer)
             self.updater.scaler.scale(self.parallel.scaled(loss)).backward()
+        with torch.no_grad():  # before the model's backward, after which FSDP has given back the weights that a HeadInput holds
+            scores = self.task.scores(given, batch).float()
         walked = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
         torch.autograd.backward([part for part, _ in walked], [gradient for _, gradient in walked])
-        with torch.no_grad():
-            return loss.detach().float(), self.task.scores(given, batch).float()
+        return loss.detach().float(), scores
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, AMP.get(self.settings.amp, torch.bfloat16), enabled=self.settings.amp in AMP)
