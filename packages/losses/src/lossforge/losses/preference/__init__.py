@@ -18,6 +18,30 @@ Arguments are checked from shapes, dtypes and devices alone, before any computat
 
 A module's `forward` takes the function's tensors in its order, and what each call brings (normalizer, margin, policy_nll_loss, mask, kl)
 by keyword.
+
+From hidden states (N, T, H) and a model's linear head, without its logits. `index` (N, T) holds the token that each position predicts, -100
+in prompts and padding; of pairs, the chosen completions stand before the rejected ones. The reference model takes no gradient.
+
+>>> def logps_of(hidden, head, index):
+...     return linear_selective_log_softmax(hidden, head.weight, index, head.bias)  # (N, T), 0 where index is -100
+>>> mask = index != -100
+>>> logps = logps_of(hidden, head, index)
+>>> with torch.no_grad():
+...     reference_logps = logps_of(reference_hidden, reference_head, index)
+>>> sums, reference_sums = sequence_logps(logps, mask), sequence_logps(reference_logps, mask)
+>>> means = sequence_logps(logps, mask, average_log_prob=True)
+>>> dpo = dpo_loss(*sums.chunk(2), *reference_sums.chunk(2))
+>>> cpo = cpo_loss(*sums.chunk(2))
+>>> simpo = simpo_loss(*means.chunk(2))
+>>> orpo = orpo_loss(*means.chunk(2))
+>>> grpo = grpo_loss(logps, advantages, old_logps, reference_logps, mask, beta=0.04)
+
+KTO also takes prompts with the completion of another one, whose log-probabilities carry no gradient:
+
+>>> with torch.no_grad():
+...     kl = sequence_logps(logps_of(kl_hidden, head, kl_index))
+...     reference_kl = sequence_logps(logps_of(reference_kl_hidden, reference_head, kl_index))
+>>> kto = kto_loss(*sums.chunk(2), kl, *reference_sums.chunk(2), reference_kl)
 """
 
 from lossforge.losses.preference.common import sequence_logps
