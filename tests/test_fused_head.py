@@ -73,6 +73,22 @@ def test_an_evaluation_has_logits(make_trainer):
         assert model(images).shape == (3, 10)
 
 
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_a_compiled_model_gives_the_same(make_trainer, amp):
+    """One graph, as trainer.compile makes it, but without the compilation of its kernels."""
+    trainer = make_trainer(*PLAIN, FUSED, f"trainer.amp={amp}")
+    images, found = torch.randn(4, 1, 16, 16), []
+    for forward in (trainer.forward, torch.compile(trainer.forward, backend="aot_eager", fullgraph=True)):
+        with trainer.autocast():
+            output = forward(images)
+        assert isinstance(output, heads.HeadInput)
+        weights = [torch.linspace(0.5, 1.5, part.numel()).view(part.shape).to(part.dtype) for part in output]
+        gradients = torch.autograd.grad(output, list(trainer.model.parameters()), weights)
+        found.append([*output, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_run_is_resumed_and_scored(clone):
     """With the head fused, without it after that, and with it again."""
     words = ["model=tiny_vit", "data.image_size=16", "trainer.device=cpu", "tracking=none", "trainer.runs=runs"]
