@@ -10,6 +10,7 @@ from pathlib import Path
 import readme_detection
 
 from lossforge.bench.report import linear, load, pictures, tables
+from lossforge.kernels.call import KINDS
 from lossforge.losses.registry import LOSSES, Loss
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +57,12 @@ def targets_of(loss: Loss) -> str:
     return known.replace(", probabilities", "") if "probabilities" in loss.without else known
 
 
+def folder_of(loss: Loss) -> str:
+    """Where lossforge.kernels has the template."""
+    name = "elementwise" if loss.template == "nll" else loss.template
+    return next(kind.folder for kind in KINDS.values() if kind.operator == name)
+
+
 def row(loss: Loss) -> list[str]:
     judge = loss.judge or ""
     theirs = judge and not judge.startswith("lossforge")
@@ -65,7 +72,7 @@ def row(loss: Loss) -> list[str]:
         f"`{loss.module.__name__}`",
         f"`{formula(loss)}`",
         targets_of(loss),
-        f"`{'elementwise' if loss.template == 'nll' else loss.template}.py`",
+        f"`{folder_of(loss)}`",
         f"`{judge.replace(':', '.')}`" if theirs else "",
         loss.paper,
     ]
