@@ -7,7 +7,7 @@ import torch.utils.deterministic
 
 from lossforge.losses import autograd, repeat
 
-sys.path.insert(0, str(Path(__file__).parent))  # for loss_calls and preference_calls
+sys.path.insert(0, str(Path(__file__).parent))  # for loss_calls, linear_calls and preference_calls
 
 
 @pytest.fixture

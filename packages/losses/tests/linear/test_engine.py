@@ -1,0 +1,197 @@
+"""How fused losses are computed: chunks, memory, products, precision, and nothing that the host waits for."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from linear_calls import FUSED, Watched, exactly, gradients, layer
+
+from lossforge.losses import autograd, linear_cross_entropy, linear_entropy, linear_selective_log_softmax
+from lossforge.losses.linear import engine
+from lossforge.losses.testing import error
+
+EACH = pytest.mark.parametrize("loss", FUSED, ids=lambda loss: loss.name)
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+GIB = 2**30
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def way(request, monkeypatch):
+    """By the kernels, or as where none runs."""
+    if request.param == "torch":
+        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+    return request.param
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Watches a call as it runs without a mode, whose operators would hide what they do."""
+    monkeypatch.setattr(autograd, "plain", lambda *tensors: True)
+    return Watched()
+
+
+@MODES
+@EACH
+def test_chunks_change_nothing(loss, mode, way, device):
+    """One row a chunk, a number that divides the rows or does not, all of them, and more; twice the same bits."""
+    leaves, targets = layer(8, device), loss.targets(8, device)
+    exact = exactly(loss, leaves, *targets)
+    for chunk in (1, 3, 4, 8, 50, None):
+        first, second = (gradients(loss.ours, leaves, *targets, gradient=mode, chunk=chunk) for _ in range(2))
+        for got, again, right in zip(first, second, exact, strict=True):
+            assert error(got, right) < 5e-6, chunk
+            assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "size", "options", "expected"),
+    [
+        (8192, 128256, 2, {"free": 100 * GIB}, 4096),  # 1 GiB of logits
+        (8192, 128256, 2, {"free": 2 * GIB}, 2048),  # a quarter of what is free
+        (8192, 128256, 2, {}, 1024),  # 256 MiB on a CPU
+        (8192, 128256, 2, {"spare": 128256 * 4096 * 2}, 4096),  # in the memory of the weight's gradient
+        (8200, 128256, 2, {"free": 100 * GIB}, 4160),  # as even as multiples of 64 let
+        (1000, 2**22, 4, {}, 64),  # no fewer
+        (100, 10, 4, {}, 100),
+        (100, 10, 4, {"chunk": 7}, 7),
+        (100, 10, 4, {"chunk": 200}, 100),
+        (0, 10, 4, {}, 1),
+    ],
+)
+def test_rows_a_chunk(rows, classes, size, options, expected, monkeypatch):
+    monkeypatch.setattr(engine, "free_memory", lambda device: options["free"])
+    x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda="free" in options, device="cuda")
+    call = SimpleNamespace(chunk=options.get("chunk", 0), input=x, head=SimpleNamespace(shape=(classes, 8)))
+    assert engine.rows_a_chunk(call, options.get("spare", 0)) == expected
+
+
+@MODES
+@EACH
+def test_no_tensor_holds_all_logits(loss, mode, way, watched, device):
+    """In forward and in backward, nor the logits of a teacher that is a layer."""
+    rows, classes = 256, 32
+    leaves, targets = layer(rows, device, hidden=4, classes=classes), loss.targets(rows, device, classes)
+    with watched:
+        gradients(loss.ours, leaves, *targets, gradient=mode, chunk=32)
+    assert watched.products == {"forward": 3, "backward": 4}[mode] * 8 + (loss.name == "kl") * {"forward": 8, "backward": 16}[mode]
+    assert watched.most <= rows * classes  # a quarter of the bytes of all
+
+
+@pytest.mark.parametrize("function", [linear_cross_entropy, linear_selective_log_softmax, linear_entropy], ids=lambda f: f.__name__)
+def test_no_tensor_holds_all_logits_of_results_a_row(function, watched, device):
+    rows, classes = 256, 32
+    (x, w, b), (target,) = layer(rows, device, hidden=4, classes=classes), FUSED[0].targets(rows, device, classes)
+    with watched:
+        if function is linear_entropy:
+            value = function(x, w, b, chunk=32)
+        else:
+            value = function(x, w, target, b, chunk=32, **({"reduction": "none"} if function is linear_cross_entropy else {}))
+        value.sum().backward()
+    assert watched.most <= rows * classes  # a quarter of the bytes of all
+
+
+@pytest.mark.parametrize("wanted", ["", "x", "w", "b", "xw", "xb", "wb", "xwb"])
+@MODES
+def test_what_is_not_needed_is_not_computed(wanted, mode, watched, device):
+    """Frozen weights, inputs and biases: right gradients of the others, by no more products than they take."""
+    loss = FUSED[0]
+    leaves = [t.detach().requires_grad_(name in wanted) for t, name in zip(layer(9, device), "xwb", strict=True)]
+    targets = loss.targets(9, device)
+    with watched:
+        value = loss.ours(*leaves, *targets, gradient=mode, chunk=3)
+        if wanted:
+            value.backward()
+    assert watched.products == 3 * (1 + (mode == "backward" and bool(wanted)) + ("x" in wanted) + ("w" in wanted))
+    assert value.requires_grad == bool(wanted)
+    if wanted:
+        exact = iter(exactly(loss, leaves, *targets, upstream=1.0)[1:])
+        assert all(error(t.grad, next(exact)) < 5e-6 for t in leaves if t.requires_grad)
+    assert [t.grad is not None for t in leaves] == [name in wanted for name in "xwb"]
+
+
+@MODES
+@EACH
+def test_the_host_waits_for_nothing(loss, mode, watched, device, monkeypatch):
+    """No value is read on the host, but by the check of class indices, which CUDA tensors are spared."""
+    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    leaves, targets = layer(9, device), loss.targets(9, device)
+    with watched:
+        gradients(loss.ours, leaves, *targets, gradient=mode, chunk=4)
+    assert not {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal"} & {*watched.names}
+
+
+def of_bfloat16(rows, hidden, classes, device):
+    """Input and weight whose logits differ in size as those of a model, and class indices."""
+    x, w, _ = layer(rows, device, torch.bfloat16, hidden, classes)
+    return [x.detach().requires_grad_(), (w.detach() * 0.3).requires_grad_()], torch.randint(0, classes, (rows,), device=device)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "chunks", "allowed"),
+    [("float32", 1, 1.05), ("float32", 16, 1.05), ("float32", 64, 1.05), ("weight", 1, 1.05), ("weight", 4, 1.3)],
+)
+@MODES
+def test_precision_of_sums_over_chunks(accumulate, chunks, allowed, mode, device, monkeypatch):
+    """The error against float64 beside that of one unfused computation, whose products sum in float32."""
+    if device == "cpu":  # the interpreter truncates where hardware and torch round
+        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+    leaves, target = of_bfloat16(1024, 64, 512, device)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    exact = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target), wide)
+    unfused = torch.autograd.grad(F.cross_entropy(F.linear(*leaves).float(), target), leaves)
+    value = linear_cross_entropy(*leaves, target, chunk=1024 // chunks, accumulate=accumulate, gradient=mode)
+    for got, plain, right in zip(torch.autograd.grad(value, leaves), unfused, exact, strict=True):
+        assert error(got, right) <= allowed * error(plain, right)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "chunk", "shared"),
+    [
+        (torch.bfloat16, None, 5, True),
+        (torch.bfloat16, "float32", 6, True),
+        (torch.bfloat16, "float32", 7, False),  # larger than the gradient, 11 × 6
+        (torch.bfloat16, "weight", 5, False),
+        (torch.bfloat16, "float32", 20, False),  # one chunk sums nothing
+        (torch.float32, "float32", 5, False),
+    ],
+)
+@MODES
+def test_logits_lie_in_the_memory_of_the_weights_gradient(dtype, accumulate, chunk, shared, mode, device, monkeypatch):
+    seen, memory = [], engine.Gradients.memory
+
+    def observed(self):
+        found = memory(self)
+        if self.weight is not None:
+            seen.append(found.untyped_storage().data_ptr() == self.weight.untyped_storage().data_ptr())
+        return found
+
+    monkeypatch.setattr(engine.Gradients, "memory", observed)
+    loss, leaves = FUSED[0], layer(20, device, dtype)
+    targets = loss.targets(20, device)
+    found = gradients(loss.ours, leaves, *targets, gradient=mode, chunk=chunk, accumulate=accumulate)
+    assert seen == [shared]
+    for got, right in zip(found, exactly(loss, leaves, *targets), strict=True):
+        assert error(got, right) < (5e-6 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="measures the memory of a CUDA GPU")
+@pytest.mark.parametrize("accumulate", ["float32", "weight"])
+@MODES
+@EACH
+def test_peak_memory(loss, mode, accumulate):
+    """The gradients, the sum of the weight's, and the logits of a chunk: nothing like the logits of all rows."""
+    torch.use_deterministic_algorithms(False)
+    rows, hidden, classes, chunk = 8192, 256, 32_000, 512
+    x, w, b = layer(rows, "cuda", torch.bfloat16, hidden, classes)
+    targets = [t.bfloat16() if t.is_floating_point() else t for t in loss.targets(rows, "cuda", classes)]
+    gradients(loss.ours, [x, w, b], *targets, gradient=mode, accumulate=accumulate, chunk=chunk)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    gradients(loss.ours, [x, w, b], *targets, gradient=mode, accumulate=accumulate, chunk=chunk)
+    used = torch.cuda.max_memory_allocated() - before
+    logits = chunk * classes * 2 * (2 if loss.name == "kl" else 1)
+    given = 2 * (w.numel() + x.numel() + b.numel()) + (4 * w.numel() if accumulate == "float32" else 0)
+    assert used <= 1.05 * (logits + given) + 2**20 * 16
+    assert used < rows * classes * 2 / 3
