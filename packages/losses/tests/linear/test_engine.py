@@ -175,6 +175,7 @@ def test_logits_lie_in_the_memory_of_the_weights_gradient(dtype, accumulate, chu
         assert error(got, right) < (5e-6 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="measures the memory of a CUDA GPU")
 @pytest.mark.parametrize("accumulate", ["float32", "weight"])
 @MODES

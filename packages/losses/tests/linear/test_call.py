@@ -1,0 +1,480 @@
+"""Fused losses under what torch does with a function: compile, export, transforms, graphs walked again, autocast, several processes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+from linear_calls import CLASSES, FUSED, exactly, gradients, indices, layer, normal
+from loss_calls import Operators
+from torch.utils.checkpoint import checkpoint
+
+from lossforge.losses import (
+    FusedLinear,
+    LinearTeacher,
+    cross_entropy,
+    fuse_linear,
+    kl_div_with_logits,
+    linear_cross_entropy,
+    linear_entropy,
+    linear_kl_div,
+    linear_selective_log_softmax,
+    plain_torch,
+    selective_log_softmax,
+    sigmoid_focal_loss,
+)
+from lossforge.losses.testing import error
+
+EACH = pytest.mark.parametrize("loss", FUSED, ids=lambda loss: loss.name)
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+BOUND = {torch.float32: 5e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+def on_cuda(test):
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")(test))
+
+
+def agree(found, exact, bound=5e-6):
+    assert len(found) == len(exact)
+    for got, right in zip(found, exact, strict=True):
+        assert error(got, right) < bound
+
+
+@EACH
+@pytest.mark.parametrize(
+    "tests", [("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")], ids=["all"]
+)
+@MODES
+def test_opcheck(loss, mode, tests, device):
+    """The operators of each template, with what a call gives them, and those of their backwards."""
+    leaves, targets = layer(5, device), loss.targets(5, device)
+    with Operators() as operators:
+        gradients(loss.ours, leaves, *targets, gradient=mode, chunk=2)
+    name, args = operators.seen[0]
+    assert name.startswith("linear_")
+    result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests)
+    assert set(result.values()) == {"SUCCESS"}, result
+    with plain_torch():  # whose backward has no operator
+        gradients(loss.ours, leaves, *targets)
+    assert [name for name, _ in operators.seen] == [name, f"{name}_backward"][: 1 + (mode == "backward")]
+
+
+@EACH
+@pytest.mark.parametrize("mode", [None, "forward", "backward"])
+@pytest.mark.parametrize(("dtype", "kernels"), [(torch.float32, True), (torch.float32, False), (torch.float64, True)], ids=str)
+def test_compile(loss, mode, dtype, kernels, device, monkeypatch):
+    """Without a graph break; for a third number of rows nothing is compiled. Where no kernel runs, the unfused computation is."""
+    if not kernels:
+        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+    torch._dynamo.reset()
+    compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda *given: loss.ours(*given, gradient=mode, chunk=4), fullgraph=True, backend=compiles)
+    frames = []
+    for rows in (9, 7, 6, 12):
+        leaves = layer(rows, device, dtype)
+        targets = [t.to(dtype) if t.is_floating_point() else t for t in loss.targets(rows, device)]
+        agree(gradients(compiled, leaves, *targets), exactly(loss, leaves, *targets), BOUND[dtype])
+        frames.append(compiles.frame_count)
+    assert frames[-1] == frames[1] <= 2
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_compile_results_of_rows(several, device):
+    """Log-probabilities and entropies, whose temperature may be a tensor that the graph reads."""
+    torch._dynamo.reset()
+    compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def ours(x, w, b, index, temperature):
+        found = linear_selective_log_softmax(x, w, index, b, temperature=temperature, return_entropy=True, chunk=4)
+        return found.logps.sum() + (found.entropy * linear_entropy(x, w, b, chunk=4)).sum()
+
+    compiled, frames = torch.compile(ours, fullgraph=True, backend=compiles), []
+    for rows, temperature in ((9, 1.5), (7, 1.5), (8, 2.5), (6, 3.5)):
+        leaves, index = layer(rows, device), indices(rows, device)
+        index = torch.stack([index, index.clamp(0, 3)], -1) if several else index
+        found = gradients(compiled, leaves, index, torch.tensor(temperature))
+        agree(found, gradients(lambda *given: ours(*given, index, temperature), leaves))  # noqa: B023
+        frames.append(compiles.frame_count)
+    assert frames[-1] == frames[1] <= 2
+
+
+@EACH
+def test_export(loss, device):
+    class Model(torch.nn.Module):
+        def forward(self, *given):
+            return loss.ours(*given, chunk=4)
+
+    given = [t.detach() for t in layer(7, device)], *loss.targets(7, device)
+    given = [*given[0], *given[1:]]
+    program = torch.export.export(Model(), tuple(given))
+    assert any("lossforge.linear_" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(*given), Model()(*given))
+
+
+@EACH
+def test_torch_func(loss, device):
+    """grad, vmap over rows and jvp are those of the unfused computation."""
+    leaves, targets = [t.detach() for t in layer(7, device)], loss.targets(7, device)
+
+    def ours(*given):
+        return loss.ours(*given, reduction="sum", chunk=4)
+
+    def theirs(x, w, b, *given):  # with reduction "sum"
+        with plain_torch():
+            return ours(x, w, b, *given)
+
+    every = 0, 1, 2
+    exact = torch.func.grad(theirs, every)(*leaves, *targets)
+    agree(torch.func.grad(ours, every)(*leaves, *targets), exact)
+    rows = torch.func.vmap(torch.func.grad(ours), in_dims=(0, None, None, *(0 for _ in targets)))
+    found = rows(leaves[0].unsqueeze(1), *leaves[1:], *[t.unsqueeze(1) for t in targets])
+    assert error(found.squeeze(1), exact[0]) < 5e-6
+    directions = [normal(*t.shape, device=device, seed=9) for t in leaves]
+    value, slope = torch.func.jvp(lambda *given: ours(*given, *targets), tuple(leaves), tuple(directions))
+    right = sum((d.double() * g.double()).sum() for d, g in zip(directions, exact, strict=True))
+    assert error(slope, right) < 1e-5
+    assert slope.dtype == value.dtype
+
+
+@EACH
+def test_double_backward_and_forward_mode(loss, device):
+    leaves, targets = layer(7, device), loss.targets(7, device)
+    found = []
+    for function, dtype in ((loss.ours, torch.float32), (loss.unfused, torch.float64)):
+        given = [t.detach().to(dtype).requires_grad_() for t in leaves]
+        others = [t.to(dtype) if t.is_floating_point() else t for t in targets]
+        once = torch.autograd.grad(function(*given, *others) * 3, given, create_graph=True)
+        twice = torch.autograd.grad(sum(g.square().sum() for g in once), given)
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(t.detach(), t.detach().cos()) for t in given]
+            slope = torch.autograd.forward_ad.unpack_dual(function(*duals, *others)).tangent
+        found.append([*once, *twice, slope])
+    agree(*found, 1e-4)
+
+
+@MODES
+@EACH
+def test_retained_graph(loss, mode, device):
+    """Walked three times with other upstream gradients, the same bits as in a graph of its own; what was handed out does not change."""
+    leaves, targets = layer(9, device), loss.targets(9, device)
+    value = loss.ours(*leaves, *targets, gradient=mode, chunk=4)
+    kept = [(u, torch.autograd.grad(value, leaves, torch.full_like(value, u), retain_graph=True)) for u in (3.0, 1.0, -2.0)]
+    for upstream, found in kept:
+        agree(found, exactly(loss, leaves, *targets, upstream=upstream)[1:])
+    _, *alone = gradients(loss.ours, leaves, *targets, gradient=mode, chunk=4)
+    assert all(map(torch.equal, kept[0][1], alone))
+    assert all(map(torch.equal, [-2 * g for g in kept[1][1]], kept[2][1]))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@EACH
+def test_checkpointing(loss, reentrant, device):
+    leaves, targets = layer(7, device), loss.targets(7, device)
+    expected = gradients(loss.ours, leaves, *targets, chunk=4)
+
+    def step(*given):
+        return checkpoint(lambda *each: loss.ours(*each, chunk=4), *given, use_reentrant=reentrant)
+
+    value = step(*leaves, *targets)
+    value.backward(torch.full_like(value, 3.0))
+    for got, right in zip([value, *[t.grad for t in leaves]], expected, strict=True):
+        assert torch.equal(got, right)
+    with torch.autograd.graph.save_on_cpu():
+        value = loss.ours(*leaves, *targets, chunk=4, gradient="backward")
+    agree(torch.autograd.grad(value, leaves), [t / 3 for t in expected[1:]])
+
+
+@MODES
+@EACH
+def test_autocast(loss, mode, device):
+    """The products in autocast's dtype, as those of torch.nn.functional.linear, the gradients in that of the parameters."""
+    leaves, targets = layer(64, device), loss.targets(64, device)
+    exact = exactly(loss, leaves, *targets)
+    for change in (lambda t: t, torch.Tensor.bfloat16):  # an input that the layers before it gave is of autocast's dtype
+        given = [change(leaves[0].detach()).requires_grad_(), *leaves[1:]]
+        with torch.autocast(device, torch.bfloat16):
+            found = gradients(loss.ours, given, *targets, gradient=mode, chunk=16)
+            plain = gradients(loss.unfused, given, *targets)
+        assert found[0].dtype == torch.float32
+        assert [t.dtype for t in found[1:]] == [t.dtype for t in given]
+        for got, theirs, right in zip(found, plain, exact, strict=True):
+            assert error(got, right) < 2 * error(theirs, right) + 2.0**-9
+
+
+@EACH
+def test_scaled_float16(loss, device):
+    """Small gradients are not rounded to 0 before the scale of a gradient scaler arrives."""
+    leaves = layer(64, device, torch.float16)
+    leaves[0] = (leaves[0].detach() * 1e-4).requires_grad_()
+    targets = [t.half() if t.is_floating_point() else t for t in loss.targets(64, device)]
+    scale = 2.0**14
+    found = gradients(loss.ours, leaves, *targets, chunk=16, upstream=scale)
+    assert [t.dtype for t in found] == [torch.float32, *[torch.float16] * 3]
+    agree(found, exactly(loss, leaves, *targets, upstream=scale), BOUND[torch.float16])
+
+
+@on_cuda
+@MODES
+@EACH
+def test_cuda_graph(loss, mode):
+    """Captured forward and backward, replayed on new data."""
+    torch.use_deterministic_algorithms(False)
+    leaves, targets = layer(64, "cuda"), loss.targets(64, "cuda")
+
+    def step():
+        return gradients(loss.ours, leaves, *targets, gradient=mode, chunk=16)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for turn in range(3):
+        with torch.no_grad():
+            for i, t in enumerate(leaves):
+                t.copy_(normal(*t.shape, seed=10 * turn + i))
+        graph.replay()
+        torch.cuda.synchronize()
+        agree(found, exactly(loss, leaves, *targets))
+
+
+@on_cuda
+@MODES
+@EACH
+def test_no_host_synchronisation(loss, mode):
+    torch.use_deterministic_algorithms(False)
+    leaves, targets = layer(64, "cuda"), loss.targets(64, "cuda")
+    gradients(loss.ours, leaves, *targets, gradient=mode, chunk=16)  # free memory is asked once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        value = loss.ours(*leaves, *targets, gradient=mode, chunk=16)
+        upstream = torch.full_like(value, 3.0)
+        torch.autograd.grad(value, leaves, upstream, retain_graph=True)
+        torch.autograd.grad(value, leaves, upstream)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("of", ["DistributedDataParallel", "fully_shard"])
+def test_two_processes(of):
+    """The averaged gradients are those of the whole batch; a weight that FSDP has not gathered is refused by name."""
+    worker = pathlib.Path(__file__).with_name("two_processes.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker), of]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("gradients agree") == 2
+
+
+def layouts(device):
+    """Inputs (9, 6) or (3, 3, 6) and weights, as views of memory in other orders and of other strides."""
+    x, w = (normal(rows, 6, device=device, seed=i) for i, rows in enumerate((9, CLASSES)))
+    return {
+        "transposed input": (x.t().contiguous().t(), w),
+        "sliced input": (normal(9, 12, device=device)[:, ::2], w),
+        "hidden of the tokens but the last": (normal(3, 4, 6, device=device)[:, :-1], w),
+        "sequences last": (x.view(3, 3, 6).transpose(0, 1), w),
+        "expanded input": (x[:1].expand(9, 6), w),
+        "transposed weight": (x, w.t().contiguous().t()),
+        "sliced weight": (x, normal(CLASSES, 12, device=device)[:, ::2]),
+        "columns of a wider weight": (x, normal(CLASSES, 10, device=device)[:, 2:8]),
+        "every other class": (x, normal(2 * CLASSES, 6, device=device)[::2]),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", layouts("cpu"))
+@MODES
+def test_layouts(name, dtype, mode, device):
+    """Any strides of input and weight, in views that require grad and of tensors that do; inputs are not written."""
+    x, w = layouts(device)[name]
+    b, target = normal(CLASSES, device=device, seed=4).to(dtype).requires_grad_(), indices(9, device).view(x.shape[:-1])
+    flat = target.flatten()
+    for accumulate in ("float32", "weight") if dtype == torch.bfloat16 else (None,):
+        leaves = [torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=device) for t in (x, w)]
+        leaves = [(t.to(dtype) if 0 in t.stride() else own.copy_(t)).requires_grad_() for own, t in zip(leaves, (x, w), strict=True)]
+        before = [t.detach().clone() for t in leaves]
+        value = linear_cross_entropy(*leaves, target, b, gradient=mode, chunk=4, accumulate=accumulate)
+        found = [value, *torch.autograd.grad(value, (*leaves, b))]
+        wide = [t.detach().double().requires_grad_() for t in (*leaves, b)]
+        exact = F.cross_entropy(F.linear(*wide).flatten(0, -2), flat)
+        agree(found, [exact, *torch.autograd.grad(exact, wide)], BOUND[dtype])
+        assert all(map(torch.equal, leaves, before))
+
+
+def test_views_of_what_requires_grad(device):
+    """Hidden states sliced out of a model's, a weight tied to an embedding and no bias: the gradients reach what they are views of."""
+    hidden, table, tokens = normal(2, 5, 6, device=device), normal(CLASSES + 3, 6, device=device, seed=1), indices(8, device).view(2, 4)
+    found = []
+    for fused, dtype in ((True, torch.float32), (False, torch.float64)):
+        leaves = [t.to(dtype).requires_grad_() for t in (hidden, table)]
+        x, w = (leaves[0] + F.embedding(tokens.clamp(min=0)[:, :1], leaves[1]))[:, :-1], leaves[1][:CLASSES]
+        value = linear_cross_entropy(x, w, tokens, chunk=3) if fused else F.cross_entropy(F.linear(x, w).mT, tokens)
+        found.append([value, *torch.autograd.grad(value, leaves)])
+    agree(*found)
+
+
+@MODES
+def test_further_outputs(mode, device):
+    """Every return_… and its gradient, alone and together."""
+    leaves, target = layer(9, device), indices(9, device)
+    given = {
+        "z_loss": 0.1,
+        "label_smoothing": 0.1,
+        "loss_weight": normal(CLASSES, device=device, seed=3).exp(),
+        "softcap": 5.0,
+        "scale": 0.7,
+    }
+    plain = {"weight" if k == "loss_weight" else k: v.double() if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    outputs = {f"return_{name}": True for name in ("z_loss", "lse", "entropy", "correct")}
+    for reduction in ("mean", "sum", "none"):
+        when = "backward" if reduction == "none" else mode
+        found = linear_cross_entropy(*leaves[:2], target, leaves[2], reduction=reduction, gradient=when, chunk=4, **given, **outputs)
+        exact = cross_entropy(F.linear(*wide), target, reduction=reduction, **plain, **outputs)
+        assert torch.equal(found.correct, exact.correct)
+        for names in (["loss"], ["z_loss"], ["lse"], ["entropy"], ["loss", "z_loss", "lse", "entropy"]):
+            results = []
+            for out, of in ((found, leaves), (exact, wide)):
+                total = sum((getattr(out, name).square() * (i + 1)).sum() for i, name in enumerate(names))
+                results.append([total, *torch.autograd.grad(total, of, retain_graph=True)])
+            agree(*results)
+
+
+@MODES
+@pytest.mark.parametrize("normalizer", [3, torch.tensor(2.5)], ids=str)
+@EACH
+def test_normalizers(loss, normalizer, mode, device):
+    leaves, targets = layer(9, device), loss.targets(9, device)
+    normalizer = normalizer.to(device) if isinstance(normalizer, torch.Tensor) else normalizer
+    summed = gradients(loss.ours, leaves, *targets, reduction="sum", chunk=4)
+    found = gradients(loss.ours, leaves, *targets, reduction="mean", normalizer=normalizer, gradient=mode, chunk=4)
+    agree(found, [t / normalizer for t in summed])
+
+
+@pytest.mark.parametrize("skip", [{}, {"skip_ignored": True}], ids=["all", "skipped"])
+@MODES
+@EACH
+def test_nothing_counts(loss, mode, skip, device):
+    """All rows ignored, and no rows: nan or 0, and gradients of 0."""
+    leaves = layer(9, device)
+    if loss.name in ("kl", "topk"):
+        ignored = {"labels": torch.full((9,), -100, device=device), "reduction": "mean"}
+        targets = loss.targets(9, device)
+    else:
+        ignored, targets = {}, (torch.full((9,), -2 if loss.name == "focal" else -100, device=device),)
+    for empty, expected in (("nan", torch.nan), ("zero", 0.0)):
+        value, *found = gradients(loss.ours, leaves, *targets, gradient=mode, chunk=4, empty=empty, **ignored, **skip)
+        assert error(value, torch.tensor(expected, device=device)) == 0
+        assert all((t == 0).all() for t in found)
+    if not skip:
+        value, *found = gradients(loss.ours, layer(0, device), *loss.targets(0, device), gradient=mode)
+        assert value.isnan()
+        assert all((t == 0).all() for t in found)
+
+
+@pytest.mark.parametrize(("rows", "hidden", "classes"), [(5, 6, 1), (5, 1, 7), (1, 6, 7), (1, 1, 1), (70, 3, 13)])
+@MODES
+@EACH
+def test_sizes(loss, rows, hidden, classes, mode, device):
+    """One class, one hidden number, one row, and class counts that are no multiple of 8; without a bias."""
+    if loss.name == "topk" and classes < 4:
+        pytest.skip("the samples have four likeliest classes")
+    x, w, _ = layer(rows, device, hidden=hidden, classes=classes)
+    targets = loss.targets(rows, device, classes)
+    if not targets[0].is_floating_point():
+        targets = (targets[0].clamp(min=0),)
+    found = gradients(loss.ours, [x, w, None], *targets, gradient=mode, chunk=64)
+    agree(found, exactly(loss, [x, w, None], *targets), 1e-5)
+
+
+@MODES
+@pytest.mark.parametrize("index", [CLASSES, -3, 2**33])
+def test_index_out_of_range_is_nan_in_its_row_alone(index, mode, device, monkeypatch):
+    """What a CUDA call gives without validate; on CPU the check is taken away to see the kernels."""
+    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    (x, w, b), target = layer(9, device), indices(9, device).clamp(min=0)
+    bad = torch.arange(9, device=device) == 4
+    target[bad] = index
+    for call in (
+        lambda: linear_cross_entropy(x, w, target, b, chunk=4, reduction="none"),
+        lambda: linear_selective_log_softmax(x, w, target, b, chunk=4),
+        lambda: linear_selective_log_softmax(x, w, torch.stack([target, target.clamp(0, 3)], -1), b, chunk=4)[:, 0],
+    ):
+        assert torch.equal(call().isnan(), bad)
+    for function in (linear_cross_entropy, fuse_linear(sigmoid_focal_loss)):
+        value = function(x, w, target, b, chunk=4, reduction="sum", gradient=mode)
+        (g,) = torch.autograd.grad(value, x)
+        assert value.isnan()
+        assert torch.equal(g.isnan().any(1), bad)
+    with pytest.raises(IndexError, match="target must hold") if device == "cpu" else pytest.raises(IndexError):
+        monkeypatch.undo()
+        linear_cross_entropy(x, w, target, b, validate=True)
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+@MODES
+def test_common_offsets_of_the_logits(offset, mode, device):
+    """Through the bias, where float32 holds the logits exactly: the same loss, gradients, log-probabilities and entropy."""
+    (x, w, b), target = layer(9, device), indices(9, device)
+    x, w, b = (t.detach().mul(8).round().div(8).requires_grad_() for t in (x, w, b))  # logits are multiples of 1/64
+    found = []
+    for bias in (b, (b.detach() + offset).requires_grad_()):
+        value = linear_cross_entropy(x, w, target, bias, chunk=4, gradient=mode)
+        logps, entropy = linear_selective_log_softmax(x, w, target, bias, chunk=4, return_entropy=True)
+        found.append([value, logps, entropy, *torch.autograd.grad(value, (x, w, bias))])
+    agree(*found, 1e-6)
+
+
+@pytest.mark.parametrize("mode", [None, "forward", "backward"])
+def test_what_else_requires_grad(mode, device):
+    """Class weights, soft targets and teachers get the gradient of the unfused computation."""
+    leaves = layer(9, device)
+    hidden, weight = normal(9, 5, device=device, seed=3), normal(CLASSES, 5, device=device, seed=4)
+    q, c = normal(9, CLASSES, device=device, seed=6).softmax(1), normal(CLASSES, device=device, seed=5).exp()
+    t = indices(9, device)
+    options = {"gradient": mode, "chunk": 4}
+    for others, ours, theirs in (
+        ([c], lambda x, w, b, c: linear_cross_entropy(x, w, t, b, loss_weight=c, **options), lambda z, c: cross_entropy(z, t, c)),
+        ([q], lambda x, w, b, q: linear_cross_entropy(x, w, q, b, **options), cross_entropy),
+        ([q], lambda x, w, b, q: linear_kl_div(x, w, q, b, **options), kl_div_with_logits),
+        (
+            [hidden, weight],
+            lambda x, w, b, h, u: linear_kl_div(x, w, LinearTeacher(h, u), b, **options),
+            lambda z, h, u: kl_div_with_logits(z, F.linear(h, u)),
+        ),
+    ):
+        given = [*leaves, *[o.requires_grad_() for o in others]]
+        wide = [o.detach().double().requires_grad_() for o in given]
+        exact = theirs(F.linear(*wide[:3]), *wide[3:])
+        value = ours(*given)
+        agree([value, *torch.autograd.grad(value, given)], [exact, *torch.autograd.grad(exact, wide)])
+
+
+def test_teachers_dtypes_and_entropies(device):
+    """A half-precision teacher beside a float32 student, and log-probabilities of a policy in half precision with float32 results."""
+    leaves, hidden = layer(9, device), normal(9, 5, device=device, seed=3).bfloat16()
+    teacher = LinearTeacher(hidden, normal(CLASSES, 5, device=device, seed=4).bfloat16())
+    value = linear_kl_div(*leaves[:2], teacher, leaves[2], chunk=4)
+    assert error(value, kl_div_with_logits(F.linear(*leaves), F.linear(*teacher[:2]))) < 1e-5
+    half, target = [t.detach().bfloat16().requires_grad_() for t in leaves], indices(9, device)
+    found = linear_selective_log_softmax(*half[:2], target, half[2], return_entropy=True, chunk=4)
+    exact = selective_log_softmax(F.linear(*half), target, return_entropy=True)
+    agree([*found, linear_entropy(*half, chunk=4)], [*exact, exact.entropy], 2e-2)
+    assert {t.dtype for t in found} == {torch.float32}
+
+
+def test_a_model_with_its_fused_loss(device):
+    """FusedLinear in a model that is compiled, checkpointed and saved as any other."""
+    torch._dynamo.reset()
+    body, head = torch.nn.Linear(6, 8, device=device), torch.nn.Linear(8, CLASSES, device=device)
+    fused, (x, *_), target = FusedLinear(cross_entropy, head), layer(9, device), indices(9, device)
+    expected = torch.autograd.grad(F.cross_entropy(head(body(x)), target), (*body.parameters(), *head.parameters()))
+    compiled = torch.compile(lambda x: fused(body(x), target), fullgraph=True, backend="aot_eager")
+    agree(torch.autograd.grad(compiled(x), (*body.parameters(), *head.parameters())), expected)

@@ -1,0 +1,57 @@
+"""One process of test_two_processes, on CPU through gloo: a model that ends in a fused loss, in parallel or sharded."""
+
+import os
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from lossforge.losses import FusedLinear, cross_entropy, linear_cross_entropy
+
+
+class Model(nn.Module):
+    """Whose forward gives the loss, so that its weights are gathered when the loss takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return linear_cross_entropy(self.body(x).relu(), self.head.weight, target, self.head.bias, chunk=2)
+
+
+def refused(call, *args) -> bool:
+    try:
+        call(*args)
+    except TypeError as why:
+        return "weight must be a whole tensor, got a DTensor (5, 8)" in str(why)
+    return False
+
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+torch.manual_seed(0)
+x, target, model = torch.randn(8, 6), torch.randint(0, 5, (8,)), Model()
+F.cross_entropy(model.head(model.body(x).relu()), target).backward()
+expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+model.zero_grad()
+mine = slice(rank * 4, rank * 4 + 4)
+if sys.argv[1] == "fully_shard":
+    mesh = init_device_mesh("cpu", (2,))
+    parallel = fully_shard(model, mesh=mesh)
+    assert refused(linear_cross_entropy, torch.randn(4, 8), model.head.weight, target[mine])
+    assert refused(FusedLinear(cross_entropy, model.head), torch.randn(4, 8), target[mine])
+else:
+    parallel = DistributedDataParallel(model)
+parallel(x[mine], target[mine]).backward()
+for name, p in model.named_parameters():
+    gradient = p.grad.full_tensor() if sys.argv[1] == "fully_shard" else p.grad
+    torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
+print("gradients agree")
+torch.distributed.destroy_process_group()
