@@ -132,18 +132,49 @@ def test_shares_and_weights_broadcast(device):
         assert error(value, focal(logits, target, weight=weight, reduction="sum")) < 1e-5, shape
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_ignored_rows_are_skipped(reduction, device):
+SKIPPED = [loss for loss in FUSED if loss.by_rows or loss.template in ("divergence", "topk")]
+
+
+@pytest.mark.each("loss")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "batchmean"])
+@pytest.mark.parametrize("loss", SKIPPED, ids=lambda loss: loss.name)
+def test_ignored_rows_are_skipped(loss, reduction, device):
+    """Where the host may wait, and where it knows how many rows are left or a bound: the same values and gradients."""
+    if reduction not in inspect.signature(loss.function).parameters["reduction"].annotation.__args__:
+        pytest.skip("has no such reduction")
     leaves, target = model(device)
-    target[0, 2:6] = -100
-    plain, skipped = (
-        run(lambda x, w, b, s=skip: linear_cross_entropy(x, w, target, b, reduction=reduction, chunk=4, skip_ignored=s), leaves)
-        for skip in (False, True)
-    )
-    assert error(skipped[0], plain[0]) < 1e-6
-    assert all(error(a, b) < 1e-5 for a, b in zip(skipped[1], plain[1], strict=True))
-    with pytest.raises(ValueError, match="skip_ignored needs class indices"):
-        linear_cross_entropy(*leaves[:2], torch.rand(2, 7, 11, device=device), skip_ignored=True)
+    ignored = torch.zeros_like(target, dtype=torch.bool)
+    ignored[0, 2:6] = True
+    fused, targets, given = fuse_linear(loss.function), (target.masked_fill(ignored, -2 if loss.template == "elementwise" else -100),), {}
+    if not loss.by_rows:
+        given = {"labels": targets[0], "loss_weight": torch.rand(2, 7, device=device)}
+        teacher = torch.randn(2, 7, 11, device=device)
+        targets = (teacher,) if loss.template == "divergence" else tuple(teacher.log_softmax(-1).topk(4))
+
+    def call(**options):
+        return run(lambda x, w, b: fused(x, w, *targets, b, reduction=reduction, chunk=4, **given, **options), leaves)
+
+    plain = call()
+    for options in ({"skip_ignored": True}, {"valid": 10}, {"valid": 12}, {"valid": 100}):
+        value, gradients = call(**options)
+        assert error(value, plain[0]) < 1e-6
+        assert all(error(a, b) < 1e-5 for a, b in zip(gradients, plain[1], strict=True))
+    assert call(valid=9)[0].isnan().any()
+    assert call(valid=0)[0].isnan().any()
+
+
+def test_skipping_needs_to_know_what_is_ignored(device):
+    leaves, target = model(device)
+    x, w, _ = leaves
+    for options in ({"skip_ignored": True}, {"valid": 3}):
+        with pytest.raises(ValueError, match="skip_ignored and valid need class indices"):
+            linear_cross_entropy(x, w, torch.rand(2, 7, 11, device=device), **options)
+        with pytest.raises(ValueError, match="skip_ignored and valid need class indices"):
+            linear_entropy(x, w, **options)
+        with pytest.raises(ValueError, match="skip_ignored and valid need one index a row"):
+            linear_selective_log_softmax(x, w, target.unsqueeze(-1), **options)
+    with pytest.raises(ValueError, match="valid must be at least 0 rows, got -1"):
+        linear_cross_entropy(x, w, target, valid=-1)
 
 
 @pytest.mark.parametrize("function", [linear_kl_div, linear_js_div, linear_total_variation], ids=lambda f: f.__name__)

@@ -82,6 +82,14 @@ def test_compile(loss, mode, dtype, kernels, device, monkeypatch):
     assert frames[-1] == frames[1] <= 2
 
 
+def test_compile_without_ignored_rows(device):
+    """A known number of rows that are not ignored needs no graph break."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w, b, t: linear_cross_entropy(x, w, t, b, valid=7, chunk=4), fullgraph=True, backend="aot_eager")
+    leaves, target = layer(9, device), indices(9, device)
+    agree(gradients(compiled, leaves, target), gradients(lambda x, w, b: linear_cross_entropy(x, w, target, b), leaves))
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_compile_results_of_rows(several, device):
     """Log-probabilities and entropies, whose temperature may be a tensor that the graph reads."""
@@ -258,6 +266,8 @@ def test_no_host_synchronisation(loss, mode):
         upstream = torch.full_like(value, 3.0)
         torch.autograd.grad(value, leaves, upstream, retain_graph=True)
         torch.autograd.grad(value, leaves, upstream)
+        if loss.name in ("ce", "focal"):
+            torch.autograd.grad(loss.ours(*leaves, *targets, gradient=mode, chunk=16, valid=62), leaves, upstream)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -358,7 +368,7 @@ def test_normalizers(loss, normalizer, mode, device):
     agree(found, [t / normalizer for t in summed])
 
 
-@pytest.mark.parametrize("skip", [{}, {"skip_ignored": True}], ids=["all", "skipped"])
+@pytest.mark.parametrize("skip", [{}, {"skip_ignored": True}, {"valid": 3}], ids=["all", "skipped", "valid"])
 @MODES
 @EACH
 def test_nothing_counts(loss, mode, skip, device):
