@@ -11,14 +11,21 @@ from lossforge.losses import (
     CrossEntropyLoss,
     CrossEntropyOutput,
     DPOLoss,
+    FusedLinear,
     HuberLoss,
     KLDivLoss,
+    LinearCrossEntropyLoss,
+    LinearTeacher,
     SigmoidFocalLoss,
     TokenLogps,
     cross_entropy,
     dice_loss,
     elementwise,
+    fuse_linear,
     generalized_box_iou_loss,
+    linear_cross_entropy,
+    linear_kl_div,
+    linear_selective_log_softmax,
     nll_loss,
     rowwise,
     selective_log_softmax,
@@ -69,6 +76,19 @@ assert_type(SigmoidFocalLoss(torch.ones(4), inplace=True)(logits * 1, target, no
 assert_type(HuberLoss(delta=0.5)(logits, logits), Tensor)
 assert_type(KLDivLoss(reduction="batchmean")(logits.log_softmax(1), logits.softmax(1)), Tensor)
 assert_type(DPOLoss(beta=0.2)(logits, logits, logits, logits), Tensor)
+
+hidden, head = torch.rand(5, 8), nn.Linear(8, 4)
+assert_type(linear_cross_entropy(hidden, head.weight, target, head.bias, chunk=2, label_smoothing=0.1, valid=5), Tensor)
+assert_type(linear_cross_entropy(hidden, head.weight, target, return_lse=True, softcap=30.0), CrossEntropyOutput)
+assert_type(linear_cross_entropy(hidden, head.weight, target, return_entropy=bool(len(logits))), Tensor | CrossEntropyOutput)
+assert_type(linear_selective_log_softmax(hidden, head.weight, target, temperature=0.7), Tensor)
+assert_type(linear_selective_log_softmax(hidden, head.weight, target, return_entropy=True), TokenLogps)
+assert_type(linear_kl_div(hidden, head.weight, LinearTeacher(hidden, head.weight), accumulate="weight"), Tensor)
+assert_type(LinearCrossEntropyLoss(label_smoothing=0.1, chunk=2)(hidden, head.weight, target, head.bias, valid=5), Tensor)
+assert_type(LinearCrossEntropyLoss(return_correct=True)(hidden, head.weight, target), CrossEntropyOutput)
+fused = FusedLinear(CrossEntropyLoss(), head)
+fused(hidden, target).backward()
+fuse_linear(sigmoid_focal_loss)(hidden, head.weight, target, head.bias, gamma=1.5, reduction="sum").backward()
 
 assert_type(charbonnier(logits, logits, delta=0.5, reduction="sum"), Tensor)
 assert_type(linear(logits, target), Tensor)

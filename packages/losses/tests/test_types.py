@@ -12,7 +12,8 @@ import pytest
 USE = Path(__file__).with_name("ordinary_use.py")
 MISUSE = """
 import torch
-from lossforge.losses import CrossEntropyLoss, HuberLoss, cross_entropy, kl_div, nll_loss, dice_ce_loss, sigmoid_focal_loss
+from lossforge.losses import CrossEntropyLoss, HuberLoss, LinearCrossEntropyLoss, cross_entropy, kl_div, nll_loss, dice_ce_loss
+from lossforge.losses import linear_cross_entropy, linear_selective_log_softmax, sigmoid_focal_loss
 x, t = torch.rand(3, 4), torch.tensor([0, 1, 2])
 cross_entropy(x, t, reduction="avg")
 cross_entropy(x, t, gama=2.0)
@@ -28,8 +29,14 @@ CrossEntropyLoss()(x, t).loss
 HuberLoss(delta="1")
 HuberLoss().delta = "1"
 HuberLoss()(x)
+linear_cross_entropy(x, x, t).lse
+linear_cross_entropy(x, x, t, return_lse=True).backward()
+linear_cross_entropy(x, x, t, chunks=2)
+linear_cross_entropy(x, x, t, accumulate="double")
+linear_selective_log_softmax(x, x, t).entropy
+LinearCrossEntropyLoss()(x, x, t).loss
 """.strip()
-FIRST_MISTAKE = 4
+FIRST_MISTAKE = 5
 
 
 def wrong_lines(found: list[tuple[str, int]], file: str) -> list[int]:

@@ -26,7 +26,7 @@ and of what else requires grad (a teacher, class weights) come from the unfused 
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 import torch.nn.functional as F
@@ -340,6 +340,84 @@ def _split(options: Any) -> tuple[dict[str, Any], LinearOptions]:
     return {name: t for name, t in options.items() if name not in own}, linear
 
 
+class LinearCrossEntropyArguments(LinearCrossEntropyOptions, total=False):
+    """Those of linear_cross_entropy by keyword, without what it shall return."""
+
+    loss_weight: Tensor | None
+    ignore_index: int
+    reduction: Reduction
+    label_smoothing: float
+
+
+@overload
+def linear_cross_entropy(
+    input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, **options: Unpack[LinearCrossEntropyArguments]
+) -> Tensor: ...
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_z_loss: Literal[True],
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[LinearCrossEntropyArguments],
+) -> CrossEntropyOutput: ...
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_lse: Literal[True],
+    return_z_loss: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[LinearCrossEntropyArguments],
+) -> CrossEntropyOutput: ...
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_entropy: Literal[True],
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[LinearCrossEntropyArguments],
+) -> CrossEntropyOutput: ...
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_correct: Literal[True],
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    **options: Unpack[LinearCrossEntropyArguments],
+) -> CrossEntropyOutput: ...
+@overload
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    **options: Unpack[LinearCrossEntropyArguments],
+) -> Tensor | CrossEntropyOutput: ...
 @with_module(Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, base=LinearModule))
 @checks.named
 def linear_cross_entropy(
@@ -379,6 +457,43 @@ def linear_cross_entropy(
     return _fused(cross_entropy, _layer(input, weight, bias), {**given, **own}, linear, ("target",))
 
 
+class LinearTokenOptions(LinearOptions, total=False):
+    temperature: float
+    softcap: float | None
+    ignore_index: int
+    validate: bool | None
+
+
+@overload
+def linear_selective_log_softmax(
+    input: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_entropy: Literal[False] = False,
+    **options: Unpack[LinearTokenOptions],
+) -> Tensor: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_entropy: Literal[True],
+    **options: Unpack[LinearTokenOptions],
+) -> TokenLogps: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    bias: Tensor | None = None,
+    *,
+    return_entropy: bool,
+    **options: Unpack[LinearTokenOptions],
+) -> Tensor | TokenLogps: ...
 @checks.named
 def linear_selective_log_softmax(
     input: Tensor,  # (…, H)
