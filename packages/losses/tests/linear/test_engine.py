@@ -121,6 +121,35 @@ def test_the_host_waits_for_nothing(loss, mode, watched, device, monkeypatch):
     assert not {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal"} & {*watched.names}
 
 
+@MODES
+@EACH
+def test_float64(loss, mode, device):
+    """Computed and summed in float64, in chunks too; so is a divergence of a float32 student from a float64 teacher."""
+    leaves, targets = layer(9, device, torch.float64), [t.double() if t.is_floating_point() else t for t in loss.targets(9, device)]
+    options = {"gradient": mode, "chunk": 4, "reduction": "mean"}
+    found = gradients(loss.ours, leaves, *targets, **options)
+    assert {t.dtype for t in found} == {torch.float64}
+    for got, right in zip(found, exactly(loss, leaves, *targets), strict=True):
+        assert error(got, right) < 1e-13
+    if loss.name in ("kl", "topk"):
+        value = loss.ours(*[t.float() for t in leaves], *targets, **options)
+        assert value.dtype == torch.float64
+        assert error(value, found[0]) < 1e-6
+
+
+@MODES
+def test_float64_weights(mode, device):
+    """The means divide by sums of float64 weights, of classes and of a divergence's rows."""
+    (x, w, b), (target,), (teacher,) = layer(9, device, torch.float64), FUSED[0].targets(9, device), FUSED[2].targets(9, device)
+    of_classes, of_rows = torch.rand(11, device=device).double().exp(), torch.rand(9, device=device).double().exp()
+    options = {"gradient": mode, "chunk": 4}
+    value = linear_cross_entropy(x, w, target, b, loss_weight=of_classes, **options)
+    assert error(value, F.cross_entropy(F.linear(x, w, b), target, of_classes)) < 1e-14
+    value = FUSED[2].ours(x, w, b, teacher.double(), loss_weight=of_rows, reduction="mean", **options)
+    each = FUSED[2].ours(x, w, b, teacher.double(), reduction="none")
+    assert error(value, (each * of_rows).sum() / of_rows.sum()) < 1e-14
+
+
 def of_bfloat16(rows, hidden, classes, device):
     """Input and weight whose logits differ in size as those of a model, and class indices."""
     x, w, _ = layer(rows, device, torch.bfloat16, hidden, classes)

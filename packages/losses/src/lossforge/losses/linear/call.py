@@ -6,6 +6,7 @@ of rows gets. So the one autograd.Function and the operators compute and differe
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lossforge.kernels.call import KINDS, DivergenceCall, ElementCall, RowCall, Shape, TopKCall, end_of_tensors
@@ -73,15 +74,20 @@ class Fused:
         return self.on(self.layer.logits, None if teacher is None else teacher.logits)
 
     @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Those of the logits and, of a divergence, of the teacher's."""
+        whole = self.whole
+        return {whole.x.dtype, whole.target.dtype} if self.record in (DivergenceCall, TopKCall) else {whole.x.dtype}
+
+    @property
     def by_kernel(self) -> bool:
         """Whether the loss's kernel goes over the logits, not its plain-torch reference."""
-        teacher = getattr(self, "teacher", None)
-        target = self.target if teacher is None else teacher  # type: ignore[attr-defined]
-        narrow = self.record not in (DivergenceCall, TopKCall) or target.dtype in KERNEL_DTYPES
-        return narrow and backend(self.input) != "torch"  # type: ignore[attr-defined]
+        return self.dtypes.issubset(KERNEL_DTYPES) and backend(self.input) != "torch"  # type: ignore[attr-defined]
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         kind, shapes = KINDS[self.record], self.whole.shapes(keep)
+        if torch.float64 in self.dtypes:
+            shapes = tuple([(s[0], torch.float64) if isinstance(s, tuple) and s[1] == torch.float32 else s for s in shapes])
         named = dict(zip((*kind.results, *kind.kept), shapes, strict=True))
         own = KINDS[type(self)]
         return *[named[name] for name in own.results], *[named[name] if self.by_kernel else None for name in own.kept]

@@ -181,7 +181,7 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
         return _counts(call).sum(dtype=torch.float32) * classes, call.factor
     if not call.counted:
         return None, call.loss_scale / rows
-    weight = torch.ones((), device=call.x.device) if call.weight is None else call.weight.float()
+    weight = torch.ones((), device=call.x.device) if call.weight is None else call.weight.to(_wide(call.x.dtype))
     return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
 
 
@@ -197,7 +197,9 @@ def _counted_rows(call: RowCall) -> Tensor:
         return _counts(call).sum(dtype=torch.float32)
 
     def weight(index: Tensor) -> Tensor:
-        return (index != call.ignore_index).float() if call.weight is None else row_weight(index, call.weight.float(), call.ignore_index)
+        if call.weight is None:
+            return (index != call.ignore_index).float()
+        return row_weight(index, call.weight.to(_wide(call.x.dtype)), call.ignore_index)
 
     if call.target_b is None or call.lam is None:
         return weight(call.target).sum()
