@@ -1,5 +1,6 @@
 """Losses fused with their linear layer against the unfused computation, in every template, mode and number of chunks."""
 
+import doctest
 import inspect
 
 import pytest
@@ -7,15 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lossforge import losses
 from lossforge.losses import (
     CrossEntropyLoss,
     FusedLinear,
     LinearCrossEntropyLoss,
     LinearTeacher,
     TopKTeacher,
-    clip_loss,
     cross_entropy,
+    dice_loss,
+    dpo_loss,
     fuse_linear,
+    generalized_box_iou_loss,
     kl_div_with_logits,
     linear_cross_entropy,
     linear_entropy,
@@ -236,6 +240,11 @@ def test_log_probabilities_of_tokens(several, device):
     assert error(entropy, right) < 1e-5
 
 
+def test_example():
+    found = doctest.DocTestFinder().find(fuse_linear, globs={**vars(losses), "torch": torch})
+    assert [doctest.DocTestRunner().run(each) for each in found] == [(0, 3)]
+
+
 def test_modules(device):
     leaves, target = model(device)
     head = torch.nn.Linear(6, 11, device=device)
@@ -248,6 +257,10 @@ def test_modules(device):
     assert head.weight.grad is not None
     assert error(fused(x, target), expected) < 1e-5
     assert set(fused.state_dict()) == {"head.weight", "head.bias"}
+    weight = torch.rand(11, device=device)
+    fused.loss.label_smoothing, fused.loss.weight = 0.3, weight  # read at each call, and moved with the model
+    assert error(fused(x, target), cross_entropy(head(x).mT, target, weight, label_smoothing=0.3)) < 1e-5
+    assert fused.double()(x.double(), target).dtype == torch.float64
     with pytest.raises(TypeError, match=r"head must be a torch\.nn\.Linear"):
         FusedLinear(cross_entropy, torch.nn.Identity())  # type: ignore[arg-type]
 
@@ -268,7 +281,17 @@ def test_arguments_are_checked(device):
     with pytest.raises(ValueError, match="inplace=True needs logits"):
         fuse_linear(cross_entropy)(x, w, target, inplace=True)
     with pytest.raises(TypeError, match="only losses of rows or elements and divergences"):
-        fuse_linear(clip_loss)(x[0], w)
+        fuse_linear(dice_loss)(x, w, target)
+    for loss in (
+        F.cross_entropy,
+        torch.nn.CrossEntropyLoss(),
+        dpo_loss,
+        generalized_box_iou_loss,
+        linear_cross_entropy,
+        selective_log_softmax,
+    ):
+        with pytest.raises(TypeError, match=r"loss must be a loss of lossforge\.losses that takes logits"):
+            fuse_linear(loss)
     with pytest.raises(TypeError, match="did you mean 'loss_weight'"):
         linear_cross_entropy(x, w, target, class_weight=None)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="index must have shape"):

@@ -257,13 +257,12 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
     >>> fused = fuse_linear(softmax_focal_loss)
     >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), head.bias, gamma=1.5, reduction="mean").backward()
     """
-    options: dict[str, Any] = {}
-    if isinstance(loss, LossModule):
-        options = {name: getattr(loss, name) for name in loss.option_names}
-        loss = loss.function
+    module = loss if isinstance(loss, LossModule) else None
     function = getattr(loss, "function", loss)
-    if not callable(function):
-        raise TypeError(f"loss must be a loss function or its module, got {type(loss).__name__}")
+    taken = (checks.keywords(function) if callable(function) else None) or [""]
+    if not ("normalizer" in taken and taken[0].startswith("input")) or "chunk" in taken:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise TypeError(f"loss must be a loss of lossforge.losses that takes logits, one of one's own, or the module of either, got {name}")
     parameters = list(inspect.signature(function).parameters.values())
     first = [p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or p.name == "target")]
     targets, count = tuple(first), len(first)
@@ -277,6 +276,7 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
             )
         given = dict(zip(targets, tensors, strict=False))
         bias = tensors[count] if len(tensors) > count else None
+        options = {} if module is None else {name: getattr(module, name) for name in module.option_names}
         for name, t in {**options, **kwargs}.items():
             if name == "weight" and name not in kwargs:
                 given["weight"] = t
