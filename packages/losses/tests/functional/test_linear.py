@@ -1,7 +1,9 @@
 """Losses fused with their linear layer against the unfused computation, in every template, mode and number of chunks."""
 
+import copy
 import doctest
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -260,9 +262,12 @@ def test_modules(device):
     weight = torch.rand(11, device=device)
     fused.loss.label_smoothing, fused.loss.weight = 0.3, weight  # read at each call, and moved with the model
     assert error(fused(x, target), cross_entropy(head(x).mT, target, weight, label_smoothing=0.3)) < 1e-5
-    assert fused.double()(x.double(), target).dtype == torch.float64
+    for twin in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        fused.loss.label_smoothing, twin.loss.label_smoothing = 0.1, 0.3  # each reads its own
+        assert error(twin(x, target), cross_entropy(head(x).mT, target, weight, label_smoothing=0.3)) < 1e-5
     with pytest.raises(TypeError, match=r"head must be a torch\.nn\.Linear"):
         FusedLinear(cross_entropy, torch.nn.Identity())  # type: ignore[arg-type]
+    assert fused.double()(x.double(), target).dtype == torch.float64
 
 
 def test_arguments_are_checked(device):
@@ -294,6 +299,10 @@ def test_arguments_are_checked(device):
             fuse_linear(loss)
     with pytest.raises(TypeError, match="did you mean 'loss_weight'"):
         linear_cross_entropy(x, w, target, class_weight=None)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="linear_kl_div_with_logits needs target_logits"):
+        fuse_linear(kl_div_with_logits)(x, w)
+    with pytest.raises(TypeError, match="linear_cross_entropy takes input, weight, target and bias by position, got 5"):
+        fuse_linear(cross_entropy)(x, w, target, b, b)
     with pytest.raises(ValueError, match="index must have shape"):
         linear_selective_log_softmax(x, w, target[0])
     if device == "cpu":

@@ -23,7 +23,6 @@ float32. Where input, weight and bias do not require grad, nothing is kept. Deri
 and of what else requires grad (a teacher, class weights) come from the unfused computation.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, overload
@@ -257,41 +256,39 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
     >>> fused = fuse_linear(softmax_focal_loss)
     >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), head.bias, gamma=1.5, reduction="mean").backward()
     """
-    module = loss if isinstance(loss, LossModule) else None
-    function = getattr(loss, "function", loss)
-    taken = (checks.keywords(function) if callable(function) else None) or [""]
-    if not ("normalizer" in taken and taken[0].startswith("input")) or "chunk" in taken:
-        name = getattr(loss, "__name__", type(loss).__name__)
-        raise TypeError(f"loss must be a loss of lossforge.losses that takes logits, one of one's own, or the module of either, got {name}")
-    parameters = list(inspect.signature(function).parameters.values())
-    first = [p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or p.name == "target")]
-    targets, count = tuple(first), len(first)
-    own = tuple(LinearOptions.__annotations__)
+    return FusedLoss(loss)
 
-    @functools.wraps(function)
-    def fused(input: Tensor, weight: Tensor, *tensors: Any, **kwargs: Any) -> Any:
-        if len(tensors) > count + 1:
+
+class FusedLoss:
+    """What `fuse_linear` returns: no closure, so that a model that has it can be copied and saved."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss, self.function = loss, getattr(loss, "function", loss)
+        name = getattr(self.function, "__name__", type(loss).__name__)
+        taken = (checks.keywords(self.function) if callable(self.function) else None) or [""]
+        if not ("normalizer" in taken and taken[0].startswith("input")) or "chunk" in taken:
             raise TypeError(
-                f"{function.__name__} fused takes input, weight, {', '.join(targets)} and bias by position, got {2 + len(tensors)}"
+                f"loss must be a loss of lossforge.losses that takes logits, one of one's own, or the module of either, got {name}"
             )
-        given = dict(zip(targets, tensors, strict=False))
-        bias = tensors[count] if len(tensors) > count else None
-        options = {} if module is None else {name: getattr(module, name) for name in module.option_names}
-        for name, t in {**options, **kwargs}.items():
-            if name == "weight" and name not in kwargs:
-                given["weight"] = t
-            elif name != "bias" and name not in own:
-                given["weight" if name == "loss_weight" else name] = t
-        bias = kwargs.get("bias", bias)
-        _, linear = _split(kwargs)
-        for p in parameters[1:]:
-            if p.name in targets and p.default is p.empty and p.name not in given:
-                raise TypeError(f"{function.__name__} fused needs {p.name}")
-        return _fused(function, _layer(input, weight, bias), given, linear, targets)
+        self.__name__ = f"linear_{name}"
+        others = list(inspect.signature(self.function).parameters.values())[1:]
+        self.needed = tuple([p.name for p in others if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty])
+        self.targets = self.needed or tuple([p.name for p in others if p.name == "target"])
 
-    del fused.__wrapped__  # its signature is another
-    fused.__name__ = fused.__qualname__ = f"linear_{function.__name__}"
-    return fused
+    def __call__(self, input: Tensor, weight: Tensor, *tensors: Any, bias: Tensor | None = None, **kwargs: Any) -> Any:
+        count = len(self.targets)
+        if len(tensors) > count + 1:
+            taken = f"input, weight, {', '.join(self.targets)} and bias"
+            raise TypeError(f"{self.__name__} takes {taken} by position, got {2 + len(tensors)}")
+        given = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
+        own, linear = _split(kwargs)
+        given.update(zip(self.targets, tensors, strict=False))
+        given.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
+        for name in self.needed:
+            if name not in given:
+                raise TypeError(f"{self.__name__} needs {name}")
+        layer = _layer(input, weight, tensors[count] if len(tensors) > count else bias)
+        return _fused(self.function, layer, given, linear, self.targets)
 
 
 class FusedLinear(nn.Module):
