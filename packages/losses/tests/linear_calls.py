@@ -44,12 +44,12 @@ def layer(rows: int, device: str, dtype: torch.dtype = torch.float32, hidden: in
 
 def teacher_layer(hidden: Tensor, classes: int = CLASSES) -> LinearTeacher:
     """Return a layer that gives a teacher's logits, the same at each call, under torch.compile too."""
-    weight = torch.arange(classes * hidden.shape[-1], dtype=torch.float64).cos().view(classes, hidden.shape[-1])
-    return LinearTeacher(hidden, weight.to(hidden))
+    weight = torch.arange(classes * hidden.shape[-1], dtype=torch.float64, device=hidden.device).cos().view(classes, -1)
+    return LinearTeacher(hidden, weight.to(hidden.dtype))
 
 
 def likeliest(rows: int, device: str, classes: int = CLASSES) -> tuple[Tensor, ...]:
-    return tuple(normal(rows, classes, device=device, seed=5).log_softmax(-1).topk(LIKELIEST))
+    return tuple(normal(rows, classes, device=device, seed=5).log_softmax(-1).topk(min(LIKELIEST, classes)))
 
 
 class Fused(NamedTuple):

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from linear_calls import CLASSES, FUSED, exactly, gradients, indices, layer, normal
 from loss_calls import Operators
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +19,7 @@ from lossforge.losses import (
     FusedLinear,
     LinearTeacher,
     cross_entropy,
+    elementwise,
     fuse_linear,
     kl_div_with_logits,
     linear_cross_entropy,
@@ -24,6 +27,7 @@ from lossforge.losses import (
     linear_kl_div,
     linear_selective_log_softmax,
     plain_torch,
+    rowwise,
     selective_log_softmax,
     sigmoid_focal_loss,
 )
@@ -36,6 +40,18 @@ BOUND = {torch.float32: 5e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2, torch.
 
 def on_cuda(test):
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")(test))
+
+
+@rowwise
+@triton.jit
+def generalized(nll):
+    return 1.0 - tl.exp(-0.7 * nll)
+
+
+@elementwise(hyper={"delta": 1.0})
+@triton.jit
+def charbonnier(x, y, delta):
+    return tl.sqrt((x - y) * (x - y) + delta * delta) - delta
 
 
 def agree(found, exact, bound=5e-6):
@@ -390,8 +406,6 @@ def test_nothing_counts(loss, mode, skip, device):
 @EACH
 def test_sizes(loss, rows, hidden, classes, mode, device):
     """One class, one hidden number, one row, and class counts that are no multiple of 8; without a bias."""
-    if loss.name == "topk" and classes < 4:
-        pytest.skip("the samples have four likeliest classes")
     x, w, _ = layer(rows, device, hidden=hidden, classes=classes)
     targets = loss.targets(rows, device, classes)
     if not targets[0].is_floating_point():
@@ -474,6 +488,19 @@ def test_teachers_dtypes_and_entropies(device):
     exact = selective_log_softmax(F.linear(*half), target, return_entropy=True)
     agree([*found, linear_entropy(*half, chunk=4)], [*exact, exact.entropy], 2e-2)
     assert {t.dtype for t in found} == {torch.float32}
+
+
+@MODES
+def test_a_users_own_loss(mode, device):
+    """Of a row's negative log-likelihood, of elements with a number of its own, and as a module."""
+    leaves, target, dense = layer(9, device), indices(9, device), normal(9, CLASSES, device=device, seed=3)
+    charb = charbonnier.module(delta=0.5)
+    for ours, theirs in (
+        (lambda *given, **how: fuse_linear(generalized)(*given[:2], target, given[2], **how), lambda z: generalized(z, target)),
+        (lambda *given, **how: fuse_linear(charb)(*given[:2], dense, given[2], **how), lambda z: charb(z, dense)),
+    ):
+        found = gradients(ours, leaves, gradient=mode, chunk=4)
+        agree(found, gradients(lambda *given: theirs(F.linear(*given)), leaves))  # noqa: B023
 
 
 def test_a_model_with_its_fused_loss(device):
