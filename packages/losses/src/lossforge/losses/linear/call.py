@@ -76,8 +76,10 @@ class Fused:
     @property
     def dtypes(self) -> set[torch.dtype]:
         """Those of the logits and, of a divergence, of the teacher's."""
-        whole = self.whole
-        return {whole.x.dtype, whole.target.dtype} if self.record in (DivergenceCall, TopKCall) else {whole.x.dtype}
+        teacher = getattr(self, "teacher", None)
+        other = self.target if teacher is None else teacher  # type: ignore[attr-defined]
+        logits: Tensor = self.input  # type: ignore[attr-defined]
+        return {logits.dtype, other.dtype} if self.record in (DivergenceCall, TopKCall) else {logits.dtype}
 
     @property
     def by_kernel(self) -> bool:
@@ -89,8 +91,8 @@ class Fused:
         if torch.float64 in self.dtypes:
             shapes = tuple([(s[0], torch.float64) if isinstance(s, tuple) and s[1] == torch.float32 else s for s in shapes])
         named = dict(zip((*kind.results, *kind.kept), shapes, strict=True))
-        own = KINDS[type(self)]
-        return *[named[name] for name in own.results], *[named[name] if self.by_kernel else None for name in own.kept]
+        own, by_kernel = KINDS[type(self)], self.by_kernel
+        return *[named[name] for name in own.results], *[named[name] if by_kernel else None for name in own.kept]
 
 
 def part(call: Any, start: int, end: int, x: Tensor, target: Tensor | None) -> Any:
