@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.errors import UserError, unknown
-from lab.ranks import refuse_several
-from lab.schema import BenchConfig
-from lab.settings import BENCH, Settings, load_for
+from lab.config.errors import UserError, unknown
+from lab.config.schema import BenchConfig
+from lab.config.settings import BENCH, Settings, load_for
+from lab.train.ranks import refuse_several
 from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, FUSED, SUITES, Case, UnknownNameError, matching, select
 
 FILTERS = ("suite", "loss", "shape", "dtype", "contenders")
@@ -57,10 +57,10 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
     """One run, from checked settings to the final table."""
     began, config = time.monotonic(), settings.config
 
-    from lab.bench_profile import profile
-    from lab.console import Console, clock
-    from lab.machine import describe, pick_device
-    from lab.run import Run
+    from lab.bench.profile import profile
+    from lab.runs.machine import describe, pick_device
+    from lab.runs.run import Run
+    from lab.train.console import Console, clock
     from lossforge.bench.run import cases_for
 
     device = pick_device(config.device, "device")
@@ -88,7 +88,7 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
 
 def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str], device: Any, folder: Any, console: Any) -> None:
     """Measure case by case; what was measured before an end of any kind is saved."""
-    from lab.bench_table import metrics, table, write_pictures
+    from lab.bench.table import metrics, table, write_pictures
     from lossforge.bench.measure import Measurement
     from lossforge.bench.run import WITHOUT_GPU, current_commit, new_report, run
 

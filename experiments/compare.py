@@ -9,15 +9,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from lab.compare_schema import COMPARE, CompareConfig, as_hydra
-from lab.errors import UserError
-from lab.masks import masked
-from lab.settings import ROOT, Settings, absolute, load_for
+from lab.compare.schema import COMPARE, CompareConfig, as_hydra
+from lab.config.errors import UserError
+from lab.config.settings import ROOT, Settings, absolute, load_for
+from lab.runs.masks import masked
 
 if TYPE_CHECKING:
-    from lab.compare_page import Links
-    from lab.compare_results import Comparison
-    from lab.run_folder import RunFolder
+    from lab.compare.page import Links
+    from lab.compare.results import Comparison
+    from lab.runs.folder import RunFolder
 
 PAGE = "comparison.html"
 DESCRIPTION = "mlflow.note.content"  # MLflow's UI shows it as Markdown
@@ -70,13 +70,13 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     """One comparison, from the store to the page."""
     config = settings.config
 
-    from lab.compare_page import lead, ui_links
-    from lab.compare_results import compare_runs
-    from lab.compare_runs import Store, select
-    from lab.compare_tables import sheets, terminal
-    from lab.console import Console
-    from lab.run_folder import RunFolder
-    from lab.tracking import Feeder, tracking_uri
+    from lab.compare.page import lead, ui_links
+    from lab.compare.results import compare_runs
+    from lab.compare.runs import Store, select
+    from lab.compare.tables import sheets, terminal
+    from lab.runs.folder import RunFolder
+    from lab.runs.tracking import Feeder, tracking_uri
+    from lab.train.console import Console
 
     uri = tracking_uri(config.tracking)
     store = Store(uri)
@@ -113,9 +113,9 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
 
 def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[str, str]) -> None:
     """The comparison's files, into its run folder."""
-    from lab.compare_page import page
-    from lab.compare_pictures import pictures, save
-    from lab.compare_tables import cells_csv, figures, markdown, runs_csv
+    from lab.compare.page import page
+    from lab.compare.pictures import pictures, save
+    from lab.compare.tables import cells_csv, figures, markdown, runs_csv
 
     for file, text in (
         (PAGE, page(found, links, made)),
@@ -134,8 +134,8 @@ def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[s
 
 def description(found: "Comparison") -> str:
     """The tables, for MLflow's page of the run; a tag holds 8000 characters, and a table that is cut off reads badly."""
-    from lab.compare_page import lead
-    from lab.compare_tables import markdown
+    from lab.compare.page import lead
+    from lab.compare.tables import markdown
 
     text = f"{lead(found)}\n\n{markdown(found)}"
     return text if len(text) < 8000 else lead(found)

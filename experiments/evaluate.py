@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.errors import UserError
-from lab.ranks import refuse_several
-from lab.saved import checkpoint_of, load_checkpoint, load_weights, settings_of
-from lab.settings import Settings
+from lab.config.errors import UserError
+from lab.config.settings import Settings
+from lab.runs.saved import checkpoint_of, load_checkpoint, load_weights, settings_of
+from lab.train.ranks import refuse_several
 
 USAGE = "usage: experiments/evaluate.py checkpoint=PATH [group=option ...] [group.setting=value ...] [--cfg]"
 
@@ -42,11 +42,11 @@ def evaluate(settings: Settings[Any], state: dict[str, Any], path: Path, changed
 
     `changed`: what the settings change of the model's own, in words.
     """
-    from lab.assemble import assemble
-    from lab.console import Console
-    from lab.data import Norm
-    from lab.machine import describe
-    from lab.run import Run
+    from lab.data.sets import Norm
+    from lab.runs.machine import describe
+    from lab.runs.run import Run
+    from lab.train.assemble import assemble
+    from lab.train.console import Console
 
     config = settings.config
     trainer = assemble(settings, norm=Norm(**state["norm"]))

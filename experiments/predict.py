@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.errors import UserError, unknown
-from lab.ranks import refuse_several
-from lab.saved import checkpoint_of, load_checkpoint, settings_of
-from lab.settings import absolute, groups
+from lab.config.errors import UserError, unknown
+from lab.config.settings import absolute, groups
+from lab.runs.saved import checkpoint_of, load_checkpoint, settings_of
+from lab.train.ranks import refuse_several
 
 USAGE = "usage: experiments/predict.py checkpoint=PATH [out=FOLDER] [top=N] [score=X] IMAGE ..."
 OWN = ("out", "top", "score")
@@ -79,9 +79,9 @@ def images(given: list[Path], out: Path) -> list[Path]:
 
 def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, top: int, score: float) -> int:
     """Write and print what the model says; the status is 1 if a file could not be read, which stops no other."""
-    from lab.images import UNREADABLE, as_seen, reason
-    from lab.machine import pick_device
-    from lab.predict import drawn, predictor
+    from lab.data.images import UNREADABLE, as_seen, reason
+    from lab.runs.machine import pick_device
+    from lab.runs.predict import drawn, predictor
 
     say = predictor(config, state, pick_device(config.trainer.device), top=top, score=score)
     try:

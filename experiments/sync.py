@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.errors import UserError
-from lab.run_record import read_config, with_runs
-from lab.schema import TrackingConfig, TrainConfig
-from lab.settings import ROOT, absolute, load
+from lab.config.errors import UserError
+from lab.config.schema import TrackingConfig, TrainConfig
+from lab.config.settings import ROOT, absolute, load
+from lab.sweep.run_record import read_config, with_runs
 
 
 def main(words: list[str]) -> int:
@@ -65,9 +65,9 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
         UserError: the store's credentials are missing.
         KeyboardInterrupt: it was interrupted.
     """
-    from lab.records import read_history
-    from lab.run_folder import copied_from, end_if_killed
-    from lab.tracking import BusyError, Feeder, completed, is_sent, read_state, tracking_uri
+    from lab.runs.folder import copied_from, end_if_killed
+    from lab.runs.records import read_history
+    from lab.runs.tracking import BusyError, Feeder, completed, is_sent, read_state, tracking_uri
 
     state = read_state(folder)
     settings: dict[str, Any] = (read_config(folder) or {}).get("tracking") or {}

@@ -7,15 +7,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from lab.errors import UserError
-from lab.ranks import launched, launched_first, refuse_several
-from lab.resume import Earlier, load_state, named, newest
-from lab.schema import TrainConfig
-from lab.settings import Settings, help_text, load, value_of
+from lab.config.errors import UserError
+from lab.config.schema import TrainConfig
+from lab.config.settings import Settings, help_text, load, value_of
+from lab.runs.resume import Earlier, load_state, named, newest
+from lab.train.ranks import launched, launched_first, refuse_several
 
 if TYPE_CHECKING:
-    from lab.run import Run
-    from lab.trainer import Trainer
+    from lab.runs.run import Run
+    from lab.train.trainer import Trainer
 
 
 def main(words: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
             refuse_several("--multirun")
             if "--cfg" in words:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
-            from lab.sweep import run_sweep
+            from lab.sweep.sweep import run_sweep
 
             return run_sweep([word for word in words if word not in ("-m", "--multirun")])
         settings, earlier = chosen([word for word in words if word != "--cfg"])
@@ -48,7 +48,7 @@ def refused(error: UserError) -> int:
     if launched() == 1:
         print(f"error: {error}", file=sys.stderr)
     else:
-        from lab.peers import announce
+        from lab.train.peers import announce
 
         announce(error, f"error: {error}")
     return 1
@@ -69,18 +69,18 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
     config = settings.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
 
-    from lab.models import check_model_name
+    from lab.tasks.models import check_model_name
 
     check_model_name(config.model.name)
 
-    from lab import distributed
-    from lab.assemble import assemble
-    from lab.console import Console
-    from lab.failures import explained
-    from lab.follow import follow
-    from lab.machine import SystemSampler
-    from lab.peers import watched
-    from lab.summary import rows
+    from lab.runs.machine import SystemSampler
+    from lab.runs.summary import rows
+    from lab.train import distributed
+    from lab.train.assemble import assemble
+    from lab.train.console import Console
+    from lab.train.failures import explained
+    from lab.train.follow import follow
+    from lab.train.peers import watched
 
     with explained(config):
         trainer = assemble(settings)
@@ -124,11 +124,11 @@ def train(settings: Settings[TrainConfig], earlier: Earlier | None = None) -> in
 
 def opened(settings: Settings[TrainConfig], trainer: "Trainer", earlier: Earlier | None) -> "tuple[Run, str]":
     """The run, new or gone on with, and its name; the trainer is put where the run was."""
-    from lab.machine import describe
-    from lab.run import Run, record_start
-    from lab.run_folder import RunFolder
-    from lab.tracking import read_state, tracking_uri
-    from lab.trainer_state import restore
+    from lab.runs.folder import RunFolder
+    from lab.runs.machine import describe
+    from lab.runs.run import Run, record_start
+    from lab.runs.tracking import read_state, tracking_uri
+    from lab.train.trainer import restore
 
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"

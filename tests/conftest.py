@@ -83,7 +83,7 @@ def new_clone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Clone]:
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Any:
-    from lab.run_folder import RunFolder
+    from lab.runs.folder import RunFolder
 
     folder = RunFolder(tmp_path / "runs", "test", {})
     yield folder
@@ -95,8 +95,8 @@ def make_trainer() -> Callable[..., Any]:
     """Assemble a trainer from the words of a command line."""
 
     def make(*words: str, model: Any = None) -> Any:
-        from lab.assemble import assemble
-        from lab.settings import load
+        from lab.config.settings import load
+        from lab.train.assemble import assemble
 
         return assemble(load(["model=tiny_resnet", "trainer.device=cpu", *words]), model)
 
@@ -105,6 +105,6 @@ def make_trainer() -> Callable[..., Any]:
 
 @pytest.fixture
 def quiet() -> Any:
-    from lab.console import Console
+    from lab.train.console import Console
 
     return Console(1)

@@ -7,9 +7,9 @@ import torch
 from torchvision.models import detection
 from torchvision.models.detection.image_list import ImageList
 
-from lab.detection_backbone import Pyramid, backbone
-from lab.detection_loss import DetectionLoss
-from lab.detectors import DETECTORS, FCOS, RetinaNet
+from lab.tasks.detection.backbone import Pyramid, backbone
+from lab.tasks.detection.detectors import DETECTORS, FCOS, RetinaNet
+from lab.tasks.detection.loss import DetectionLoss
 
 HEIGHT, WIDTH, CLASSES = 64, 96, 3
 ANCHOR_SIZES = (16, 32, 64, 96, 128)

@@ -38,14 +38,14 @@ RUN = ["model=tiny_resnet", "data.image_size=16", "trainer.device=cpu", "trainer
 
 
 def assembled(*words: str) -> Any:
-    from lab.assemble import assemble
-    from lab.settings import load
+    from lab.config.settings import load
+    from lab.train.assemble import assemble
 
     return assemble(load(list(words)))
 
 
 def state_of(trainer: Any) -> dict[str, Any]:
-    from lab.parallel import whole_state
+    from lab.train.parallel import whole_state
 
     # whole_state hands out the tensors themselves where they are whole
     state = {"model": trainer.model.state_dict(), "optimizer": trainer.updater.optimizer.state_dict()["state"]}
@@ -70,7 +70,7 @@ def evaluated(trainer: Any) -> dict[str, Any]:
 
 def one_rank_is_not_finite(trainer: Any) -> dict[str, Any]:
     """An update of finite losses, and one whose batch is bad on the last rank alone."""
-    from lab import distributed
+    from lab.train import distributed
 
     first, second = list(trainer.groups())[:2]
     trainer.update(first)
@@ -92,12 +92,13 @@ def statistics(trainer: Any) -> dict[str, Any]:
 
 def continued(folder: Path, *words: str) -> dict[str, Any]:
     """A training without a stop, and one that the last rank is asked to stop and that goes on from its checkpoint."""
-    from lab import checkpoint, distributed
-    from lab.console import Console
-    from lab.follow import NoFolder
-    from lab.run_folder import RunFolder
-    from lab.stop import Stop, StoppedError
-    from lab.trainer_state import restore
+    from lab.runs import checkpoint
+    from lab.runs.folder import RunFolder
+    from lab.train import distributed
+    from lab.train.console import Console
+    from lab.train.follow import NoFolder
+    from lab.train.stop import Stop, StoppedError
+    from lab.train.trainer import restore
 
     first = distributed.rank() == 0
     console = Console(1, quiet=True)

@@ -17,7 +17,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = [
-    *("train", "lab.assemble", "lab.run", "lab.summary", "lab.folder", "lossforge.losses", "torch._dynamo", "torchvision.datasets"),
+    *(
+        "train",
+        "lab.train.assemble",
+        "lab.runs.run",
+        "lab.runs.summary",
+        "lab.data.folder",
+        "lossforge.losses",
+        "torch._dynamo",
+        "torchvision.datasets",
+    ),
     *("timm.data", "timm.optim", "timm.scheduler", "timm.utils", "matplotlib.figure", "matplotlib.backends.backend_agg", "rich.progress"),
     *("mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store"),
 ]
@@ -73,7 +82,7 @@ def _train(words: list[str], output: Path, event: Callable[..., None] | None, gi
 
 
 def before_update(number: int, action: Callable[[Any], None]) -> None:
-    from lab.trainer import Trainer
+    from lab.train.trainer import Trainer
 
     update = Trainer.update
 
@@ -91,7 +100,7 @@ def killed_at(number: int, _line: Any) -> None:
 
 def killed_in_checkpoint(_line: Any) -> None:
     """Killed when half of the first checkpoint is in its file."""
-    from lab import checkpoint
+    from lab.runs import checkpoint
 
     def save(state: Any, file: Any) -> None:
         whole = io.BytesIO()
@@ -116,7 +125,7 @@ def signalled_at(number: int, line: Any) -> None:
 
 def signalled_twice_at(number: int, line: Any) -> None:
     """As `signalled_at`, but it tells of the signal and is then busy for ever."""
-    from lab.stop import Stop
+    from lab.train.stop import Stop
 
     Stop.PAUSE = 0.0
 

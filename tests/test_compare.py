@@ -14,12 +14,12 @@ from compare_parts import Journal
 from scipy import stats
 
 import compare
-from lab.compare_results import compare_runs
-from lab.compare_runs import Store, select
-from lab.compare_schema import COMPARE, as_hydra
-from lab.compare_tables import cells_csv, markdown, runs_csv
-from lab.errors import UserError
-from lab.settings import load_for
+from lab.compare.results import compare_runs
+from lab.compare.runs import Store, select
+from lab.compare.schema import COMPARE, as_hydra
+from lab.compare.tables import cells_csv, markdown, runs_csv
+from lab.config.errors import UserError
+from lab.config.settings import load_for
 
 CE, FOCAL = [0.90, 0.92, 0.94], [0.93, 0.94, 0.97]  # differences 0.03, 0.02, 0.03
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from lab.choices import CLASSIFIER_LOSSES, DATA, DETECTION_LOSSES, FITTING, TASKS
-from lab.detection_loss import DECODED, ENCODED
-from lab.detection_schema import DETECTION_DATA
-from lab.detector_schema import BOX_LOSSES
-from lab.errors import UserError
-from lab.loss_schema import LOSSES
-from lab.settings import CONF, ROOT, groups, load
+from lab.config.choices import CLASSIFIER_LOSSES, DATA, DETECTION_LOSSES, FITTING, TASKS
+from lab.config.detection_schema import DETECTION_DATA
+from lab.config.detector_schema import BOX_LOSSES
+from lab.config.errors import UserError
+from lab.config.loss_schema import LOSSES
+from lab.config.settings import CONF, ROOT, groups, load
+from lab.tasks.detection.loss import DECODED, ENCODED
 
 
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lab.corruption import noisy, tail_counts
-from lab.data import load_data
-from lab.errors import UserError
-from lab.settings import load
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.data.corruption import noisy, tail_counts
+from lab.data.load import load_data
 
 CPU = torch.device("cpu")
 PLAIN = ["data.image_size=8", "data.augment=false"]

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from detection_parts import CLASSES, batch, detector, pyramid
 
-from lab.detection import criterion
-from lab.detection_loss import DetectionLoss
-from lab.detection_types import DetectorOutput
-from lab.errors import UserError
-from lab.settings import load
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.task import criterion
+from lab.tasks.detection.types import DetectorOutput
 from lossforge.losses.custom import find
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"

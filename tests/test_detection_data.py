@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lab import looked
-from lab.detection_data import load_detection_data
-from lab.detection_schema import CocoConfig
-from lab.errors import UserError
+from lab.config.detection_schema import CocoConfig
+from lab.config.errors import UserError
+from lab.data import images
+from lab.tasks.detection.data import load_detection_data
 
 CPU = torch.device("cpu")
 NORM = {"mean": (0.5, 0.4, 0.2), "std": (0.2, 0.25, 0.5)}
@@ -224,8 +224,8 @@ def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
 
 
 def test_a_large_folder_is_looked_at_once(coco, monkeypatch, tmp_path):
-    monkeypatch.setattr(looked, "FEW", 4)
-    monkeypatch.setattr(looked, "CACHE", tmp_path / "checked")
+    monkeypatch.setattr(images, "FEW", 4)
+    monkeypatch.setattr(images, "CACHE", tmp_path / "checked")
     path = coco.path / "train" / "005.png"
     before = path.read_bytes()
     path.write_bytes(b"no image")

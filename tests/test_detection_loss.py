@@ -9,10 +9,10 @@ import torch.nn.functional as F
 import torchvision.ops
 from detection_parts import CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_losses
 
-from lab.choices import DETECTION_LOSSES
-from lab.detection_loss import DECODED, ENCODED, DetectionLoss
-from lab.detection_types import DetectorOutput
-from lab.errors import UserError
+from lab.config.choices import DETECTION_LOSSES
+from lab.config.errors import UserError
+from lab.tasks.detection.loss import DECODED, ENCODED, DetectionLoss
+from lab.tasks.detection.types import DetectorOutput
 from lossforge.losses import plain_torch
 
 BOX_LOSSES = (*ENCODED, *DECODED)

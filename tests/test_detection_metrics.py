@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.coco_file import read_coco
-from lab.detection_data import load_detection_data
-from lab.detection_metrics import DetectionCounts
-from lab.detection_plots import CROWD, PALETTE, _drawn, detections_picture, precision_recall_picture, true_boxes
-from lab.detection_schema import CocoConfig
+from lab.config.detection_schema import CocoConfig
+from lab.data.coco_file import read_coco
+from lab.tasks.detection.data import load_detection_data
+from lab.tasks.detection.metrics import DetectionCounts
+from lab.tasks.detection.plots import CROWD, PALETTE, _drawn, detections_picture, precision_recall_picture, true_boxes
 
 CPU = torch.device("cpu")
 IDS = [2, 5, 9, 40]

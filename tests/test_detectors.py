@@ -7,12 +7,12 @@ from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.ops import box_iou
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from lab import matching
-from lab.box_coder import DeltaCoder
-from lab.detection_backbone import backbone
-from lab.detection_loss import DetectionLoss
-from lab.errors import UserError
-from lab.matching import by_overlap
+from lab.config.errors import UserError
+from lab.tasks.detection import matching
+from lab.tasks.detection.backbone import backbone
+from lab.tasks.detection.box_coder import DeltaCoder
+from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.matching import by_overlap
 
 SMALL = ["test_vit", "test_resnet", "test_efficientnet", "test_convnext", "test_nfnet", "test_mambaout"]
 NAMED = ["resnet50", "convnext_tiny", "swin_tiny_patch4_window7_224"]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lab import checkpoint
-from lab.errors import UserError
-from lab.settings import load
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.runs import checkpoint
 
 SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
 
@@ -13,9 +13,9 @@ SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A checkpoint of a few updates."""
-    from lab.assemble import assemble
-    from lab.console import Console
-    from lab.run_folder import RunFolder
+    from lab.runs.folder import RunFolder
+    from lab.train.assemble import assemble
+    from lab.train.console import Console
 
     trainer = assemble(load(["model=tiny_resnet", "trainer.device=cpu", *SMALL, "trainer.ema=0.9"]))
     folder = RunFolder(tmp_path_factory.mktemp("runs"), "teacher", {})

@@ -12,9 +12,9 @@ import torch
 from distributed_worker import CASES, LABELS, PAIRS, SCENES, VIT, assembled, evaluated, updated
 from folder_parts import digit_files
 
-from lab.errors import UserError
-from lab.places import Shares
-from lab.seeds import seed_of
+from lab.config.errors import UserError
+from lab.data.places import Shares
+from lab.data.seeds import seed_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -133,7 +133,7 @@ def test_all_ranks_stop_when_one_is_asked_to_and_go_on_as_if_they_had_not(result
 
 def test_a_checkpoint_of_shards_is_a_whole_models(results):
     """One process loads and scores it; it does not go on with it, as its batches would be others."""
-    from lab.trainer_state import restore
+    from lab.train.trainer import restore
 
     state = torch.load(results["continued fsdp"][0]["path"], weights_only=True)
     trainer = assembled("model=tiny_vit", "trainer.device=cpu")
@@ -211,7 +211,7 @@ def test_a_rest_of_one_sample_trains_under_batch_norm(tmp_path):
 
 KILLED = """
 import os, signal
-from lab.trainer import Trainer
+from lab.train.trainer import Trainer
 update = Trainer.update
 def killed(self, group):
     if self.done == 2 and os.environ["RANK"] == "1":
@@ -284,7 +284,7 @@ def test_fewer_samples_than_processes_are_refused():
     [("cuda:0", r"takes the GPU of its own number"), ("auto", r"started 4 processes on this host, which has 2 GPUs.*--nproc-per-node 2")],
 )
 def test_each_process_needs_a_gpu_of_its_own(monkeypatch, wanted, message):
-    from lab.machine import pick_device
+    from lab.runs.machine import pick_device
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

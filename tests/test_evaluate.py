@@ -13,10 +13,10 @@ import yaml
 from folder_parts import digit_files
 from PIL import Image
 
-from lab.errors import UserError
-from lab.resume import Earlier, load_state
-from lab.saved import settings_of
-from lab.settings import load
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.runs.resume import Earlier, load_state
+from lab.runs.saved import settings_of
 
 QUICK = ["loss=ce", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=2", "trainer.ema=0.9", "tracking=none"]
 
@@ -61,9 +61,9 @@ def test_the_best_checkpoint_scores_as_in_training(trained):
 
 def fitted(folder, *words):
     """A short run of this process; its checkpoints."""
-    from lab.assemble import assemble
-    from lab.console import Console
-    from lab.run_folder import RunFolder
+    from lab.runs.folder import RunFolder
+    from lab.train.assemble import assemble
+    from lab.train.console import Console
 
     settings = load(["model=tiny_resnet", "loss.implementation=torch", "trainer.device=cpu", *words])
     run = RunFolder(folder, "fitted", settings.tree())

@@ -6,8 +6,8 @@ import pytest
 from folder_parts import digit_files
 from PIL import Image
 
-from lab import looked
-from lab.errors import UserError
+from lab.config.errors import UserError
+from lab.data import images
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_an_image_that_is_damaged_within_is_found_before_the_run_or_named_in_it(
 
 
 def test_what_a_large_folder_holds_is_looked_at_once(make_trainer, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(looked, "FEW", 4)
-    monkeypatch.setattr(looked, "CACHE", tmp_path / "checked")
+    monkeypatch.setattr(images, "FEW", 4)
+    monkeypatch.setattr(images, "CACHE", tmp_path / "checked")
     (pictures / "val" / "dog" / "0.png").write_bytes(b"")
     for _ in range(2):
         with pytest.raises(UserError, match="1 corrupt entries"):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lab import heads
-from lab.errors import UserError
-from lab.settings import load
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.tasks import heads
 
 FUSED = "loss.fused_head=true"
 PLAIN = ["model=tiny_vit", "data.image_size=16", "optim=sgd", "trainer.epochs=2", "optim.schedule.warmup_epochs=0"]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lab.data import MemoryLoader, Split
-from lab.places import Epochs, Places
-from lab.samples import Annotations
-from lab.workers import MOST, number_of_workers
+from lab.data.places import Epochs, Places
+from lab.data.samples import Annotations
+from lab.data.sets import MemoryLoader, Split
+from lab.data.workers import MOST, number_of_workers
 
 SAMPLES, BATCH = 22, 4  # six batches, the last one of two
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.batch import Batch
-from lab.choices import CLASSIFIER_LOSSES
-from lab.errors import UserError
-from lab.heads import HeadInput
-from lab.loss_schema import LOSSES
-from lab.losses import Criterion
-from lab.settings import load
+from lab.config.choices import CLASSIFIER_LOSSES
+from lab.config.errors import UserError
+from lab.config.loss_schema import LOSSES
+from lab.config.settings import load
+from lab.data.batch import Batch
+from lab.tasks.heads import HeadInput
+from lab.tasks.losses import Criterion
 
 NAMES = sorted(CLASSIFIER_LOSSES)
 EXAMPLE = f"{pathlib.Path(__file__).parents[1] / 'examples' / 'my_loss.py'}:margin_bce"
@@ -207,7 +207,7 @@ def test_mixup_and_cutmix_feed_pairs(make_trainer, name):
 
 
 def test_cutmix_share_is_the_area():
-    from lab.augment import Mix
+    from lab.data.augment import Mix
 
     images = torch.arange(8.0)[:, None, None, None].expand(8, 1, 16, 16).clone()
     mix = Mix(0.0, 1.0, 1.0, CPU, 3)

@@ -70,7 +70,7 @@ def test_parts_that_do_not_exist(script, tmp_path, capsys):
 
 
 def test_all_commands_compose(script):
-    from lab.settings import load
+    from lab.config.settings import load
 
     commands = [(words, more) for part in ("tables", "more", "large") for words, more, _ in script["trainings"](part, smoke=False)]
     assert len(commands) == 13

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from lab import failures
-from lab.settings import load
+from lab.config.settings import load
+from lab.train import failures
 
 TINY = ["model=tiny_resnet", "loss.implementation=torch", "tracking=none"]
 
@@ -40,7 +40,7 @@ def run_limited(clone, module, owner, function, *words):
 
 def test_a_batch_that_the_machine_cannot_hold(clone):
     words = ["data.image_size=160", "data.batch_size=1437", "data.augment=false", "trainer.accumulate=3", "trainer.ema=0.9"]
-    status, output, errors = run_limited(clone, "lab.trainer", "Trainer", "fit", *words)
+    status, output, errors = run_limited(clone, "lab.train.trainer", "Trainer", "fit", *words)
     assert status == 1, output + errors
     assert "the machine's memory is exhausted (training)" in errors
     assert "you tried to allocate" in errors
@@ -57,7 +57,7 @@ def test_a_batch_that_the_machine_cannot_hold(clone):
 
 def test_data_that_the_machine_cannot_hold(clone):
     """1437 images of 1024² float32 are 6 GB; they are made before there is a run folder."""
-    status, output, errors = run_limited(clone, "lab", "assemble", "load_data", "data.image_size=1024")
+    status, output, errors = run_limited(clone, "lab.train", "assemble", "load_data", "data.image_size=1024")
     assert status == 1, output + errors
     assert "the machine's memory is exhausted (before the first update)" in errors
     assert "data.image_size=512" in errors

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.errors import UserError
+from lab.config.errors import UserError
 
 KNOWN_TO_CONFIGS = [
     (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
@@ -81,7 +81,7 @@ def test_mistake_known_to_the_configs(clone, words, said):
 def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
     import shutil
 
-    from lab import settings
+    from lab.config import settings
 
     shutil.copytree(settings.CONF, tmp_path / "conf")
     monkeypatch.setattr(settings, "CONF", tmp_path / "conf")
@@ -93,8 +93,8 @@ def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
 
 
 def test_what_omegaconf_resolves_is_taken(monkeypatch):
-    from lab.saved import checkpoint_of
-    from lab.settings import load, value_of
+    from lab.config.settings import load, value_of
+    from lab.runs.saved import checkpoint_of
 
     for name, value in (("LOSS", "focal"), ("LR", "0.25"), ("WHERE", "/pictures"), ("EPOCHS", "3")):
         monkeypatch.setenv(f"LOSSFORGE_{name}", value)
@@ -118,7 +118,7 @@ def test_what_omegaconf_resolves_is_taken(monkeypatch):
     ids=lambda value: " ".join(value),
 )
 def test_a_mistake_in_a_launchers_settings(tmp_path, words, said):
-    from lab.launch import make_launcher
+    from lab.sweep.launch import make_launcher
 
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs uv sync --extra sweeps")
     with pytest.raises(UserError) as caught:
@@ -129,7 +129,7 @@ def test_a_mistake_in_a_launchers_settings(tmp_path, words, said):
 def test_a_gpu_that_is_not_there_is_explained(monkeypatch):
     import torch
 
-    from lab.machine import pick_device
+    from lab.runs.machine import pick_device
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.batch import Batch
-from lab.errors import UserError
-from lab.multilabel import MultilabelCounts, multi_hot
-from lab.settings import load
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.data.batch import Batch
+from lab.tasks.multilabel import MultilabelCounts, multi_hot
 
 CPU = torch.device("cpu")
 SMALL = ["data.scene_pixels=32", "data.digit_pixels=[10,16]", "data.digits=[1,4]", "data.workers=0"]

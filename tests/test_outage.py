@@ -227,7 +227,7 @@ class Forward(http.server.BaseHTTPRequestHandler):
 
 def fed(run_folder, uri, experiment):
     """Its feeder, when all of the finished folder has been sent."""
-    from lab.tracking import Feeder
+    from lab.runs.tracking import Feeder
 
     feeder = Feeder(run_folder.path, uri, experiment, 60)
     feeder.start()

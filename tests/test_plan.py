@@ -7,14 +7,14 @@ import signal
 import pytest
 import yaml
 
-from lab.errors import UserError
-from lab.job import Attempt
-from lab.launch import launcher_name, make_launcher, visible_gpus
-from lab.plan import plan_of
-from lab.run_folder import RunFolder
-from lab.run_record import runs_of
-from lab.settings import load
-from lab.sweep_stop import Stop
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.runs.folder import RunFolder
+from lab.sweep.job import Attempt
+from lab.sweep.launch import launcher_name, make_launcher, visible_gpus
+from lab.sweep.plan import plan_of
+from lab.sweep.run_record import runs_of
+from lab.sweep.stop import Stop
 
 
 def test_jobs_are_every_combination_and_named_by_what_varies():
@@ -158,7 +158,7 @@ def test_a_job_is_finished_only_by_a_run_of_its_settings(tmp_path):
 
 def test_the_wish_to_stop_grows(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("lab.sweep_stop.PAUSE", 0.0)
+    monkeypatch.setattr("lab.sweep.stop.PAUSE", 0.0)
     stop = Stop(tmp_path)
     stop.file.write_text("stop")  # of an earlier sweep
     asked = []

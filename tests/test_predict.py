@@ -141,7 +141,7 @@ def fonts(monkeypatch):
     """The machine's own fonts, for a test to choose."""
     from matplotlib import font_manager
 
-    from lab import fonts
+    from lab.tasks import fonts
 
     def have(*files):
         for each in (fonts._font_of, fonts._others, fonts._letters):
@@ -158,8 +158,8 @@ def dark(picture):
 
 
 def test_names_in_any_script_are_drawn(tmp_path, fonts):
-    from lab.fonts import drawable, font_for
-    from lab.predict import Said, drawn
+    from lab.runs.predict import Said, drawn
+    from lab.tasks.fonts import drawable, font_for
 
     fonts(font_with("猫", tmp_path / "bars.ttf"))
     font = font_for(["猫"])
@@ -174,7 +174,7 @@ def test_names_in_any_script_are_drawn(tmp_path, fonts):
 
 
 def test_letters_that_no_font_has_are_named(fonts):
-    from lab.fonts import drawable, font_for
+    from lab.tasks.fonts import drawable, font_for
 
     fonts()
     font = font_for(["猫 cat"])
@@ -183,8 +183,8 @@ def test_letters_that_no_font_has_are_named(fonts):
 
 
 def test_pictures_of_an_evaluation_have_the_letters(tmp_path, fonts, recwarn):
-    from lab.fonts import letters_of
-    from lab.plots import average_precision_picture
+    from lab.tasks.fonts import letters_of
+    from lab.tasks.plots import average_precision_picture
 
     fonts(font_with("猫", tmp_path / "bars.ttf"))
     with letters_of(["猫", "dog"]):

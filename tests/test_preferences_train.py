@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lab.errors import UserError
-from lab.pairs import PairBatch, draw_pairs
-from lab.preference import PreferenceCounts
-from lab.settings import load
-from lab.task_schema import DigitPairsConfig
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.config.task_schema import DigitPairsConfig
+from lab.data.pairs import PairBatch, draw_pairs
+from lab.tasks.preference import PreferenceCounts
 
 CPU = torch.device("cpu")
 SMALL = ["task=preference", "data.image_size=16", "data.train_pairs=64", "data.val_pairs=32"]
@@ -47,7 +47,7 @@ def test_the_majority_decides_and_its_lead_is_the_weight(make_trainer):
     data = make_trainer(*SMALL, "data.votes=5", "data.rationality=[1.0,0.2]").data
     config = DigitPairsConfig(votes=5, rationality=[1.0, 0.2])
     for loader, part, labels in ((data.train, 0, None), (data.val, 1, data.share)):
-        from lab.data import digits
+        from lab.data.sets import digits
 
         drawn = draw_pairs(digits(config)[1 + part].targets, loader.samples, config, part)
         assert torch.equal(loader.targets, (drawn.share > 0.5).float())
@@ -58,7 +58,7 @@ def test_the_majority_decides_and_its_lead_is_the_weight(make_trainer):
 
 
 def test_a_batch_holds_both_images_of_each_pair(make_trainer):
-    from lab.data import digits, resized
+    from lab.data.sets import digits, resized
 
     config = load([*SMALL]).config.data
     _, train, _ = digits(config)

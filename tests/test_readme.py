@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.compare_schema import COMPARE, as_hydra
-from lab.errors import UserError
-from lab.plan import plan_of
-from lab.settings import BENCH, load, load_for
+from lab.compare.schema import COMPARE, as_hydra
+from lab.config.errors import UserError
+from lab.config.settings import BENCH, load, load_for
+from lab.sweep.plan import plan_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}

@@ -26,7 +26,7 @@ from resume_parts import (
     signalled_twice_at,
 )
 
-from lab.errors import UserError
+from lab.config.errors import UserError
 
 SETTINGS = [
     *("model=tiny_resnet", "model.drop_rate=0.2", "trainer.device=cpu", "loss=focal", "loss.implementation=torch", "optim.lr=5e-3"),
@@ -250,7 +250,7 @@ def test_a_killed_run_is_marked_and_its_copy_gets_a_run_of_its_own(runs):
 
 
 def test_a_run_at_work_is_not_marked_as_killed(runs):
-    from lab.run_folder import end_if_killed, gone, running
+    from lab.runs.folder import end_if_killed, gone, running
 
     child = runs.child(runs.words("working", "data.workers=0"), signalled_at, 3)
     assert child.heard(600) == 3
@@ -275,8 +275,8 @@ def test_a_clock_that_is_set_back_makes_no_duration_negative(runs):
 
 
 def test_a_run_goes_on_after_its_last_record_whatever_the_clock_says(tmp_path, monkeypatch):
-    from lab.records import read_history
-    from lab.run_folder import RunFolder
+    from lab.runs.folder import RunFolder
+    from lab.runs.records import read_history
 
     folder = RunFolder(tmp_path, "test", {})
     folder.record("start", app="train", name="test", params={}, tags={})
@@ -320,8 +320,8 @@ def test_a_record_that_does_not_fit_is_not_half_there(run_folder):
 
 
 def test_folders_that_cannot_be_written_are_named(tmp_path):
-    from lab import checkpoint
-    from lab.run_folder import RunFolder
+    from lab.runs import checkpoint
+    from lab.runs.folder import RunFolder
 
     (tmp_path / "file").touch()
     for runs in (tmp_path / "file" / "runs", Path("/proc/runs")):
@@ -347,7 +347,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
     ids=str,
 )
 def test_settings_of_another_run_are_refused(runs, words, said):
-    from lab.resume import named
+    from lab.runs.resume import named
 
     folder = runs.folder("whole")
     with pytest.raises(UserError) as caught:
@@ -356,7 +356,7 @@ def test_settings_of_another_run_are_refused(runs, words, said):
 
 
 def test_what_is_no_run_is_refused(runs, tmp_path):
-    from lab.resume import load_state, named
+    from lab.runs.resume import load_state, named
 
     with pytest.raises(UserError, match="a run's folder"):
         named(str(tmp_path), [])
@@ -368,9 +368,9 @@ def test_what_is_no_run_is_refused(runs, tmp_path):
 
 def test_a_finished_run_trains_for_longer(runs, make_trainer):
     """And the schedule is that of the new length."""
-    from lab.assemble import assemble
-    from lab.resume import load_state, named
-    from lab.trainer_state import restore
+    from lab.runs.resume import load_state, named
+    from lab.train.assemble import assemble
+    from lab.train.trainer import restore
 
     earlier = named(str(runs.folder("whole")), ["trainer.epochs=4"])
     trainer = assemble(earlier.settings)

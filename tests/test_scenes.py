@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.detection_data import load_detection_data
-from lab.detection_schema import DigitScenesConfig
-from lab.errors import UserError
-from lab.scenes import _digits, draw_scene, scenes_folder
+from lab.config.detection_schema import DigitScenesConfig
+from lab.config.errors import UserError
+from lab.data.scenes import _digits, draw_scene, scenes_folder
+from lab.tasks.detection.data import load_detection_data
 
 CPU = torch.device("cpu")
 SMALL = DigitScenesConfig(train_scenes=6, val_scenes=3, scene_pixels=64, digit_pixels=[14, 24], digits=[2, 4], workers=0)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from mlflow.tracking import MlflowClient
 
-from lab.records import read_history
+from lab.runs.records import read_history
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = all(importlib.util.find_spec(f"hydra_plugins.{name}") for name in ("hydra_joblib_launcher", "hydra_submitit_launcher"))
@@ -24,7 +24,7 @@ JOB = ["model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=4", "trai
 # beside a loss: what goes wrong with the run of a seed, as files of this folder say
 TROUBLE = """
 import os, pathlib, signal, time
-from lab.trainer import Trainer
+from lab.train.trainer import Trainer
 here = pathlib.Path(__file__).parent
 update = Trainer.update
 def troubled(self, group):

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from lab.errors import UserError
-from lab.guard import NonFiniteError
-from lab.metrics import ClassificationCounts
+from lab.config.errors import UserError
+from lab.tasks.metrics import ClassificationCounts
+from lab.train.guard import NonFiniteError
 
 SMALL = ["data.image_size=16", "data.augment=false"]
 PLAIN = ["model=tiny_vit", "data.image_size=32", "data.augment=false", "optim=sgd", "trainer.epochs=1", "optim.schedule.warmup_epochs=0"]
@@ -131,7 +131,7 @@ def figures(make_trainer, run_folder, quiet, *words):
 
 
 def test_the_same_seed_gives_bitwise_the_same_metrics(make_trainer, tmp_path, quiet):
-    from lab.run_folder import RunFolder
+    from lab.runs.folder import RunFolder
 
     runs = []
     for name, seed in (("one", 5), ("two", 5), ("other", 6)):
@@ -262,7 +262,7 @@ def test_no_step_waits_for_the_gpu(make_trainer, words):
 
 def test_the_final_tables_held_out_figures_are_of_one_epoch(make_trainer, run_folder, quiet):
     """The best epoch is not the last one: between the two the weights are spoilt."""
-    from lab.summary import rows
+    from lab.runs.summary import rows
 
     words = [*SMALL, "loss.implementation=torch", "trainer.epochs=2", "data.train_share=0.2", "optim=sgd", "optim.lr=0.05"]
     trainer = make_trainer(*words, "optim.schedule.warmup_epochs=0", "trainer.save_minutes=null")

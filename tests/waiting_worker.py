@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 
 import torch
 
-from lab import peers
-from lab.stop import Stop
+from lab.train import peers
+from lab.train.stop import Stop
 
 
 def end(error: peers.RankError) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from lab.data import Norm
-from lab.detection import Detection
-from lab.detection_batch import DetectionBatch
-from lab.detection_types import DetectorOutput
-from lab.machine import pick_device, seed_all
-from lab.settings import load
-from lab.trainer import Trainer
+from lab.config.settings import load
+from lab.data.sets import Norm
+from lab.runs.machine import pick_device, seed_all
+from lab.tasks.detection.batch import DetectionBatch
+from lab.tasks.detection.task import Detection
+from lab.tasks.detection.types import DetectorOutput
+from lab.train.trainer import Trainer
 
 STEP = "task=detection model=retinanet_resnet50 loss=focal model.fixed_size=[800,1344] data.batch_size=16"
 FAST = "trainer.amp=bf16 trainer.channels_last=true optim.lr=1e-4 trainer.epochs=1"

@@ -19,14 +19,14 @@ from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.types import Range
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ROOT / "experiments" / "lab" / "loss_settings.py"
+SETTINGS = ROOT / "experiments" / "lab" / "config" / "loss_settings.py"
 HEAD = '''"""Written by tools/loss_configs.py from the signatures: what a loss takes of a classifier, what it teaches, its settings."""
 # fmt: off
 # ruff: noqa: E501
 
 from typing import Any
 
-from lab.fields import number
+from lab.config.fields import number
 
 '''
 

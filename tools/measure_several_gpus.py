@@ -49,8 +49,8 @@ def losses(words: tuple[str, ...], accumulate: int, ranks: int, folder: Path, di
     """Of the first updates."""
     import torch
 
-    from lab.assemble import assemble
-    from lab.settings import load
+    from lab.config.settings import load
+    from lab.train.assemble import assemble
 
     parts = [f"data.batch_size={WHOLE // ranks // accumulate}", f"trainer.accumulate={accumulate}"]
     root = [f"data.root={folder}"] if "task=detection" in words else []
@@ -74,13 +74,13 @@ def speed(name: str, parallel: str, batch: int) -> dict[str, Any]:
     """Steps of the trainer under bfloat16 autocast, on images that are random and the same on all GPUs."""
     import torch
 
-    from lab import distributed
-    from lab.data import Data, MemoryLoader, Norm, Split
-    from lab.machine import pick_device, seed_all
-    from lab.samples import Annotations
-    from lab.settings import load
-    from lab.tasks import Classification
-    from lab.trainer import Trainer
+    from lab.config.settings import load
+    from lab.data.samples import Annotations
+    from lab.data.sets import Data, MemoryLoader, Norm, Split
+    from lab.runs.machine import pick_device, seed_all
+    from lab.tasks.task import Classification
+    from lab.train import distributed
+    from lab.train.trainer import Trainer
 
     words = ["model=timm", f"model.name={name}", f"trainer.parallel={parallel}", "data=folder", "optim=sgd", "tracking=none"]
     settings = load([*words, "trainer.amp=bf16", "trainer.channels_last=true", "trainer.epochs=100"])
@@ -122,8 +122,8 @@ def worker(folder: Path) -> None:
 
     import torch
 
-    from lab import distributed
-    from lab.machine import pick_device
+    from lab.runs.machine import pick_device
+    from lab.train import distributed
 
     distributed.start(pick_device("auto"))
     ranks = distributed.ranks()

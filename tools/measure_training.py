@@ -36,7 +36,7 @@ SMOKE = "model=tiny_resnet trainer.epochs=1 trainer.max_updates=4 trainer.log_ev
 
 def commands() -> list[str]:
     """Every loss of a classifier, and beside them a loss of one's own and torch's."""
-    from lab.choices import CLASSIFIER_LOSSES
+    from lab.config.choices import CLASSIFIER_LOSSES
 
     names = sorted(set(CLASSIFIER_LOSSES) - {"custom"})
     return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]

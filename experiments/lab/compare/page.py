@@ -1,0 +1,121 @@
+"""A comparison as one HTML page that needs nothing else: pictures and style are in it, and nothing is fetched."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from lab.compare.pictures import colors, curves_picture, inline, pictures
+from lab.compare.results import Comparison, counted, some
+from lab.compare.runs import Run
+from lab.compare.tables import MARKS, costs, differences, left_out, mean, names, number, same_seeds, scores, signed
+
+TEMPLATE = Path(__file__).with_name("compare.html.j2")
+
+
+@dataclass(frozen=True)
+class Links:
+    """Addresses in MLflow's UI."""
+
+    base: str
+
+    def run(self, run: Run) -> str:
+        return f"{self.base}/#/experiments/{run.experiment_id}/runs/{run.id}"
+
+    def comparison(self, runs: list[Run]) -> str:
+        """The page that shows these runs side by side."""
+        ids, experiments = [run.id for run in runs], list(dict.fromkeys(run.experiment_id for run in runs))
+        return f"{self.base}/#/compare-runs?runs={_json(ids)}&experiments={_json(experiments)}"
+
+
+def ui_links(setting: str | None, uri: str) -> Links:
+    """`ui` where it is given, else the tracking server itself, else where `mlflow ui` listens."""
+    if setting is None and uri.startswith(("http://", "https://")):
+        parts = urlsplit(uri)
+        setting = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a page is passed on: no name and password
+    return Links((setting or "http://127.0.0.1:5000").rstrip("/"))
+
+
+def page(found: Comparison, links: Links, made: dict[str, str]) -> str:
+    """The page's text.
+
+    Args:
+        made: what it was made from and how, as name: text.
+    """
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        title=headline(found),
+        same=same_seeds(found),
+        lead=lead(found),
+        found=found,
+        names=names(found),
+        scores=scores(found),
+        matrix=_matrix(found),
+        tables=[sheet for sheet in (differences(found), costs(found), left_out(found)) if sheet.rows],
+        swatches=colors(found),
+        drawn={name: inline(picture, name) for name, picture in pictures(found).items() if name != "curves"},
+        curves=_curves(found),
+        seeds=_seeds(found, links),
+        links=links.comparison(found.runs),
+        shared=found.shared,
+        made=made,
+    )
+
+
+def headline(found: Comparison) -> str:
+    return " × ".join(some([line.label for line in lines]) for lines in (found.grid.rows, found.grid.columns))
+
+
+def lead(found: Comparison) -> str:
+    """What was compared, in one sentence."""
+    (row, column), same = names(found), same_seeds(found)
+    size = f"{counted(len(found.grid.rows), row)} × {counted(len(found.grid.columns), column)}"
+    seeds = f"{counted(same, 'seed')} of each" if same else "seeds vary"
+    return f"{size}, {seeds}: {counted(len(found.runs), 'run')}, judged by {found.title}."
+
+
+def _matrix(found: Comparison) -> list[dict[str, Any]]:
+    rows = []
+    for row in found.grid.rows:
+        cells: list[dict[str, Any] | None] = []
+        for column in found.grid.columns:
+            each = found.result(found.grid.cell(row, column))
+            if each is None:
+                cells.append(None)
+                continue
+            difference = signed(found, each.difference.of) if each.difference else ""
+            verdict = each.verdict.replace(" ", "-")
+            cells.append(
+                {"mean": mean(found, each.score), "n": each.score.n, "best": each.best, "difference": difference}
+                | {"verdict": verdict, "mark": MARKS[each.verdict]}
+            )
+        rows.append({"label": row.label, "cells": cells})
+    return rows
+
+
+def _curves(found: Comparison) -> list[str]:
+    drawn = [(label, curves_picture(found, label)) for label in (column.label for column in found.grid.columns)]
+    return [inline(picture, f"curves-{label}") for label, picture in drawn if picture is not None]
+
+
+def _seeds(found: Comparison, links: Links) -> list[dict[str, str]]:
+    return [
+        {
+            "row": each.row,
+            "column": each.column,
+            "seed": " ".join(seed),
+            "value": number(found, run.metrics[found.metric]),
+            "name": run.name,
+            "link": links.run(run),
+        }
+        for each in found.results
+        for seed, run in each.cell.runs.items()
+    ]
+
+
+def _json(values: list[str]) -> str:
+    return quote(json.dumps(values, separators=(",", ":")))

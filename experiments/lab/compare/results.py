@@ -1,0 +1,240 @@
+"""What a comparison finds: scores, differences to the baseline, costs and curves of every cell."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from lab.compare.grid import Cell, Grid, baseline_lines, baseline_of, lay_out
+from lab.compare.runs import Run, Store
+from lab.compare.schema import CompareConfig
+from lab.compare.stats import Difference, Mean, holm, mean_of, paired_difference
+from lab.config.errors import UserError, unknown
+
+MONITORS = ("map", "top1", "accuracy")  # of runs that do not say which metric their task is judged by
+LOWER_IS_BETTER = ("loss", "ece", "error", "brier", "nll", "ms", "seconds", "mib")
+SHARES = ("top", "map", "ap", "acc", "precision", "recall", "auc", "mar", "f1")
+NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "map50": "mAP50", "map75": "mAP75", "ece": "ECE"}
+SHOWN_SETTINGS = ("task", "data", "data.batch_size", "trainer.epochs", "trainer.max_updates", "optim", "optim.lr", "trainer.amp")
+SHOWN_TAGS = ("device", "loss.backend", "torch", "git.commit")
+SPEED, GPU_MEMORY, MEMORY, LOSS_TIME = "run/images_per_second", "memory/peak_allocated_mib", "memory/peak_process_mib", "train/loss_ms"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Of the seeds that were evaluated at this update."""
+
+    step: int
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass
+class Result:
+    """difference and holm (the adjusted p): to the baseline, None where there is nothing to pair or to test."""
+
+    cell: Cell
+    score: Mean
+    baseline: Cell | None
+    difference: Difference | None
+    holm: float | None = None
+    verdict: str = ""  # better, worse or "not shown"; empty where nothing was tested
+    best: bool = False  # of its column
+    costs: dict[str, Mean] = field(default_factory=dict)  # images/s, MiB, ms, by metric; the loss's time is the median over the run
+    curve: list[Point] = field(default_factory=list)
+
+    @property
+    def row(self) -> str:
+        return self.cell.row.label
+
+    @property
+    def column(self) -> str:
+        return self.cell.column.label
+
+
+@dataclass
+class Comparison:
+    metric: str
+    higher: bool  # is better
+    confidence: float
+    grid: Grid
+    results: list[Result]
+    memory: str  # the metric that is the peak memory
+    baseline: str  # in words; empty without one
+    shared: dict[str, str]  # settings and tags that all runs have in common
+    notes: list[str]
+
+    @property
+    def percent(self) -> bool:
+        return _last(self.metric).startswith(SHARES)
+
+    @property
+    def title(self) -> str:
+        """The metric in words."""
+        kind, _, last = self.metric.rpartition("/")
+        name = NAMES.get(last, last)
+        words = {"best": f"held-out {name}, best epoch", "val": f"held-out {name}, last epoch", "train": f"training {name}, last"}
+        return words.get(kind, self.metric)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those that are averaged."""
+        return [run for cell in self.grid.cells for run in cell.runs.values()]
+
+    def result(self, cell: Cell | None) -> Result | None:
+        return next((each for each in self.results if each.cell is cell), None)
+
+    def ratio(self, result: Result, cost: str) -> float | None:
+        """A cost over the baseline's."""
+        base = self.result(result.baseline)
+        ours, theirs = result.costs.get(cost), base.costs.get(cost) if base else None
+        return ours.mean / theirs.mean if ours and theirs and theirs.mean else None
+
+
+def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Comparison:
+    """Average the runs' metric over seeds, test the differences to the baseline, and collect costs and curves.
+
+    Raises:
+        UserError: metric, rows, columns or baseline do not fit the runs.
+    """
+    metric = choose_metric(runs, config.metric)
+    higher = config.goal == "max" or (config.goal == "auto" and not _is_lower_better(metric))
+    grid = lay_out(runs, metric, config.rows, config.columns)
+    kind, lines = baseline_lines(grid, config.baseline)
+    averaged = [run for cell in grid.cells for run in cell.runs.values()]
+    memory = GPU_MEMORY if all(GPU_MEMORY in run.metrics for run in averaged) else MEMORY
+
+    results = []
+    for cell in grid.cells:
+        base = baseline_of(cell, grid, kind, lines)
+        difference = paired_difference(cell.values(metric), base.values(metric), config.confidence) if base else None
+        score = mean_of(list(cell.values(metric).values()), config.confidence)
+        costs = _costs(cell, store, memory, config.confidence)
+        results.append(Result(cell, score, base, difference, costs=costs, curve=_curve(cell, store, metric)))
+    _judge(results, higher, 1 - config.confidence)
+    for column in grid.columns:
+        inside = [each for each in results if each.cell.column == column]
+        if len(inside) > 1:
+            (max if higher else min)(inside, key=lambda each: each.score.mean).best = True
+    words = " or ".join(line.label for line in lines)
+    notes = _notes(grid, averaged, results, words)
+    return Comparison(metric, higher, config.confidence, grid, results, memory, words, _shared(averaged), notes)
+
+
+def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
+    """The metric that is asked for, else the best of what the runs' task is judged by.
+
+    Raises:
+        UserError: no run has it, or the runs are of tasks that are judged by different metrics.
+    """
+    finished = [run for run in runs if run.status == "FINISHED"] or list(runs)
+    there = {name for run in finished for name in run.metrics if not name.startswith("system/")}
+    if wanted:
+        for name in (wanted, f"best/{wanted}"):
+            if name in there:
+                return name
+        raise unknown(f"metric={wanted} of {len(runs)} runs", wanted, there, show=80)
+    monitors = Counter(found for run in finished if (found := _monitor(run)))
+    if len(monitors) > 1:
+        raise UserError(
+            f"the runs are of tasks judged by {_shares(monitors)}. Choose runs, such as by where=task=..., or a metric= they share."
+        )
+    if not monitors:
+        choices = ", ".join(sorted(there)) or "none"
+        raise UserError(f"{len(runs)} runs have no best/{', best/'.join(MONITORS)}. Choose one by metric=; there are: {choices}")
+    return f"best/{monitors.popitem()[0]}"
+
+
+def _monitor(run: Run) -> str:
+    return run.tags.get("monitor") or next((name for name in MONITORS if f"best/{name}" in run.metrics), "")
+
+
+def _judge(results: list[Result], higher: bool, level: float) -> None:
+    tested = [(each, each.difference) for each in results if each.difference is not None and each.difference.p is not None]
+    for (each, difference), adjusted in zip(tested, holm([d.p for _, d in tested if d.p is not None]), strict=True):
+        each.holm = adjusted
+        each.verdict = "not shown" if adjusted >= level else "better" if (difference.of.mean > 0) == higher else "worse"
+
+
+def _costs(cell: Cell, store: Store, memory: str, confidence: float) -> dict[str, Mean]:
+    found: dict[str, list[float]] = {}
+    for run in cell.runs.values():
+        for name in (SPEED, memory):
+            if name in run.metrics:
+                found.setdefault(name, []).append(run.metrics[name])
+        if LOSS_TIME in run.metrics:
+            found.setdefault(LOSS_TIME, []).append(median(value for _, value in store.history(run, LOSS_TIME)))
+    return {name: mean_of(values, confidence) for name, values in found.items()}
+
+
+def _curve(cell: Cell, store: Store, metric: str) -> list[Point]:
+    """The metric over updates, at those where every seed has it; empty where it was logged once."""
+    name = f"val/{_last(metric)}" if metric.startswith("best/") else metric
+    histories = [dict(store.history(run, name)) for run in cell.runs.values() if name in run.metrics]
+    if len(histories) < len(cell.runs):
+        return []
+    points = []
+    for step in sorted(set.intersection(*map(set, histories))):
+        values = [history[step] for history in histories]
+        points.append(Point(step, sum(values) / len(values), min(values), max(values)))
+    return points if len(points) > 1 else []
+
+
+def _shared(runs: Sequence[Run]) -> dict[str, str]:
+    """What a reader asks for first, where it is the same in all runs."""
+    found = {name: {run.setting(name) for run in runs} for name in SHOWN_SETTINGS}
+    found |= {name: {run.tags.get(name) for run in runs} for name in SHOWN_TAGS}
+    same = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+    return {name: value for name, value in same.items() if value not in (None, "None", "")}
+
+
+def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str) -> list[str]:
+    notes = []
+    if grid.replaced:
+        names = some([f"{run.name} ({run.id[:8]})" for run in grid.replaced])
+        notes.append(f"Of runs with the same settings and seed only the newest counts; left for newer ones: {names}.")
+    for name, values in grid.differing.items():
+        where = "; ".join(f"{value or 'not set'} ({some(cells)})" for value, cells in values.items())
+        notes.append(f"Not only what is compared differs: {name} is {where}.")
+    for tag, what in (("device", "Speed, memory and times come from different devices"), ("git.commit", "Runs are of different commits")):
+        counts = Counter(run.tags.get(tag, "unknown") for run in runs)
+        if len(counts) > 1:
+            notes.append(f"{what}: {_shares(counts)}.")
+    if not baseline:
+        rows = some([row.label for row in grid.rows])
+        notes.append(f"No differences: no row is loss=ce; baseline=SETTING=VALUE chooses another baseline among {rows}.")
+    fewest = min(each.score.n for each in results)
+    if fewest < 3:
+        few = {1: "A single seed has no interval and no test", 2: "Two seeds have very wide intervals"}[fewest]
+        notes.append(f"{few}: train three or more of what you compare.")
+    for each in results:
+        if each.baseline and each.difference is None:
+            notes.append(f"{each.row} × {each.column}: no seed is shared with the baseline.")
+        elif each.difference and each.difference.of.n < each.score.n:
+            pairs = f"{each.difference.of.n} of its {each.score.n} seeds"
+            notes.append(f"{each.row} × {each.column}: the baseline has {pairs}; these are paired.")
+    return notes
+
+
+def _shares(counts: Counter[str]) -> str:
+    return ", ".join(f"{name[:40]} ({counted(count, 'run')})" for name, count in counts.most_common())
+
+
+def counted(n: int, what: str) -> str:
+    """The number of something in words."""
+    plural = {"loss": "losses"}.get(what, what if what.endswith("a") or "·" in what else f"{what}s")
+    return f"{n} {what if n == 1 else plural}"
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _is_lower_better(metric: str) -> bool:
+    return any(part in LOWER_IS_BETTER for part in _last(metric).split("_"))
+
+
+def _last(metric: str) -> str:
+    return metric.rpartition("/")[2]

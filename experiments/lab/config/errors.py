@@ -1,0 +1,31 @@
+"""Mistakes of the person at the keyboard, said in a way that shows the way out."""
+
+import difflib
+from collections.abc import Iterable
+
+from lab.runs.masks import masked
+
+
+class UserError(Exception):
+    """Ends the run with exit status 1 and this message, without a traceback; passwords in addresses are masked in it."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(masked(text))
+
+
+def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
+    """Return up to `count` choices spelled most like `word`, the nearest first."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)
+    return [by_lower[match] for match in found]
+
+
+def unknown(what: str, got: str, choices: Iterable[str], *, show: int = 60) -> UserError:
+    """The error for a name that is not among `choices`: what was got, the nearest spelling, the choices."""
+    choices = sorted(choices)
+    lines = [f"{what}: {got!r} is not known."]
+    if close := nearest(got, choices):
+        lines.append(f"Did you mean {' or '.join(repr(c) for c in close)}?")
+    if len(choices) <= show:
+        lines.append(f"Choices: {', '.join(choices)}")
+    return UserError("\n".join(lines))

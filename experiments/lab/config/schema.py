@@ -1,0 +1,255 @@
+"""The settings of a run as dataclasses: names, types, defaults, ranges."""
+
+# ruff: noqa: RUF009 (number, choice and some return dataclass fields)
+
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from math import isfinite
+from typing import Any
+
+from lab.config.errors import UserError, unknown
+from lab.config.fields import choice, number, some
+from lab.config.loss_schema import LOSSES, LossConfig
+
+
+@dataclass
+class TaskConfig:
+    name: str = "classification"
+
+
+@dataclass
+class ClassificationConfig(TaskConfig):
+    calibration_bins: int = number(15, least=2, most=1000)
+
+
+@dataclass
+class ModelConfig:
+    name: str = "???"
+    pretrained: bool = False
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+
+@dataclass
+class ClassifierConfig(ModelConfig):
+    drop_rate: float = number(0.0, least=0, below=1)
+    drop_path_rate: float | None = number(None, least=0, below=1)
+
+
+@dataclass
+class DataConfig:
+    name: str = "digits"
+    batch_size: int = number(64, least=1)
+    eval_batch_size: int = number(256, least=1)
+    augment: bool = True
+
+
+@dataclass
+class ImagesConfig(DataConfig):
+    """Images of one class each. class_balance: β of the class-balanced weights of training images, null for none."""
+
+    image_size: int = number(32, least=8)
+    mixup: float = number(0.0, least=0)
+    cutmix: float = number(0.0, least=0)
+    mix_probability: float = number(1.0, least=0, most=1)
+    class_weight: dict[Any, float] = some(dict, least=0)
+    class_group: dict[Any, int] = some(dict, least=0)
+    class_balance: float | None = number(None, least=0, below=1)
+    csv: str | None = None
+
+
+@dataclass
+class MemoryConfig(ImagesConfig):
+    """Images held in memory, whose training part can be made harder, as corruption_seed has it.
+
+    train_share: share of each class's images that stay.
+    imbalance: how many times as many images the first class has as the last; counts fall exponentially in between.
+    label_noise: share of the training labels that are replaced by another class.
+    """
+
+    train_share: float = number(1.0, above=0, most=1)
+    imbalance: float = number(1.0, least=1)
+    label_noise: float = number(0.0, least=0, below=1)
+    corruption_seed: int = number(0, least=0)
+
+
+@dataclass
+class DigitsConfig(MemoryConfig):
+    held_out: float = number(0.2, above=0, below=1)
+    split_seed: int = number(0, least=0)
+
+
+@dataclass
+class DownloadedConfig(MemoryConfig):
+    root: str | None = None
+    download: bool = True
+
+
+@dataclass
+class FolderConfig(ImagesConfig):
+    """check: how much of the images is looked at before the run starts; skip_corrupt leaves out those that cannot be used."""
+
+    root: str | None = None
+    train: str = "train"
+    val: str = "val"
+    workers: int | None = number(None, least=0)  # that read and prepare images; None: the share of the cores, up to 16
+    color_jitter: float = number(0.4, least=0)
+    auto_augment: str | None = None
+    crop_scale: float = number(0.08, above=0, most=1)
+    horizontal_flip: float = number(0.5, least=0, most=1)
+    random_erase: float = number(0.0, least=0, most=1)
+    check: str = choice("headers", "off", "headers", "pixels")
+    skip_corrupt: bool = False
+
+
+@dataclass
+class BoxLossConfig:
+    """name: auto is the detector's own, L1 of encoded boxes or GIoU. weight: factor beside the classes' loss."""
+
+    name: str = "auto"
+    weight: float = number(1.0, least=0)
+
+
+SCHEDULES = ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
+
+
+@dataclass
+class ScheduleConfig:
+    name: str = choice("cosine", *SCHEDULES)
+    warmup_epochs: float | None = number(None, least=0)
+    warmup_lr: float = number(1e-5, least=0)
+    min_lr: float = number(0.0, least=0)
+    decay_epochs: float | None = number(None, above=0)
+    decay_milestones: list[int] = some(lambda: [90, 180, 270], least=1)
+    decay_rate: float = number(0.1, above=0)
+
+
+@dataclass
+class OptimConfig:
+    name: str = "adamw"
+    lr: float = number(1e-3, above=0)
+    weight_decay: float = number(0.05, least=0)
+    momentum: float = number(0.9, least=0, below=1)
+    layer_decay: float | None = number(None, above=0, most=1)
+    clip: float | None = number(None, above=0)
+    clip_mode: str = choice("norm", "norm", "value", "agc")
+    args: dict[str, Any] = field(default_factory=dict)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+
+@dataclass
+class TrainerConfig:
+    epochs: int = number(8, least=1)
+    max_updates: int | None = number(None, least=1)
+    device: str = "auto"
+    deterministic: bool = False
+    tf32: bool = True
+    amp: str = choice("off", "off", "bf16", "fp16")
+    channels_last: bool = False
+    compile: bool = False
+    accumulate: int = number(1, least=1)
+    parallel: str = choice("ddp", "ddp", "fsdp")
+    sync_batchnorm: bool = False
+    ema: float | None = number(None, above=0, below=1)
+    ema_warmup: bool = True
+    log_every: int = number(10, least=1)
+    eval_every: int = number(1, least=1)
+    save_every: int = number(1, least=1)
+    save_updates: int | None = number(None, least=1)
+    save_minutes: float | None = number(10.0, above=0)
+    timing_warmup: int = number(10, least=0)
+    max_nonfinite: int = number(10, least=1)
+    runs: str | None = None
+
+
+@dataclass
+class TrackingConfig:
+    enabled: bool = True
+    uri: str | None = None
+    experiment: str = "lossforge"
+    tags: dict[str, str] = field(default_factory=dict)
+    system_seconds: float = number(5.0, above=0)
+    patience_seconds: float = number(60.0, least=0)
+
+
+@dataclass
+class TrainConfig:
+    name: str | None = None
+    seed: int = number(0, least=0)
+    resume: str | None = None
+    task: TaskConfig = field(default_factory=ClassificationConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LOSSES["ce"])
+    box_loss: BoxLossConfig = field(default_factory=BoxLossConfig)
+    data: DataConfig = field(default_factory=DigitsConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+@dataclass
+class BenchConfig:
+    """What is measured: names or globs, all where none is given; `--help` lists them."""
+
+    name: str | None = None
+    mode: str = choice("measure", "measure", "profile")
+    suite: list[str] = field(default_factory=list)
+    loss: list[str] = field(default_factory=list)
+    shape: list[str] = field(default_factory=list)
+    dtype: list[str] = field(default_factory=list)
+    contenders: list[str] = field(default_factory=list)
+    device: str = "auto"
+    milliseconds: float = number(80.0, above=0)
+    seed: int = number(0, least=0)
+    forward: bool = True
+    graphs: bool = True
+    out: str | None = None
+    commit: str | None = None
+    runs: str | None = None
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+def range_text(limits: Any) -> str:
+    """Say a range in words, such as 'above 0, at most 1'."""
+    words = {"above": "above", "least": "at least", "below": "below", "most": "at most"}
+    return ", ".join(f"{word} {limits[key]:g}" for key, word in words.items() if limits.get(key) is not None)
+
+
+def check(config: Any, path: str = "") -> None:
+    """Raise UserError for the first value outside its range or its choices, or that is nan or infinite."""
+    for item in fields(config):
+        value = getattr(config, item.name)
+        key = f"{path}{item.name}"
+        if is_dataclass(value):
+            check(value, f"{key}.")
+        elif value is not None:
+            _check_value(key, value, item)
+
+
+def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
+    limits = item.metadata
+    if (choices := limits.get("choices")) and value not in choices:
+        raise unknown(f"{key}={value}", value, choices)
+    for each in _numbers(value):
+        if not isfinite(each) or not _inside(each, limits):
+            wanted = f"{'' if isfinite(each) else 'finite '}numbers {range_text(limits)}".strip()
+            raise UserError(f"{key}={value}: {each:g} is out of range; {key} takes {wanted}.")
+
+
+def _numbers(value: Any) -> list[int | float]:
+    """A number, or those of a list or a map, at any depth."""
+    if isinstance(value, (dict, list)):
+        return [number for each in (value.values() if isinstance(value, dict) else value) for number in _numbers(each)]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+def _inside(value: float, limits: Any) -> bool:
+    above, least, below, most = (limits.get(key) for key in ("above", "least", "below", "most"))
+    return (
+        (above is None or value > above)
+        and (least is None or value >= least)
+        and (below is None or value < below)
+        and (most is None or value <= most)
+    )

@@ -1,0 +1,392 @@
+"""From the words of a command line to checked settings: Hydra composes the YAML files, the schemas judge them."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from lab.config.choices import SCHEMAS, agree, schema_of
+from lab.config.errors import UserError, nearest, unknown
+from lab.config.schema import BenchConfig, TrainConfig, check, range_text
+from lab.runs.masks import masked_tree
+from lab.sweep.schema import SEARCHES, SweepConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+CONF = ROOT / "conf"
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class App(Generic[Config]):
+    """An app's settings: conf/<name>.yaml and the groups it lists, judged by `schema`; in some groups the option decides the schema."""
+
+    name: str
+    schema: type[Config]
+    by_option: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    named_by_group: frozenset[str] = frozenset()
+    agree: Callable[[Any], None] = lambda config: None  # raises UserError where settings do not go together
+
+
+TRAIN = App("train", TrainConfig, SCHEMAS, frozenset({"task.name", "loss.name", "box_loss.name", "data.name"}), agree)
+BENCH = App("bench", BenchConfig)
+SEARCH = App("search", SweepConfig, {"search": SEARCHES}, frozenset({"search.name"}))
+
+
+@dataclass
+class Settings(Generic[Config]):
+    config: Config
+
+    def tree(self) -> dict[str, Any]:
+        """The resolved settings as plain containers, without the credentials of addresses: they go into files, tags and messages."""
+        return cast(dict[str, Any], masked_tree(_plain(self.config)))
+
+    def flat(self) -> dict[str, str]:
+        """The resolved settings as one level of dotted names."""
+        return flat(self.tree())
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as one level of dotted names."""
+    return {key: str(value) for key, value in _flatten(tree).items()}
+
+
+def value_of(words: Sequence[str], key: str) -> str | None:
+    """What the last of the words that sets `key` sets it to; None where none does."""
+    given = [override.value() for override in parsed(words) if override.key_or_group == key and not override.is_sweep_override()]
+    return None if not given or given[-1] is None else resolved(f"{key}=", str(given[-1]))
+
+
+def resolved(what: str, text: str) -> str:
+    """The text with its `${...}`, such as `${oc.env:HOME}`, resolved; `what` says in an error where it stands."""
+    if "${" not in text:
+        return text
+    from omegaconf import OmegaConf
+
+    with _refusing(what + text):
+        return str(OmegaConf.create({"text": text}).text)
+
+
+def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
+    """Each group of conf/ that the app has, with its options."""
+    import yaml
+
+    defaults = yaml.safe_load((CONF / f"{app.name}.yaml").read_text(encoding="utf-8"))["defaults"]
+    names = sorted(name for each in defaults if isinstance(each, dict) for name in each)
+    return {name: sorted(file.stem for file in (CONF / name).glob("*.yaml")) for name in names}
+
+
+def help_text(script: str) -> str:
+    lines = [
+        f"usage: {script} [group=option ...] [group.setting=value ...]",
+        "       -m, --multirun   a sweep: run every combination of comma-separated values; the same words again go on where it ended",
+        "       --cfg            print the resolved settings and stop",
+        "       --help           this text",
+        "",
+        "groups and their options (conf/):",
+    ]
+    lines += [f"  {name:<11} {', '.join(options)}" for name, options in groups().items()]
+    lines += ["", "of a sweep:", f"  {'search':<11} {', '.join(groups(SEARCH)['search'])}"]
+    lines += ["  hydra/launcher  basic; with uv sync --extra sweeps: joblib, submitit_local, submitit_slurm"]
+    lines += [
+        "",
+        "examples:",
+        f"  {script} loss=focal model=resnet50",
+        f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
+    ]
+    lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
+    lines += [f"  {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2"]
+    lines += [f"  {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal"]
+    lines += [f"  {script} resume=runs/RUN   # go on with a run that was interrupted"]
+    return "\n".join(lines)
+
+
+def load(words: Sequence[str]) -> Settings[TrainConfig]:
+    """The settings of a training run, as `load_for` says."""
+    return load_for(TRAIN, words)
+
+
+def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
+    """Compose and check the settings of `app` that `words` ask for.
+
+    Raises:
+        UserError: a name, type or range is wrong; the message holds the valid choices and the nearest spelling.
+    """
+    known = groups(app)
+    chosen, values = _sorted(words, known)
+    with _refusing():
+        return _settled(app, _composed(app, chosen), values, known)
+
+
+def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfig]:
+    """The settings of a finished run, but for what `words` change: single settings, or all of a group.
+
+    Raises:
+        UserError: as `load_for`.
+    """
+    from omegaconf import OmegaConf
+
+    known = groups(TRAIN)
+    chosen, values = _sorted(words, known)
+    composed = OmegaConf.create(dict(tree))
+    if preset := [word for word in chosen if word.startswith("experiment=")]:
+        raise UserError(f"{preset[0]}: the run's own settings hold; give those that shall be others by name.")
+    with _refusing():
+        if chosen:
+            fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
+            for word in chosen:
+                group = word.partition("=")[0]
+                composed[group] = fresh[group]
+        return _settled(TRAIN, composed, values, known)
+
+
+def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
+    """(options of groups, overrides of single settings)"""
+    chosen, values = [], []
+    for override in parsed(words):
+        key = override.key_or_group
+        if override.is_delete():
+            raise UserError(f"{override.input_line}: settings cannot be deleted; give the value null instead.")
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line}: several values are run by --multirun (-m).")
+        if key in known:
+            option = _option(key, override, known[key])
+            if option != "null":  # of experiment, which is none anyway
+                chosen.append(f"{key}={option}")
+        else:
+            values.append(override)
+    return chosen, values
+
+
+def _composed(app: App[Any], chosen: list[str]) -> Any:
+    import yaml
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose(app.name, overrides=chosen)
+    except HydraException as error:
+        raise UserError(f"conf/: {' '.join(str(error).partition('Config search path')[0].split())}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "conf/"
+        raise UserError(f"{where}: is no YAML: {' '.join(filter(None, (error.context, error.problem)))}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"conf/ with {' '.join(chosen)}: a file is no YAML: {' '.join(str(error).split())}") from None
+
+
+@contextmanager
+def _refusing(what: str = "") -> Iterator[None]:
+    """Say in one line what OmegaConf cannot read or resolve; `what` where the error does not say it itself."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        said = said.rpartition("raised while resolving interpolation: ")[2].strip('"')
+        hint = ". Set it, or write ${oc.env:NAME,default}." if said.startswith("Environment variable") else "."
+        raise UserError(f"{what or error.full_key or 'conf/'}: {said}{hint}") from None
+
+
+def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Settings[Config]:
+    """What conf/ gives, with single settings changed, typed and checked."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+    tree = _typed(app, composed)
+    for override in values:
+        _apply(app, tree, override, known)
+    if missing := sorted(OmegaConf.missing_keys(tree)):
+        raise UserError(f"{', '.join(missing)}: must be given, for example {missing[0]}=...")
+    try:
+        config = cast(Config, OmegaConf.to_object(tree))
+    except InterpolationResolutionError:
+        raise
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    check(config)
+    app.agree(config)
+    return Settings(config)
+
+
+def each_value(override: Any) -> list[str]:
+    """The words of one value each that a parsed word stands for."""
+    if not override.is_sweep_override():
+        return [override.input_line]
+    from hydra.errors import HydraException
+
+    try:
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    except HydraException:
+        raise UserError(f"{override.input_line}: its values cannot be listed; give a,b,c or range(start,stop), or search=optuna.") from None
+
+
+def quoted(text: object) -> str:
+    """A value that the grammar of overrides takes as it is."""
+    return "'" + str(text).replace("'", "\\'") + "'"
+
+
+def absolute(path: str | None, default: Path) -> Path:
+    """A given path counts from the current folder, a default one from the repository's root."""
+    return Path(os.path.expanduser(path)).absolute() if path else default
+
+
+def parsed(words: Sequence[str]) -> list[Any]:
+    """The words as Hydra's overrides."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    for word in words:
+        if word.startswith("-"):
+            raise unknown("option", word, ["--help", "--cfg", "--multirun", "-m"])
+        if "=" not in word and not word.startswith("~"):
+            raise UserError(f"{word!r}: expected name=value, such as loss=focal or optim.lr=1e-3 (--help lists the groups).")
+    try:
+        return list(OverridesParser.create().parse_overrides(list(words)))
+    except HydraException as error:
+        raise UserError(str(error)) from None
+
+
+def _option(group: str, override: Any, options: list[str]) -> str:
+    """The option that a word names, which must be one of the group's."""
+    given = override.value()
+    value = resolved(f"{group}=", given) if isinstance(given, str) else override.get_value_element_as_str()
+    if value not in options and not (group == "experiment" and value == "null"):
+        raise unknown(f"{group}={value}", value, options)
+    return value
+
+
+def _typed(app: App[Any], composed: Any) -> Any:
+    """The composed YAML in its schema: a name or type that the schema does not have is an error."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    schema = OmegaConf.structured(app.schema)
+    for group, schemas in app.by_option.items():
+        schema[group] = OmegaConf.structured(schema_of(group, schemas, composed[group]))
+    try:
+        return OmegaConf.merge(schema, composed)
+    except OmegaConfBaseException as error:
+        key = error.full_key or "?"
+        near = nearest(key, _names(schema))
+        hint = f"\nDid you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"conf/ sets {key}: {str(error).splitlines()[0]}{hint}") from None
+
+
+def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]]) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    key = override.key_or_group.replace("/", ".")
+    if key in app.named_by_group:
+        group = key.removesuffix(".name")
+        option = _option(group, override, known[group])
+        raise UserError(f"{override.input_line}: write {group}={option}; the name decides which settings {group} has.")
+    owner, item = _locate(tree, key)
+    if item is None and not _is_map_entry(owner):
+        _refuse_name(app, tree, key, known)
+    value = override.value()
+    if isinstance(value, (int, float)) and item is not None and item.type in (str, str | None):
+        value = (override.input_line or "").partition("=")[2]  # commit=3319e81 is no number
+    try:
+        OmegaConf.update(tree, key, value, force_add=True)
+    except OmegaConfBaseException as error:
+        wanted = _wanted(item) if item is not None else "another type"
+        raise UserError(f"{override.input_line}: {wanted} is expected.\n{str(error).splitlines()[0]}") from None
+
+
+def _locate(tree: Any, key: str) -> tuple[Any, Any]:
+    """The node that holds `key` and the schema's field of it (None where it has no such field)."""
+    owner: Any = tree
+    *path, last = key.split(".")
+    from omegaconf import DictConfig, OmegaConf
+
+    for part in path:
+        if not isinstance(owner, DictConfig) or part not in owner:
+            return None, None
+        owner = owner[part]
+    if not isinstance(owner, DictConfig):
+        return None, None
+    kind = OmegaConf.get_type(owner)
+    if kind is not None and is_dataclass(kind):
+        return owner, next((item for item in fields(kind) if item.name == last), None)
+    return owner, None
+
+
+def _is_map_entry(owner: Any) -> bool:
+    from omegaconf import OmegaConf
+
+    return owner is not None and not is_dataclass(OmegaConf.get_type(owner))
+
+
+def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]) -> None:
+    from omegaconf import DictConfig, OmegaConf
+
+    head, _, last = key.rpartition(".")
+    while head and not isinstance(OmegaConf.select(tree, head), DictConfig):
+        head, _, last = head.rpartition(".")
+    if not head:
+        error = unknown(key, last or key, {*known, *(str(name) for name in tree)})
+        if within := _within_groups(app, tree, last):
+            error = UserError(f"{error}\nThere is also {', '.join(within)}.")
+        raise error
+    siblings = [str(name) for name in OmegaConf.select(tree, head)]
+    error = unknown(key, last, siblings)
+    elsewhere = [
+        f"{head}.{match} of {head}={option}"
+        for option, schema in app.by_option.get(head, {}).items()
+        for match in nearest(last, {item.name for item in fields(schema)} - set(siblings), 1)
+    ]
+    if last in tree:
+        elsewhere.append(f"plain {last}")
+    raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error
+
+
+def _within_groups(app: App[Any], tree: Any, last: str) -> list[str]:
+    """Settings of groups whose own name is `last`, else those spelled most like it."""
+    here = {name: name.rpartition(".")[2] for name in _names(tree) if "." in name}
+    others = {
+        f"{group}.{item.name} of {group}={option}": item.name
+        for group, schemas in app.by_option.items()
+        for option, schema in schemas.items()
+        for item in fields(schema)
+    }
+    for names in (here, others):
+        if found := [full for full, name in names.items() if name == last]:
+            return found[:3]
+    near = nearest(last, set(here.values()), 1)
+    return [full for full, name in here.items() if name in near][:3]
+
+
+def _wanted(item: Any) -> str:
+    kind = getattr(item.type, "__name__", None) if isinstance(item.type, type) else None
+    words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
+    text = words.get(kind or "", f"{item.type}".replace("float", "number").replace(" | None", " or null"))
+    limits = range_text(item.metadata)
+    return f"{text} ({limits})" if limits else text
+
+
+def _names(tree: Any) -> list[str]:
+    from omegaconf import OmegaConf
+
+    return [key for key in _flatten(OmegaConf.to_container(tree, resolve=False)) if key]
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _flatten(tree: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or (not tree and path):
+        return {path: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{path}.{key}" if path else str(key))
+    return flat

@@ -1,0 +1,222 @@
+"""COCO annotation files: read once, every fault found and named by its id."""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lab.config.errors import UserError
+from lab.data.images import UNREADABLE, CorruptError, Faults, Files, corrupt, open_image, unreadable
+
+Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
+Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
+VISIBLE = 0.5  # a box with less of its area inside the image is a mistake, such as corners given as width and height
+
+
+@dataclass
+class CocoFile:
+    """Images and their boxes; image i has the boxes first[i] to first[i + 1]."""
+
+    path: Path
+    classes: list[str]
+    category_ids: list[int]
+    files: list[str]
+    image_ids: list[int]
+    sizes: list[tuple[int, int]]  # height, width
+    first: list[int]  # (N + 1)
+    boxes: Tensor  # (M, 4) float64, xywh in pixels of the file, inside the image
+    labels: Tensor  # (M,) indices of `classes`
+    crowd: Tensor  # (M,) bool
+    areas: Tensor  # (M,) float64, as the file gives them
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def rows(self, position: int) -> slice:
+        return slice(self.first[position], self.first[position + 1])
+
+    def counts(self) -> Tensor:
+        """(C,) boxes of each class, crowds aside."""
+        return torch.bincount(self.labels[~self.crowd], minlength=len(self.classes))
+
+    def most_boxes(self) -> tuple[int, int]:
+        """The largest number of boxes of an image, crowds aside, and that image's id."""
+        alone = [int((~self.crowd[self.rows(i)]).sum()) for i in range(len(self))]
+        most = max(range(len(self)), key=alone.__getitem__)
+        return alone[most], self.image_ids[most]
+
+    def open(self, position: int) -> Image.Image:
+        """The image in RGB.
+
+        Raises:
+            UserError: it cannot be read, or is not what the annotations say.
+        """
+        path = self.files[position]
+        try:
+            return open_image(path, self.sizes[position]).convert("RGB")
+        except UNREADABLE as error:
+            raise unreadable(f"{self.path}: image {self.image_ids[position]} ({path})", error) from None
+
+
+def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str, skip_corrupt: bool) -> CocoFile:
+    """Read an annotation file whose images lie in `folder`.
+
+    Args:
+        path: the JSON file.
+        folder: what its file names count from.
+        settings: the names of the settings that gave `path` and `folder`.
+        check: "off", "headers" (each image is opened, and decoded where its end is missing) or "pixels" (each image is decoded).
+        skip_corrupt: leave corrupt images and boxes out, and say so in a line.
+
+    Raises:
+        UserError: there is no such file or folder, it is no COCO file, or it has corrupt entries that are not to be skipped.
+    """
+    tree = _load(path, settings[0])
+    if not folder.is_dir():
+        raise UserError(f"{settings[1]}={folder}: there is no such folder.")
+    names = _categories(path, settings[0], tree["categories"])
+    faults = Faults(path)
+    images = _images(tree["images"], folder, faults, check, settings)
+    rows = _rows(tree, names, images, faults)
+    _refuse_relative(path, settings[0], rows)
+    faults.judge(skip_corrupt)
+    if not images:
+        raise UserError(f"{settings[0]}={path}: has no image to use.")
+    flat = [row for image_id in images for row in rows[image_id]]
+    first = [0, *accumulate(len(rows[image_id]) for image_id in images)]
+    return CocoFile(
+        path,
+        list(names.values()),
+        list(names),
+        [file for file, _ in images.values()],
+        list(images),
+        [size for _, size in images.values()],
+        first,
+        torch.tensor([row[0] for row in flat], dtype=torch.float64).view(-1, 4),
+        torch.tensor([row[1] for row in flat], dtype=torch.int64),
+        torch.tensor([row[2] for row in flat], dtype=torch.bool),
+        torch.tensor([row[3] for row in flat], dtype=torch.float64),
+    )
+
+
+def _load(path: Path, setting: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{setting}={path}: cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UserError(f"{setting}={path}: is not JSON: {error}") from None
+    keys = ("images", "annotations", "categories")
+    lacking = [key for key in keys if not (isinstance(tree, dict) and isinstance(tree.get(key), list))]
+    if lacking:
+        raise UserError(f"{setting}={path}: is no COCO file for detection: it has no list {' and no list '.join(lacking)}.")
+    return tree
+
+
+def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
+    """Names by id, in the order of the ids; a name that is given twice gets its id added."""
+    names: dict[int, str] = {}
+    for entry in entries:
+        category_id, name = (entry.get("id"), entry.get("name")) if isinstance(entry, dict) else (None, None)
+        if type(category_id) is not int or not isinstance(name, str):
+            raise UserError(f"{setting}={path}: categories: an integer id and a name are expected, got {entry!r}.")
+        if category_id in names:
+            raise UserError(f"{setting}={path}: categories: id {category_id} is given to {names[category_id]!r} and to {name!r}.")
+        names[category_id] = name
+    if not names:
+        raise UserError(f"{setting}={path}: has no categories.")
+    given = list(names.values())
+    return {i: f"{names[i]} ({i})" if given.count(names[i]) > 1 else names[i] for i in sorted(names)}
+
+
+def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> Images:
+    """File and size of the images that can be used, by id."""
+    found: Images = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or type(entry.get("id")) is not int:
+            faults.add(f"image {entry!r:.100}: has no integer id")
+            continue
+        image_id, name, height, width = entry["id"], *(entry.get(key) for key in ("file_name", "height", "width"))
+        if image_id in found:
+            faults.add(f"image {image_id}: its id is given twice")
+        elif not (isinstance(name, str) and type(height) is int and type(width) is int and min(height, width) > 0):
+            faults.add(f"image {image_id}: file_name, height and width are expected, got {name!r}, {height!r}, {width!r}")
+        else:
+            found[image_id] = (os.path.join(folder, name), (height, width))
+    there = _listing(folder)
+    missing = [image_id for image_id, (file, _) in found.items() if file not in there and not os.path.isfile(file)]
+    if missing and len(missing) == len(found):
+        file = found[missing[0]][0]
+        raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
+    _drop(found, ((image_id, "there is no such file") for image_id in missing), faults)
+    _drop(found, corrupt(cast(Files, found), (faults.path, folder), check).items(), faults)
+    return found
+
+
+def _drop(found: Images, reasons: Iterable[tuple[int, str]], faults: Faults) -> None:
+    for image_id, reason in reasons:
+        file, _ = found.pop(image_id)
+        faults.add(f"image {image_id} ({file}): {reason}")
+
+
+def _listing(folder: Path) -> set[str]:
+    """Asking for a hundred thousand files one by one takes minutes on a network's file system."""
+    with os.scandir(folder) as entries:
+        return {entry.path for entry in entries}
+
+
+def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults) -> dict[int, list[Row]]:
+    """The boxes of each image that can be used; those of a corrupt image are no faults of their own."""
+    known = {entry["id"] for entry in tree["images"] if isinstance(entry, dict) and type(entry.get("id")) is int}
+    index = {category_id: i for i, category_id in enumerate(names)}
+    rows: dict[int, list[Row]] = {image_id: [] for image_id in images}
+    for number, entry in enumerate(tree["annotations"]):
+        if not isinstance(entry, dict):
+            faults.add(f"annotation number {number}: {entry!r:.100} is no annotation")
+            continue
+        image_id = entry.get("image_id")
+        try:
+            if type(image_id) is not int or image_id not in known:
+                raise CorruptError("there is no such image")
+            if image_id in images:
+                rows[image_id].append(_row(entry, images[image_id][1], index))
+        except CorruptError as error:
+            faults.add(f"annotation {entry.get('id', f'number {number}')} of image {image_id}: {error}")
+    return rows
+
+
+def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) -> Row:
+    category, box, area = (entry.get(key) for key in ("category_id", "bbox", "area"))
+    if type(category) is not int or category not in index:
+        raise CorruptError(f"category_id {category!r} is not among the categories")
+    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box))):
+        raise CorruptError(f"bbox {box!r}; four finite numbers [x, y, width, height] are expected")
+    x, y, width, height = box
+    if width <= 0 or height <= 0:
+        raise CorruptError(f"bbox {box} has no area; [x, y, width, height] is expected")
+    left, top, right, bottom = max(x, 0), max(y, 0), min(x + width, size[1]), min(y + height, size[0])
+    if max(right - left, 0) * max(bottom - top, 0) < VISIBLE * width * height:
+        raise CorruptError(f"bbox {box} is mostly outside of the image ({size[1]}×{size[0]}); [x, y, width, height] is expected")
+    # a box inside keeps its numbers to the last bit
+    inside = box if (left, top, right, bottom) == (x, y, x + width, y + height) else [left, top, right - left, bottom - top]
+    if area is None or not _is_finite(area) or area <= 0:
+        area = inside[2] * inside[3]
+    return inside, index[category], bool(entry.get("iscrowd", 0)), area
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _refuse_relative(path: Path, setting: str, rows: dict[int, list[Row]]) -> None:
+    edges = [edge for each in rows.values() for row in each for edge in row[0]]
+    if edges and max(edges) <= 1 and any(edge != int(edge) for edge in edges):
+        raise UserError(f"{setting}={path}: all boxes lie within [0, 1]; pixels are expected, not shares of the image.")

@@ -1,0 +1,49 @@
+"""Training data made harder on purpose: few images, a long tail of classes, wrong labels."""
+
+import torch
+from torch import Tensor
+
+from lab.config.errors import UserError
+from lab.config.schema import MemoryConfig
+
+
+def corrupted(config: MemoryConfig, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Positions of the training samples that stay, in their order, and the labels that these get.
+
+    Raises:
+        UserError: settings contradict each other.
+    """
+    if config.label_noise and config.csv:
+        raise UserError(f"data.label_noise={config.label_noise}: cannot go with data.csv, which speaks of the right labels.")
+    generator = torch.Generator().manual_seed(config.corruption_seed)
+    available = torch.bincount(targets, minlength=classes)
+    fewer = (available * config.train_share).round().long().clamp(min=1).minimum(available)
+    kept = chosen(targets, tail_counts(fewer, config.imbalance), generator)
+    return kept, noisy(targets[kept], classes, config.label_noise, generator)
+
+
+def tail_counts(available: Tensor, imbalance: float) -> Tensor:
+    """(C,) samples to keep of each class: n μ^(-c / (C - 1)) for class c, μ the imbalance and n the smallest class's samples.
+
+    Source: Cui et al., Class-Balanced Loss Based on Effective Number of Samples, arXiv 1901.05555, section 5.1.
+    """
+    if imbalance == 1:
+        return available
+    falls = torch.linspace(0, 1, len(available), dtype=torch.float64)
+    return (available.min() * imbalance**-falls).round().long().clamp(min=1)
+
+
+def chosen(targets: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Positions of as many random samples of each class as `counts` (C,) says."""
+    order = torch.randperm(len(targets), generator=generator)
+    places = [order[targets[order] == label][:count] for label, count in enumerate(counts.tolist())]
+    return torch.cat(places).sort().values
+
+
+def noisy(targets: Tensor, classes: int, share: float, generator: torch.Generator) -> Tensor:
+    """The labels with this share of them, at random places, replaced by another class, each as likely: symmetric noise."""
+    wrong = torch.randperm(len(targets), generator=generator)[: round(share * len(targets))]
+    step = torch.randint(1, classes, (len(wrong),), generator=generator)
+    replaced = targets.clone()
+    replaced[wrong] = (targets[wrong] + step) % classes
+    return replaced

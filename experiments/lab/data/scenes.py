@@ -1,0 +1,226 @@
+"""Scenes composed from scikit-learn's handwritten digits, written once as a COCO data set."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
+from lab.config.errors import UserError
+from lab.data.workers import number_of_workers
+
+DRAWING = 1  # counted up when other pictures are drawn from the same settings, so that no old folder is taken for the new one
+LUMA = np.array([0.299, 0.587, 0.114])
+CONTRAST = 0.4  # of a digit's ink to what lies under it
+TRIES = 40
+FEW = 100  # scenes that are sooner drawn than worker processes started
+PARTS = ("train", "val")
+
+
+def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
+    """The folder under `root` with the scenes of these settings, which are drawn if they are not there yet.
+
+    It holds images/, instances_train.json and instances_val.json. It appears whole or not at all, also
+    when several processes want it at once.
+
+    Raises:
+        UserError: the folder cannot be written, or the settings allow no scene.
+    """
+    settings = _settings(config)
+    folder = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    if folder.is_dir():
+        return folder
+    digits = _digits(config)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
+        try:
+            draft.chmod(0o755)
+            _write(config, settings, digits, draft)
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        # another process may have been first
+        if not folder.is_dir():
+            raise UserError(f"data.root={root}: the scenes cannot be written: {error.strerror or str(error).splitlines()[-1]}") from None
+    return folder
+
+
+def _settings(config: DigitScenesConfig) -> dict[str, Any]:
+    """What decides the pictures."""
+    loading = {item.name for item in fields(DetectionDataConfig)}
+    return {"drawing": DRAWING} | {item.name: getattr(config, item.name) for item in fields(config) if item.name not in loading}
+
+
+def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Images (N, 8, 8) in [0, 1] and classes of the training digits and of those held out."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    for name in ("digits", "digit_pixels"):
+        given = getattr(config, name)
+        if len(given) != 2 or given[0] > given[1]:
+            raise UserError(f"data.{name}={given}: the lowest and the highest value are expected.")
+    if config.digit_pixels[1] > config.scene_pixels:
+        raise UserError(f"data.digit_pixels={config.digit_pixels}: at most data.scene_pixels={config.scene_pixels}.")
+    digits = load_digits()
+    try:
+        split = train_test_split(
+            range(len(digits.target)), test_size=config.held_out, stratify=digits.target, random_state=config.split_seed
+        )
+    except ValueError as error:
+        raise UserError(f"data.held_out={config.held_out}: {error}") from None
+    return [((digits.images[part] / 16).astype(np.float32), digits.target[part]) for part in split]
+
+
+@dataclass
+class Drawing:
+    """The scenes of a part, by their numbers: each drawn, written and described, by whichever process is asked for it."""
+
+    config: DigitScenesConfig
+    part: int  # of PARTS
+    glyphs: np.ndarray
+    labels: np.ndarray
+    folder: Path
+
+    def __len__(self) -> int:
+        return int(getattr(self.config, f"{PARTS[self.part]}_scenes"))
+
+    def __getitem__(self, scene: int) -> tuple[str, list[tuple[int, list[int]]]]:
+        """The file's name, and of each digit the class and the box."""
+        random = np.random.default_rng([self.config.scene_seed, self.part, scene])
+        picture, found = draw_scene(self.config, self.glyphs, self.labels, random)
+        name = f"{PARTS[self.part]}_{scene:06}.png"
+        Image.fromarray(picture).save(self.folder / name, compress_level=1)
+        return name, found
+
+
+def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tuple[np.ndarray, np.ndarray]], folder: Path) -> None:
+    (folder / "images").mkdir()
+    first = 1
+    for number, part in enumerate(PARTS):
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        for image_id, (name, found) in enumerate(_drawn(Drawing(config, number, *digits[number], folder / "images")), start=first):
+            images.append({"id": image_id, "file_name": name, "width": config.scene_pixels, "height": config.scene_pixels})
+            for label, box in found:
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": image_id,
+                        "category_id": label + 1,
+                        "bbox": box,
+                        "area": box[2] * box[3],
+                        "iscrowd": 0,
+                    }
+                )
+        first += len(images)
+        categories = [{"id": digit + 1, "name": str(digit)} for digit in range(10)]
+        tree = {"info": settings, "images": images, "annotations": annotations, "categories": categories}
+        (folder / f"instances_{part}.json").write_text(json.dumps(tree))
+
+
+def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[tuple[int, list[int]]]]]:
+    """All scenes in their order, by worker processes where there are enough to be worth it."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    workers = number_of_workers(drawing.config.workers) if len(drawing) > FEW else 0
+    # a generator of its own: whether scenes were there already must not change a run
+    return DataLoader(cast(Any, drawing), batch_size=None, collate_fn=_as_it_is, num_workers=workers, generator=torch.Generator())
+
+
+def _as_it_is(scene: Any) -> Any:
+    return scene
+
+
+def draw_scene(
+    config: DigitScenesConfig, glyphs: np.ndarray, labels: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, list[tuple[int, list[int]]]]:
+    """One scene: (H, W, 3) uint8, and for each digit its class and its tight box [x, y, width, height].
+
+    Args:
+        config: sizes, counts and limits.
+        glyphs: (N, 8, 8) ink in [0, 1] to choose from.
+        labels: (N,) classes.
+        random: where all chance comes from.
+    """
+    canvas = _background(config, random)
+    found: list[tuple[int, list[int]]] = []
+    for _ in range(int(random.integers(config.digits[0], config.digits[1] + 1))):
+        chosen = int(random.integers(len(labels)))
+        ink = _ink(glyphs[chosen], int(random.integers(config.digit_pixels[0], config.digit_pixels[1] + 1)))
+        for x, y in _corners(config.scene_pixels, ink, random):
+            box = [x, y, ink.shape[1], ink.shape[0]]
+            if all(_apart(config, box, other) for _, other in found):
+                _paint(canvas[y : y + box[3], x : x + box[2]], ink, random)
+                found.append((int(labels[chosen]), box))
+                break
+    canvas += random.normal(0, 0.04 * config.clutter * random.random(), canvas.shape)
+    return (canvas.clip(0, 1) * 255).round().astype(np.uint8), found
+
+
+def _ink(glyph: np.ndarray, pixels: int) -> np.ndarray:
+    """The glyph enlarged smoothly, as coverage in [0, 1], cut to the rows and columns that hold ink."""
+    large = np.asarray(Image.fromarray(glyph).resize((pixels, pixels), Image.Resampling.BICUBIC))
+    ink = ((large - 0.35) / 0.3).clip(0, 1)
+    rows, columns = (np.flatnonzero((ink > 0.25).any(axis)) for axis in (1, 0))
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _corners(side: int, ink: np.ndarray, random: np.random.Generator) -> Iterator[tuple[int, int]]:
+    for _ in range(TRIES):
+        yield int(random.integers(side - ink.shape[1] + 1)), int(random.integers(side - ink.shape[0] + 1))
+
+
+def _apart(config: DigitScenesConfig, one: list[int], two: list[int]) -> bool:
+    across, down = (max(0, min(one[i] + one[i + 2], two[i] + two[i + 2]) - max(one[i], two[i])) for i in (0, 1))
+    shared, areas = across * down, (one[2] * one[3], two[2] * two[3])
+    return shared <= config.max_iou * (sum(areas) - shared) and shared <= config.max_cover * min(areas)
+
+
+def _paint(patch: np.ndarray, ink: np.ndarray, random: np.random.Generator) -> None:
+    """Blend a random colour into the patch, one that stands out from it."""
+    colours = random.random((64, 3))
+    contrast = np.abs(colours @ LUMA - (patch.mean((0, 1)) @ LUMA))
+    colour = colours[np.argmax(contrast > CONTRAST) if (contrast > CONTRAST).any() else contrast.argmax()]
+    patch += ink[..., None] * (colour - patch)
+
+
+def _background(config: DigitScenesConfig, random: np.random.Generator) -> np.ndarray:
+    """(H, W, 3) in [0, 1]: a gradient with strokes, arcs and corners of low contrast."""
+    side = config.scene_pixels
+    one = random.random(3)
+    two = (one + random.uniform(-0.25, 0.25, 3)).clip(0, 1)
+    angle = random.random() * 2 * np.pi
+    down, across = np.mgrid[0:side, 0:side] / side - 0.5
+    slope = ((across * np.cos(angle) + down * np.sin(angle)) / np.sqrt(2) + 0.5)[..., None]
+    picture = Image.fromarray(((one + slope * (two - one)) * 255).round().astype(np.uint8))
+    pen = ImageDraw.Draw(picture)
+    for _ in range(int(random.poisson(5 * config.clutter))):
+        colour = tuple(int(c) for c in ((one + two) / 2 + random.uniform(-0.25, 0.25, 3)).clip(0, 1) * 255)
+        _scribble(pen, side, colour, random)
+    return np.asarray(picture, dtype=np.float64) / 255
+
+
+def _scribble(pen: ImageDraw.ImageDraw, side: int, colour: tuple[int, ...], random: np.random.Generator) -> None:
+    """A stroke, an arc or a corner."""
+    start = random.uniform(0, side, 2)
+    length, turn = random.uniform(0.1, 0.6) * side, random.random() * 2 * np.pi
+    width = int(random.integers(1, 4))
+    step = length * np.array([np.cos(turn), np.sin(turn)])
+    kind = random.choice(["stroke", "arc", "corner"])
+    if kind == "arc":
+        angle, box = random.uniform(0, 360), [*start, *(start + length * np.array([1, random.uniform(0.5, 1)]))]
+        pen.arc(box, angle, angle + random.uniform(30, 120), fill=colour, width=width)
+    else:
+        path = [start, start + step] if kind == "stroke" else [start, start + step, start + step + step[::-1] * (-0.5, 0.5)]
+        pen.line([tuple(point) for point in path], fill=colour, width=width)

@@ -1,0 +1,238 @@
+"""Data sets: held in memory on the device (digits, MNIST, CIFAR), or read by workers (ImageFolder)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lab.config.errors import UserError
+from lab.config.schema import DigitsConfig, DownloadedConfig
+from lab.config.settings import ROOT, absolute
+from lab.config.task_schema import DigitPairsConfig
+from lab.data.batch import Batch
+from lab.data.places import Shares
+from lab.data.samples import Annotations
+from lab.data.seeds import seed_of
+from lab.train import distributed
+
+
+class Loader(Protocol):
+    """Batches of one task, on the device."""
+
+    samples: int
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration be this epoch's, from its batch number `batch` on; without it, it is the epoch after the last one.
+
+        What an epoch brings, its order and its augmentation, follows from the seed and its number.
+        """
+        ...
+
+
+@dataclass
+class Norm:
+    """What pixels from 0 to 1 are normalised by, a number a channel."""
+
+    mean: list[float]
+    std: list[float]
+
+
+class Sets(Protocol):
+    """What the trainer reads of any task's data."""
+
+    @property
+    def classes(self) -> list[str]: ...
+
+    @property
+    def norm(self) -> Norm: ...
+
+    @property
+    def train(self) -> Loader: ...
+
+    @property
+    def val(self) -> Loader: ...
+
+
+@dataclass
+class Data:
+    classes: list[str]
+    channels: int
+    norm: Norm
+    train: Loader
+    val: Loader
+    groups: int  # 0 where the data has no groups
+    counts: Tensor  # (C,) training samples
+
+
+@dataclass
+class Split:
+    images: Tensor  # (N, C, H, W), uint8 or float
+    targets: Tensor  # (N,)
+    keys: list[str]
+
+
+class MemoryLoader:
+    """Batches of images that lie on the device: nothing is waited for, nothing is copied from the host but one permutation an epoch.
+
+    Several batches' images are made at once, for small ones cost the host more than the device: a part of an epoch, or several short ones.
+    """
+
+    TOGETHER, ELEMENTS = 16, 2**24  # so many batches, or as many as have no more elements
+
+    def __init__(self, split: Split, notes: Annotations, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
+        self.images, self.targets = split.images.to(device), split.targets.to(device)
+        self.weight = None if notes.weight is None else notes.weight.to(device)
+        self.group = None if notes.group is None else notes.group.to(device)
+        self.mean, self.deviation = (value.view(1, -1, 1, 1).to(device) for value in norm)
+        self.device, self.samples = device, len(self.targets)
+        self.shares = Shares(self.samples, batch_size)
+        self.augment: Any = None
+        self.seed: int | None = None
+        self.kept: tuple[int, list[Batch]] = 0, []  # of several short epochs: the first one's number, and the batches of all
+        self.begin(1)
+
+    def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
+        self.seed, self.augment, self.kept = seed, augment, (0, [])
+        return self
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        self.epoch, self.batch = epoch, batch
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, first = self.epoch, self.batch
+        self.begin(epoch + 1)
+        largest = -(-max(self.shares.sizes) // self.shares.ranks)
+        together = max(1, min(self.TOGETHER, self.ELEMENTS // (largest * self.images[0].numel())))
+        epochs = 1 if self.seed is None else max(1, together // len(self))
+        if epochs > 1:
+            block = (epoch - 1) // epochs * epochs + 1
+            if self.kept[0] != block:
+                several = [index for number in range(block, block + epochs) for index in self._shares(number)]
+                self.kept = block, self._made(several, block, 0)
+            start = (epoch - block) * len(self)
+            yield from self.kept[1][start + first : start + len(self)]
+            return
+        batches = self._shares(epoch)
+        for start in range(first // together * together, len(batches), together):
+            made = self._made(batches[start : start + together], epoch, start)
+            yield from made[max(first - start, 0) :]
+
+    def _made(self, group: list[Tensor], epoch: int, start: int) -> list[Batch]:
+        """Batches of the samples of each index, which begin with batch `start` of an epoch."""
+        every, sizes = torch.cat(group), [len(index) for index in group]
+        images = self.images[every]
+        scaled = images.float() / 255 if images.dtype == torch.uint8 else images
+        images = (scaled - self.mean) / self.deviation
+        if self.augment is not None and self.seed is not None:
+            noise = torch.Generator(self.device).manual_seed(distributed.own_seed(seed_of(self.seed, epoch, start)))
+            images = self.augment(images, noise)
+        others = (None if values is None else values[every] for values in (self.targets, self.weight, self.group))
+        parts = [[None] * len(group) if t is None else t.split(sizes) for t in (images, *others)]
+        return [Batch(part, target, index, *notes) for index, part, target, *notes in zip(group, *parts, strict=True)]
+
+    def _shares(self, epoch: int) -> list[Tensor]:
+        return self.shares.of(self._order(epoch))
+
+    def _order(self, epoch: int) -> Tensor:
+        if self.seed is None:
+            return torch.arange(self.samples, device=self.device)
+        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed_of(self.seed, epoch)))
+        return order.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else order
+
+
+def norm_of(images: Tensor, saved: Norm | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (C,): a saved model's, or those of training images (N, C, H, W), uint8 or from 0 to 1.
+
+    Raises:
+        UserError: the saved model takes images of other channels.
+    """
+    if saved:
+        check_channels(saved, images.shape[1])
+        return torch.tensor(saved.mean), torch.tensor(saved.std)
+    scaled = images.float() / 255 if images.dtype == torch.uint8 else images
+    return scaled.mean(dim=(0, 2, 3)), scaled.std(dim=(0, 2, 3))
+
+
+def check_channels(saved: Norm, channels: int) -> None:
+    """Raise UserError unless the saved model takes images of so many channels."""
+    if len(saved.mean) != channels:
+        raise UserError(f"data: its images have {channels} channels; the model takes {len(saved.mean)}.")
+
+
+def count_groups(*notes: Annotations) -> int:
+    return max((int(each.group.max()) + 1 for each in notes if each.group is not None and len(each.group)), default=0)
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    if images.shape[-2:] == (size, size):
+        return images
+    parts = [F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True) for part in images.split(4096)]
+    scaled = torch.cat(parts)
+    return scaled.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else scaled
+
+
+def digits(config: DigitsConfig | DigitPairsConfig) -> tuple[list[str], Split, Split]:
+    """Names of the classes, and the training and held-out digits of these settings."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    known = load_digits()
+    images = torch.tensor(known.images, dtype=torch.float32)[:, None] / 16
+    targets = torch.tensor(known.target, dtype=torch.int64)
+    try:
+        train, val = train_test_split(range(len(targets)), test_size=config.held_out, stratify=known.target, random_state=config.split_seed)
+    except ValueError as error:
+        raise UserError(f"data.held_out={config.held_out}: {error}") from None
+    splits = [Split(images[part], targets[part], [str(i) for i in part]) for part in (train, val)]
+    return [str(i) for i in range(10)], splits[0], splits[1]
+
+
+def downloaded(config: DownloadedConfig) -> tuple[list[str], Split, Split]:
+    import socket
+
+    from torchvision import datasets
+
+    kind = {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[config.name]
+    archive = {
+        "mnist": "MNIST/raw/ with the four *-ubyte.gz files (train and t10k, images and labels)",
+        "cifar10": "cifar-10-python.tar.gz, or cifar-10-batches-py/ unpacked from it",
+        "cifar100": "cifar-100-python.tar.gz, or cifar-100-python/ unpacked from it",
+    }[config.name]
+    root = absolute(config.root, ROOT / "data")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(20)
+    try:
+        sets = [kind(str(root), train=train, download=config.download) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"data={config.name}: not found under data.root={root}, and "
+            + (f"could not be downloaded ({reason})." if config.download else "data.download=false.")
+            + f"\nPut there: {archive}; or set data.root to the folder that has it."
+        ) from None
+    finally:
+        socket.setdefaulttimeout(before)
+    splits = []
+    for part in sets:
+        pixels = torch.as_tensor(part.data)
+        images = pixels[:, None] if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
+        targets = torch.as_tensor(part.targets, dtype=torch.int64)
+        splits.append(Split(images.contiguous(), targets, [str(i) for i in range(len(targets))]))
+    return [str(name) for name in sets[0].classes], splits[0], splits[1]
+
+
+def readable_folder(setting: str, path: Path) -> Path:
+    if not path.is_dir():
+        raise UserError(f"{setting}={path}: there is no such folder.")
+    return path

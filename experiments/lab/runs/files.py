@@ -1,0 +1,53 @@
+"""Files that are whole or not there."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from lab.config.errors import UserError
+
+UNFINISHED = ".unfinished"
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside `path`, flush it to disk and give it the name; what was there stays until then, nothing half-written does.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}{UNFINISHED}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True)
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        # torch.save complains of the file that it cannot finish; the reason is the error before that
+        reason = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
+        raise unwritable(path, reason) if isinstance(reason, OSError) else reason from None
+
+
+def remove_unfinished(*folders: Path) -> None:
+    """Remove what `write_whole` leaves where its process is killed."""
+    for folder in folders:
+        for path in folder.glob(f".*{UNFINISHED}"):
+            path.unlink()
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    way_out = "Make room there" if full else "Make it writable, or choose another folder"
+    return UserError(f"{path}: cannot be written: {error.strerror}. {way_out}; what was saved before is whole.")

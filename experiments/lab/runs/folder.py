@@ -1,0 +1,231 @@
+"""The folder of one run: the truth about it, whatever becomes of a tracking server."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+import struct
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lab.config.errors import UserError
+from lab.runs.files import remove_unfinished, unwritable, write_whole
+from lab.runs.masks import masked_tree
+from lab.runs.records import NAME, History, read_history
+from lab.runs.tracking import read_state
+
+LOCK = ".lock"
+PLACED = ("start", "resume", "fork")  # kinds of records that say where the folder is
+SILENT_SECONDS = 600.0  # without a record from another host, whose locks may not be seen here, until its run counts as gone
+
+
+class RunFolder:
+    """`config.yaml`, `metrics.jsonl`, `checkpoints/` and pictures.
+
+    A line of `metrics.jsonl` is a record with a `kind`: start (app, parameters, tags), resume (step, changed settings), fork (tags),
+    metrics (step, values), evaluation (step, counts), tags (values), artifact (path), end (status). Its `time` never goes back, also
+    where the system's clock does.
+
+    `copy_of`: the folder that this one was copied from and that goes on without it; None where it is no copy.
+
+    A value of a step is recorded once: a continued run repeats what came after its checkpoint, and what is on record already stays.
+    """
+
+    def __init__(self, runs: Path, name: str, config: dict[str, Any], setting: str = "trainer.runs") -> None:
+        self._open(_new_folder(runs, name, setting), name)
+        self.write_config(config)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """Go on with a run that has ended or was killed; what was left half-written goes, and a copy becomes a run of its own.
+
+        Raises:
+            UserError: another process is at it, or it cannot be written.
+        """
+        folder = cls.__new__(cls)
+        folder._open(path, path.name)
+        folder.copy_of = copied_from(path, folder.history)
+        if folder.copy_of:
+            of = read_state(path).get("run_id") or folder.copy_of.name
+            folder.record("fork", id=uuid.uuid4().hex, tags={"forked_from": of, "forked_from.folder": folder.copy_of.name})
+        return folder
+
+    def _open(self, path: Path, name: str) -> None:
+        self.path, self.name, self.lock = path, name, threading.Lock()
+        self.copy_of: Path | None = None
+        self.claim = _claim(path)
+        self.history: History = read_history(path)
+        self.clock = max(time.time(), self.history.time) - _uptime()
+        try:
+            self.file = os.open(path / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.ftruncate(self.file, self.history.size)
+            remove_unfinished(path, path / "checkpoints")
+        except OSError as error:
+            raise unwritable(path / NAME, error) from None
+
+    def now(self) -> float:
+        """Seconds since 1970 by a clock that is never set back."""
+        return self.clock + _uptime()
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        text = yaml.safe_dump(config, sort_keys=False)
+        write_whole(self.path / "config.yaml", lambda file: file.write(text.encode()))
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Append one record; it is readable by others at once.
+
+        Raises:
+            UserError: it cannot be written; the file ends with the record before.
+        """
+        where = {"run_folder": str(self.path.absolute()), "host": platform.node()} if kind in PLACED else {}
+        record = masked_tree({"kind": kind, "time": self.now(), **where, **fields})
+        line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        with self.lock:
+            if self.file < 0:
+                return
+            size = os.fstat(self.file).st_size
+            try:
+                while line:
+                    line = line[os.write(self.file, line) :]
+            except OSError as error:
+                os.ftruncate(self.file, size)
+                raise unwritable(self.path / NAME, error) from None
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        if new := {name: value for name, value in values.items() if (name, step) not in self.history.values}:
+            self.record("metrics", step=step, values=new)
+
+    def evaluation(self, step: int, counts: dict[str, Any]) -> None:
+        if ("evaluation", step) not in self.history.values:
+            self.record("evaluation", step=step, **counts)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        self.record("artifact", path=str(path.relative_to(self.path)), folder=folder)
+
+    def tracked(self) -> dict[str, str]:
+        """The store, the id that the run has in MLflow, and the key by which it is found there; empty before it has one."""
+        state = read_state(self.path)
+        return {name: state[name] for name in ("uri", "run_id", "key") if state.get(name)}
+
+    def close(self, status: str, **fields: Any) -> None:
+        """Record the end and let others have the folder, the latter even if the former cannot be written."""
+        try:
+            self.record("end", status=status, **fields)
+        finally:
+            with self.lock:
+                if self.file >= 0:
+                    os.close(self.file)
+                    self.file = -1
+                    (self.path / LOCK).unlink(missing_ok=True)
+                    os.close(self.claim)
+
+
+def running(path: Path) -> bool:
+    """Whether another process is at this run; False where the file system has no locks."""
+    try:
+        return _locked(path)
+    except OSError:
+        return False
+
+
+def gone(path: Path) -> bool:
+    """Whether it is sure that no other process of this host is at this run: its lock is free, and locks work here."""
+    try:
+        return not _locked(path)
+    except OSError:
+        return False
+
+
+def end_if_killed(path: Path) -> bool:
+    """Record as KILLED a run whose process is gone without a word; return whether it was one.
+
+    A copy is left alone: its original may go on.
+    """
+    history = read_history(path)
+    if history.start is None or history.status is not None or not gone(path) or copied_from(path, history):
+        return False
+    if history.host != platform.node() and time.time() - (path / NAME).stat().st_mtime < SILENT_SECONDS:
+        return False
+    folder = RunFolder.reopen(path)
+    resumable = {"resumable": "true"} if history.start.get("app") == "train" else {}
+    folder.record("tags", time=history.time, values={"error": "its process was killed", **resumable})
+    folder.close("KILLED", time=history.time)
+    return True
+
+
+def copied_from(path: Path, history: History) -> Path | None:
+    """The folder that a run's folder was copied from, as long as that is there; without it the folder counts as moved."""
+    original = Path(history.folder) if history.folder else path
+    with contextlib.suppress(OSError):
+        if not original.samefile(path) and _first_line(original) == _first_line(path):
+            return original
+    return None
+
+
+def _first_line(path: Path) -> bytes:
+    with (path / NAME).open("rb") as file:
+        return file.readline()
+
+
+def _locked(path: Path) -> bool:
+    """Ask, without taking it, whether another process has the folder's lock; OSError where the file system has no locks."""
+    try:
+        file = os.open(path / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        asked = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return struct.unpack("hhqqi0q", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK
+    finally:
+        os.close(file)
+
+
+def _uptime() -> float:
+    """Seconds of a clock that is never set and runs on in a machine's sleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _claim(path: Path) -> int:
+    """An open file whose lock the system takes back when this process ends, however it does; child processes do not have it."""
+    try:
+        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise unwritable(path / LOCK, error) from None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise UserError(f"{path}: another process is at this run.") from None
+    except OSError:
+        pass  # a file system without locks
+    return file
+
+
+def _new_folder(runs: Path, name: str, setting: str) -> Path:
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name.replace('/', '_')}"
+    for number in range(1, 1000):
+        path = runs / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{setting}={runs}: cannot be written: {error.strerror}. Choose another folder by {setting}=.") from None
+        return path
+    raise UserError(f"{setting}={runs}: no free folder name for {stem}")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no nan and no infinity: they are written as strings."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

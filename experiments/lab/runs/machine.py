@@ -1,0 +1,184 @@
+"""What the run runs on: device, code version, system load."""
+
+import contextlib
+import os
+import platform
+import resource
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from lab.config.errors import UserError, unknown
+from lab.config.schema import TrainConfig
+from lab.config.settings import ROOT
+from lab.runs.folder import RunFolder
+from lab.train import distributed
+from lab.train.ranks import launched, launched_here, local_rank
+
+
+def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
+    """The device of a setting; 'auto' takes a GPU where there is one, each of torchrun's processes its own."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if launched() > 1 and wanted != "cpu":
+        _check_one_gpu_each(wanted, setting, gpus)
+    mine = torch.device("cuda", local_rank())
+    if wanted == "auto":
+        return mine if gpus else torch.device("cpu")
+    if wanted.startswith("cuda") and not gpus:
+        raise UserError(
+            f"{setting}={wanted}: torch {torch.__version__} sees no GPU: {_why_no_gpu()} Without one use {setting}=cpu, or auto."
+        )
+    choices = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{i}" for i in range(gpus))]
+    if wanted not in choices:
+        raise unknown(f"{setting}={wanted}", wanted, choices)
+    return mine if wanted == "cuda" else torch.device(wanted)
+
+
+def _why_no_gpu() -> str:
+    """Say why torch sees no GPU, and what mends it."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "it is a CPU build; install one for CUDA."
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides all of them; unset it."
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).strip().splitlines()[0].rstrip(".")
+        return f"{said}{f' (CUDA_VISIBLE_DEVICES={visible})' if visible is not None else ''}."
+    return f"CUDA_VISIBLE_DEVICES={visible!r} names none that is here." if visible is not None else "there is none."
+
+
+def _check_one_gpu_each(wanted: str, setting: str, gpus: int) -> None:
+    if wanted.startswith("cuda:"):
+        raise UserError(f"{setting}={wanted}: each process takes the GPU of its own number; use {setting}=cuda, or auto.")
+    started = launched_here()
+    if gpus and started > gpus:
+        raise UserError(
+            f"{setting}={wanted}: torchrun started {started} processes on this host, which has {gpus} GPUs, and each needs one.\n"
+            f"Use --nproc-per-node {gpus}, or {setting}=cpu."
+        )
+
+
+def seed_all(config: TrainConfig) -> None:
+    """Seed every generator and choose how exact and how repeatable torch's own operations are.
+
+    `trainer.deterministic` takes the repeatable variant of each operation that has one; torch warns of those that have none.
+    """
+    import random
+
+    import numpy
+
+    random.seed(config.seed)
+    numpy.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
+    torch.use_deterministic_algorithms(config.trainer.deterministic, warn_only=True)
+    torch.backends.cudnn.benchmark = not config.trainer.deterministic
+    torch.backends.cudnn.allow_tf32 = config.trainer.tf32
+    torch.set_float32_matmul_precision("high" if config.trainer.tf32 else "highest")
+
+
+def seed_rank(config: TrainConfig) -> None:
+    """Once the model is made, the same on all ranks: let each draw its own chances, such as dropout's."""
+    if distributed.rank() > 0:
+        torch.manual_seed(distributed.own_seed(config.seed))
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """Tags of a run: versions, hardware, commit."""
+    import timm
+
+    tags = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({torch.get_num_threads()} threads)",
+        "processes": str(distributed.ranks()),
+        "host": platform.node(),
+        "command": " ".join(["experiments/" + os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+    }
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        commit = _git("rev-parse", "HEAD")
+        dirty = bool(_git("status", "--porcelain"))
+        tags |= {"git.commit": commit, "git.dirty": str(dirty).lower(), "mlflow.source.git.commit": commit}
+    return tags
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Peaks since the start, in MiB."""
+    values = {"memory/peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    if device.type == "cuda":
+        values["memory/peak_allocated_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+        values["memory/peak_reserved_mib"] = torch.cuda.max_memory_reserved(device) / 2**20
+    return values
+
+
+class SystemSampler(threading.Thread):
+    """Writes the load of processor, memory and GPU into the run folder every few seconds."""
+
+    def __init__(self, folder: RunFolder, seconds: float, device: torch.device) -> None:
+        super().__init__(name="system", daemon=True)
+        self.folder, self.seconds, self.device = folder, seconds, device
+        self.stopped = threading.Event()
+        self.step = self.first = folder.history.next_step("system/")
+        self.gpu: Any = None
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.join(5)
+
+    def run(self) -> None:
+        try:
+            import psutil
+        except ImportError:
+            return
+        process = psutil.Process()
+        process.cpu_percent()
+        psutil.cpu_percent()
+        self._open_gpu()
+        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == self.first else self.seconds):
+            used = psutil.virtual_memory()
+            values = {
+                "system/cpu_utilization_percentage": psutil.cpu_percent(),
+                "system/process_cpu_percentage": process.cpu_percent(),
+                "system/system_memory_usage_megabytes": used.used / 1e6,
+                "system/system_memory_usage_percentage": used.percent,
+                "system/process_memory_megabytes": process.memory_info().rss / 1e6,
+                **self._gpu_values(),
+            }
+            try:
+                self.folder.metrics(self.step, values)
+            except UserError:
+                return  # the run's own next record says it
+            self.step += 1
+
+    def _open_gpu(self) -> None:
+        if self.device.type != "cuda":
+            return
+        with contextlib.suppress(Exception):
+            import pynvml
+
+            pynvml.nvmlInit()
+            self.gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
+
+    def _gpu_values(self) -> dict[str, float]:
+        if self.gpu is None:
+            return {}
+        with contextlib.suppress(Exception):
+            import pynvml
+
+            rates, used = pynvml.nvmlDeviceGetUtilizationRates(self.gpu), pynvml.nvmlDeviceGetMemoryInfo(self.gpu)
+            return {
+                "system/gpu_0_utilization_percentage": float(rates.gpu),
+                "system/gpu_0_memory_usage_megabytes": used.used / 1e6,
+                "system/gpu_0_power_usage_watts": pynvml.nvmlDeviceGetPowerUsage(self.gpu) / 1000,
+            }
+        return {}

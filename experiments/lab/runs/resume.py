@@ -1,0 +1,122 @@
+"""Going on with a run that was interrupted: which one it is, and whether the settings that are given are its own."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.config.errors import UserError
+from lab.config.schema import TrainConfig
+from lab.config.settings import ROOT, Settings, absolute, flat, load, reload
+from lab.runs.folder import running
+from lab.runs.records import NAME, read_history
+from lab.sweep.run_record import read_config
+
+HARMLESS = (
+    *("resume", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
+    *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic", "loss.fused_head"),
+    *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite"),
+    *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes"),
+)
+"""Settings that a continued run may change, and groups of them: where and how it computes, what it notes and saves, not what it learns."""
+
+LENGTHS = ("trainer.epochs", "trainer.max_updates")
+"""These may grow."""
+
+
+@dataclass
+class Earlier:
+    """A run to go on with."""
+
+    path: Path
+    checkpoint: Path | None  # None where it was interrupted before the first one: it begins anew, in its folder
+    settings: Settings[TrainConfig]
+    changed: dict[str, str] = field(default_factory=dict)  # settings that are no more what they were
+
+
+def named(given: str, words: list[str]) -> Earlier:
+    """The run of a folder or of a checkpoint, with its own settings but for what other words of the command line change.
+
+    Raises:
+        UserError: it is no run, it has ended, or a setting would change what it learns.
+    """
+    what = absolute(given, ROOT)
+    path = what.parent.parent if what.is_file() else what
+    tree = _config(path)
+    if tree is None or not (path / NAME).is_file():
+        raise UserError(f"resume={given}: a run's folder, such as runs/<run>, or one of its checkpoints is expected; {path} is none.")
+    others = [word for word in words if not word.lstrip("+").startswith("resume=")]
+    settings = load(others) if any(word.startswith("experiment=") for word in others) else reload(tree, others)
+    changed = _changed(given, flat(reload(tree, []).tree()), settings.flat())
+    history = read_history(path)
+    if history.start is not None and history.start.get("app") != "train":
+        raise UserError(f"resume={given}: is a run of {history.start.get('app')}.py; only train.py's go on.")
+    if history.status == "FINISHED" and not set(changed) & set(LENGTHS):
+        raise UserError(f"resume={given}: the run is finished. A larger trainer.epochs= trains it for longer.")
+    return Earlier(path, what if what.is_file() else _last(path), settings, changed)
+
+
+def newest(settings: Settings[TrainConfig]) -> Earlier | None:
+    """The newest run under trainer.runs that has these settings, is not finished, and that no process is at."""
+    wanted = _identity(settings.tree())
+    runs = absolute(settings.config.trainer.runs, ROOT / "runs")
+    for path in sorted(runs.iterdir() if runs.is_dir() else [], reverse=True):
+        tree = _config(path)
+        if tree is None or _identity(tree) != wanted or running(path):
+            continue
+        history = read_history(path)
+        if history.start is not None and history.start.get("app") == "train" and history.status != "FINISHED":
+            return Earlier(path, _last(path), settings)
+    return None
+
+
+def load_state(earlier: Earlier) -> dict[str, Any] | None:
+    """What the checkpoint holds.
+
+    Raises:
+        UserError: it cannot be read, or is none to go on from.
+    """
+    from lab.runs.saved import load_checkpoint
+
+    if earlier.checkpoint is None:
+        return None
+    state = load_checkpoint(earlier.checkpoint, "resume")
+    if not {"optimizer", "rng", "batch"} <= set(state):
+        raise UserError(f"resume={earlier.checkpoint}: has the weights alone; last.pt beside it has all that is needed to go on.")
+    return state
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    tree = read_config(path)
+    return tree if tree and {"model", "trainer"} <= set(tree) else None
+
+
+def _last(path: Path) -> Path | None:
+    last = path / "checkpoints" / "last.pt"
+    return last if last.is_file() else None
+
+
+def _identity(tree: dict[str, Any]) -> dict[str, str]:
+    """The settings that make two runs the same run."""
+    return {name: value for name, value in flat(tree).items() if name == "name" or not _harmless(name)}
+
+
+def _harmless(name: str) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in HARMLESS)
+
+
+def _changed(given: str, before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    changed = {name: now.get(name, "nothing") for name in {**before, **now} if now.get(name) != before.get(name)}
+    refused = [name for name in changed if not _harmless(name) and not (name in LENGTHS and _longer(before[name], now[name]))]
+    if refused:
+        lines = [f"  {name}={changed[name]}, while the run has {before.get(name, 'none')}" for name in refused]
+        raise UserError(
+            f"resume={given}: these settings would change what the run learns:\n"
+            + "\n".join(lines)
+            + "\nLeave them as they were, or start a run of its own without resume=. Only trainer.epochs and trainer.max_updates may grow."
+        )
+    return {name: value for name, value in changed.items() if name not in ("resume", "name")}
+
+
+def _longer(before: str, now: str) -> bool:
+    limits = [float("inf") if value == "None" else int(value) for value in (before, now)]
+    return limits[1] > limits[0]

@@ -1,0 +1,147 @@
+"""A run of any app while it lasts: its folder, MLflow fed from it, and how it ends."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from lab.config.errors import UserError
+from lab.config.schema import TrackingConfig
+from lab.config.settings import ROOT, Settings, absolute
+from lab.runs.files import write_whole
+from lab.runs.folder import RunFolder
+from lab.runs.masks import masked
+from lab.runs.tracking import Feeder, tracking_uri
+from lab.train.stop import Stop, StoppedError
+
+
+class Run:
+    """Open it by `start`, or from an earlier run's folder, do the work within `noted`, `close` it, and leave with `exit_status`."""
+
+    def __init__(
+        self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, *, patient: bool, known: dict[str, str] | None = None
+    ) -> None:
+        """
+        Args:
+            folder: with its first record.
+            tracking: the settings of MLflow.
+            uri: of its store; None where it is not wanted.
+            patient: the work looks at `stop`, ends by itself and can go on later; otherwise the first signal interrupts it.
+            known: uri, run_id and key of the run in MLflow, as a checkpoint holds them.
+        """
+        self.folder, self.began = folder, time.monotonic()
+        self.stop, self.resumable = Stop(patient=patient), patient
+        self.status = "FAILED"
+        self.failure: Exception | None = None
+        self.feeder: Feeder | None = None
+        if uri is not None:
+            self.feeder = Feeder(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
+            self.feeder.start()
+
+    @classmethod
+    def start(
+        cls, app: str, settings: Settings[Any], name: str, runs: str | None, tags: dict[str, str], *, setting: str = "trainer.runs"
+    ) -> "Run":
+        """A new run of an app in a new folder under `runs`, which `setting` names.
+
+        Raises:
+            UserError: the folder cannot be written, or the store's credentials are missing.
+        """
+        tracking = settings.config.tracking
+        uri = tracking_uri(tracking) if tracking.enabled else None
+        folder = RunFolder(absolute(runs, ROOT / "runs"), name, settings.tree(), setting)
+        record_start(folder, app, settings, name, tags)
+        return cls(folder, tracking, uri, patient=app == "train")
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note how what is inside ends: finished, killed by a signal, or failed with an exception, which is not raised any further."""
+        try:
+            yield
+            if self.failure is None:
+                self.status = "FINISHED"
+        except (KeyboardInterrupt, StoppedError):
+            self.status = "KILLED"
+        except Exception as error:
+            self.status, self.failure = "FAILED", self.failure or error
+        finally:
+            self.stop.patient = False
+
+    def abandon(self, failure: Exception) -> None:
+        """End it as failed from another thread, while the main one waits in vain."""
+        self.status, self.failure = "FAILED", failure
+        self.close()
+        report(failure)
+
+    def seconds(self) -> float:
+        """Since the run's start, without the time between its processes."""
+        return self.folder.history.seconds + time.monotonic() - self.began
+
+    def close(self) -> dict[str, str]:
+        """Record the end, wait until MLflow has it, and return where all of it is, as rows of a table."""
+        tags = {"error": _words(self.failure)} if self.failure else {}
+        if self.status == "KILLED" and self.resumable:
+            tags["resumable"] = "true"
+        unwritten: UserError | None = None
+        try:
+            if tags:
+                self.folder.record("tags", values=tags)
+            if self.failure:
+                with suppress(UserError):  # the disk may be full; the error is known by its tag
+                    write_error(self.folder, "".join(traceback.format_exception(self.failure)))
+        except UserError as error:
+            unwritten = error
+        try:
+            self.folder.close(self.status)
+        except UserError as error:
+            unwritten = error
+        if unwritten:
+            self.status, self.failure = "FAILED", self.failure or unwritten
+        rows = {"run folder": os.path.relpath(self.folder.path)}
+        if self.feeder:
+            rows["MLflow"] = self.feeder.closed()
+            if unwritten:
+                self.feeder.end(self.status, _words(self.failure or unwritten), self.folder.now())
+        return rows
+
+    def exit_status(self) -> int:
+        """0 after the end of the work, 130 after SIGINT, 143 after SIGTERM, else 1, having said what happened.
+
+        A signal counts also where it only ended the wait for MLflow.
+        """
+        if self.failure:
+            report(self.failure)
+        if self.status == "FINISHED" and self.feeder and self.feeder.interrupted:
+            return self.stop.status
+        return {"FINISHED": 0, "KILLED": self.stop.status}.get(self.status, 1)
+
+
+def report(failure: Exception) -> None:
+    """A stop that we chose needs its message alone; a fault needs its place as well."""
+    from lab.train.guard import NonFiniteError
+    from lab.train.peers import RankError
+
+    if isinstance(failure, (NonFiniteError, RankError, UserError)):
+        print(f"error: {failure}", file=sys.stderr)
+    else:
+        print(masked("".join(traceback.format_exception(failure))), end="", file=sys.stderr)
+
+
+def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
+    """The first record: which app it is, what it is told, on what it runs."""
+    tags = {"mlflow.source.name": f"experiments/{app}.py", "mlflow.source.type": "LOCAL"} | tags
+    folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
+    folder.artifact(folder.path / "config.yaml")
+
+
+def write_error(folder: RunFolder, text: str) -> None:
+    """Keep what a run said when it failed, as an artifact."""
+    write_whole(folder.path / "error.txt", lambda file: file.write(masked(text).encode()))
+    folder.artifact(folder.path / "error.txt")
+
+
+def _words(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"

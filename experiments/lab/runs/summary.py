@@ -1,0 +1,38 @@
+"""The final table of a run."""
+
+from typing import Any
+
+from lab.train.console import clock
+from lab.train.trainer import Trainer
+
+
+def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
+    """What the run reached and what it cost; a figure that the run did not live to see has no row.
+
+    Args:
+        trainer: after its run.
+        values: the run's metrics, the last value of each.
+    """
+    best = trainer.best
+    table = {}
+    if best.values is not None:
+        table = trainer.task.rows(best.values) | {
+            "held-out loss": f"{best.values['loss']:.4f}",
+            "best epoch": f"{best.epoch} of {trainer.settings.epochs}: that of the held-out figures",
+        }
+    if "train/loss" in values:
+        table["training loss"] = f"{values['train/loss']:.4f}, the mean of the last updates"
+    speed = "run/images_per_second"
+    table["images/s"] = f"{values[speed]:,.0f}" if speed in values else "too short a run to tell"
+    if "run/data_wait_share" in values:
+        table["waiting for data"] = f"{values['run/data_wait_share']:.1%} of a step's time"
+    if "train/loss_ms" in values:
+        table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {trainer.kernels.summary()}"
+    if "memory/peak_process_mib" in values:
+        place = "allocated on the GPU" if (allocated := values.get("memory/peak_allocated_mib")) is not None else "of the process"
+        table["peak memory"] = f"{values['memory/peak_process_mib'] if allocated is None else allocated:,.0f} MiB {place}"
+    skipped, nonfinite = (values.get(f"train/{name}", 0) for name in ("skipped_updates", "nonfinite_updates"))
+    table["skipped updates"] = f"{skipped:.0f}, of them {nonfinite:.0f} without a finite loss or gradient"
+    if "run/seconds" in values:
+        table["time"] = clock(values["run/seconds"])
+    return table

@@ -1,0 +1,333 @@
+"""MLflow, fed in the background from a run folder's metrics.jsonl: training never waits for it and never fails with it."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lab.config.errors import UserError
+from lab.config.schema import TrackingConfig
+from lab.config.settings import ROOT
+from lab.runs.files import write_whole
+from lab.runs.masks import MASK, masked
+from lab.runs.store import Store, reason
+
+STATE, LOCK = "tracking.json", "tracking.lock"
+VARIABLE = "MLFLOW_TRACKING_URI"
+SILENT_SECONDS = 2.0  # of waiting at the end, until a person is told
+BATCH = 50  # records whose metrics go in one request
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
+SLOWEST_ANSWER = 120.0  # seconds until a request, or making a new SQLite store on a busy machine, counts as hanging
+
+
+class BusyError(Exception):
+    """Another process sends this run folder."""
+
+
+def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
+    """The setting, else MLFLOW_TRACKING_URI, else the server that a run is `recorded` at, else the SQLite file in the repository's root.
+
+    `mlflow ui` opens that file without being told.
+
+    Raises:
+        UserError: as `completed`.
+    """
+    server = recorded if recorded and not recorded.startswith("sqlite:") else None
+    return completed(config.uri or os.environ.get(VARIABLE) or server or f"sqlite:///{ROOT / 'mlflow.db'}")
+
+
+def completed(uri: str) -> str:
+    """The address with the credentials that are masked in `uri`, which the environment has.
+
+    Raises:
+        UserError: the environment does not have this address.
+    """
+    if MASK not in uri:
+        return uri
+    given = os.environ.get(VARIABLE, "")
+    if masked(given) == uri:
+        return given
+    now = f"it holds {masked(given)}" if given else "it is not set"
+    raise UserError(
+        f"tracking.uri={uri}: its credentials are in no file. Set {VARIABLE} to the whole address ({now}), or give it as tracking.uri=."
+    )
+
+
+def print_now(text: str) -> None:
+    print(text, flush=True)
+
+
+class Feeder(threading.Thread):
+    """Sends the records of a run folder to an MLflow store, in order, each until it has arrived.
+
+    What it has sent is kept in tracking.json, so that another Feeder can go on where this one ended; a lock on tracking.lock keeps
+    two from sending at once.
+
+    Args:
+        folder: the run folder.
+        uri: of the store.
+        experiment: its name in the store.
+        patience: seconds to go on trying after the run's end while the store fails, counted from when it began to fail.
+        known: uri, run_id and key that a checkpoint holds, in case tracking.json is lost.
+        say: takes what a person should know, once each.
+
+    Attributes:
+        place: the store's address without credentials; files and messages have this one.
+        complete: all has been sent.
+        interrupted: a signal ended the wait for the rest.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        uri: str,
+        experiment: str,
+        patience: float,
+        known: dict[str, str] | None = None,
+        *,
+        say: Callable[[str], None] = print_now,
+    ) -> None:
+        super().__init__(name="mlflow", daemon=True)
+        self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, experiment, patience, say
+        self.place, self.known = masked(uri), known or {}
+        self.ended, self.over = threading.Event(), threading.Event()  # nothing more will be written; nothing more will be sent
+        self.complete = self.interrupted = False
+        self.key = ""
+        self.error: str | None = None
+        self.told: set[str] = set()
+        self.store = Store(uri, experiment)
+        self.offset = 0
+        self.failures = 0  # in a row
+        self.failing_since = 0.0
+        self.progress = 0.0
+        self.lock: Any = None
+
+    @property
+    def run_id(self) -> str | None:
+        return self.store.run_id
+
+    def close(self) -> str | None:
+        """Wait until all has been sent, or nothing more for `patience` seconds; return what went wrong and what mends it, if it did.
+
+        A signal ends the wait.
+        """
+        closed = time.monotonic()
+        self.ended.set()
+        try:
+            if not self.over.wait(SILENT_SECONDS):
+                why = f" ({self.error})" if self.error else ""
+                self.say(f"waiting for MLflow at {self.place}{why}; Ctrl-C ends the wait, and experiments/sync.py sends the rest later")
+            while not self.over.wait(0.2) and time.monotonic() < max(closed, self.progress) + self.patience + SLOWEST_ANSWER:
+                pass
+        except KeyboardInterrupt:
+            self.interrupted = not self.complete
+        if self.complete:
+            return None
+        self.error = self.error or ("interrupted while it did not answer" if self.interrupted else "it does not answer")
+        return f"{self.error}\nsend what is missing: uv run experiments/sync.py {os.path.relpath(self.folder)}"
+
+    def closed(self) -> str:
+        """Close it, and return where the run is or why not all of it is there, as a table shows it."""
+        problem = self.close()
+        return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}"
+
+    def end(self, status: str, error: str, seconds: float) -> None:
+        """Tell the store how the run ended where its folder cannot be written any more; call after `close`."""
+        with contextlib.suppress(Exception):
+            if self.run_id is not None and self.over.is_set():
+                self.store.tags({"error": masked(error)})
+                self.store.end(status, int(seconds * 1000), self.key)
+
+    def run(self) -> None:
+        try:
+            self._send_all()
+        finally:
+            self.over.set()
+
+    def _send_all(self) -> None:
+        while True:
+            ending = self.ended.is_set()
+            try:
+                self.take()
+                sent = self._send_new()
+                self._works()
+                if ending and not sent:
+                    self.complete = True
+                    return
+            except Exception as error:
+                self._fails(error)
+                pause = min(FIRST_PAUSE * 1.5**self.failures, LONGEST_PAUSE)
+                if ending and time.monotonic() + pause > self.failing_since + self.patience:
+                    return
+                if ending:
+                    time.sleep(pause)
+                else:
+                    self.ended.wait(pause)
+            else:
+                if not ending:
+                    self.ended.wait(FIRST_PAUSE)
+
+    def take(self) -> None:
+        """Take the folder's lock, and read how far it has been sent; nothing is done where that has been done.
+
+        Raises:
+            BusyError: another process has it.
+        """
+        if self.lock is not None:
+            return
+        file = (self.folder / LOCK).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise BusyError(f"{self.folder} is being sent by another process") from None
+        except OSError:
+            pass  # a file system without locks; what is sent twice adds nothing
+        self.key = key = run_key(self.folder)
+        found = (
+            each
+            for each in (read_state(self.folder), self.known)
+            if masked(str(each.get("uri"))) == self.place and each.get("key", key) == key
+        )
+        state: dict[str, Any] = next(found, {})
+        self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id")
+        self._advance(0)  # a later sync.py learns from it where the run was meant to go
+        self.lock = file
+
+    def _works(self) -> None:
+        if self.error and self.told:
+            self._tell("works again", "all that it missed has been sent")
+        self.error = None
+
+    def _fails(self, error: Exception) -> None:
+        self.error = reason(error, self.uri)
+        if self.failures == 0:
+            self.failing_since = time.monotonic()
+        self.failures += 1
+        if not isinstance(error, BusyError) and not self.ended.is_set():
+            self._tell("fails", f"{self.error}; the run goes on, and what is missing is sent as soon as that works")
+
+    def _tell(self, what: str, more: str) -> None:
+        """Say it the first time."""
+        if what not in self.told:
+            self.told.add(what)
+            self.say(f"MLflow {what}: {more}")
+
+    def _send_new(self) -> bool:
+        """Send what the file has gained until now; return whether there was anything."""
+        now = (self.folder / "metrics.jsonl").stat().st_size
+        pending: list[tuple[str, float, int, int]] = []
+        records = passed = 0
+        found = False
+        for record, size in _records(self.folder, self.offset, now):
+            found = True
+            if record.get("kind") == "metrics":
+                pending += _points(record)
+                passed, records = passed + size, records + 1
+                if records < BATCH:
+                    continue
+            self._flush(pending, passed)
+            pending, passed, records = [], 0, 0
+            if record.get("kind") != "metrics":
+                self._send(record)
+                self._advance(size)
+        self._flush(pending, passed)
+        return found
+
+    def _flush(self, points: list[tuple[str, float, int, int]], size: int) -> None:
+        if points:
+            self.store.metrics(points)
+        if size:
+            self._advance(size)
+
+    def _send(self, record: dict[str, Any]) -> None:
+        kind = record.get("kind")
+        if kind == "start":
+            nesting = {} if self.run_id else self._nesting()
+            self.store.open_run(record | {"tags": record["tags"] | nesting}, self.key)
+            self._advance(0)
+        elif kind == "resume":
+            self.store.reopen_run(record["tags"])
+        elif kind == "tags":
+            self.store.tags(record["values"])
+        elif kind == "fork":
+            self.store.tags(record["tags"])
+        elif kind == "artifact":
+            if (path := self.folder / record["path"]).exists():
+                self.store.artifact(path, record["folder"])
+        elif kind == "end":
+            self.store.artifact(self.folder / "metrics.jsonl")
+            self.store.end(record["status"], int(record["time"] * 1000), self.key)
+
+    def _nesting(self) -> dict[str, str]:
+        """Tags that put the run of a folder in a sweep's folder under the sweep's own run, which must be there first."""
+        sweep = self.folder.absolute().parent
+        if not (sweep / "sweep.yaml").is_file():
+            return {}
+        parent = read_state(sweep)
+        if parent.get("uri") != self.place or not parent.get("run_id"):
+            raise LookupError(f"the run of {sweep.name}, to be nested under, is not there yet")
+        return {"mlflow.parentRunId": parent["run_id"], "sweep": sweep.name}
+
+    def _advance(self, size: int) -> None:
+        self.offset += size
+        self.progress, self.failures = time.monotonic(), 0
+        state = {"uri": self.place, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset, "key": self.key}
+        write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What has been sent of a run folder, and where: uri, experiment, run_id, offset, key; empty if nothing has.
+
+    uri is without credentials; key is the run's, see `run_key`.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+    return {}
+
+
+def run_key(folder: Path) -> str:
+    """The run's name for itself, wherever its folder is: a digest of its first record, or of its last one that says it is a copy.
+
+    The first record holds the time, host, command and settings.
+    """
+    with (folder / "metrics.jsonl").open("rb") as file:
+        name = file.readline()
+        for line in file:
+            if line.startswith(b'{"kind": "fork"'):
+                name = line
+    return hashlib.sha256(name).hexdigest()[:32]
+
+
+def is_sent(folder: Path, uri: str) -> bool:
+    """Whether the store has all that the folder holds."""
+    state, key = read_state(folder), run_key(folder)
+    if masked(str(state.get("uri"))) != masked(uri) or state.get("key", key) != key or "offset" not in state:
+        return False
+    return not any(True for _ in _records(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
+
+
+def _points(record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
+    """(name, value, time in ms, step) of a record's metrics."""
+    return [(name, float(value), int(record["time"] * 1000), record["step"]) for name, value in record["values"].items()]
+
+
+def _records(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """(record, bytes) of each whole line that begins between two places of the file; of a line that was cut off an empty record."""
+    with (folder / "metrics.jsonl").open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if start >= end or not line.endswith(b"\n"):
+                return
+            start += len(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = {}
+            yield (record if isinstance(record, dict) else {}), len(line)

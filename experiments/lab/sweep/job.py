@@ -1,0 +1,183 @@
+"""One job of a sweep: a run of train.py in a process of its own, begun, continued or passed over, as its run folders say."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+import yaml
+
+from lab.config.errors import UserError
+from lab.config.schema import TrainConfig
+from lab.config.settings import ROOT, Settings, load, quoted
+from lab.runs.folder import RunFolder, running
+from lab.runs.locks import try_lock
+from lab.runs.run import record_start, write_error
+from lab.sweep.plan import is_tracking
+from lab.sweep.run_record import RunRecord, read_run, runs_of
+from lab.sweep.stop import Stop
+
+PLAN = "sweep.yaml"
+SECONDS_BETWEEN_LOOKS = 0.5
+BYTES_KEPT = 20_000
+LIBC, SET_DEATH_SIGNAL = ctypes.CDLL(None), 1  # loaded here: between fork and exec nothing may be loaded
+STOPPED = (130, 143)  # what train.py ends with after SIGINT and SIGTERM
+
+
+def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config: Any) -> None:
+    """What a launcher calls: run the job number `config.job` of the sweep in the folder `sweep`.
+
+    Args:
+        gpus: the host's, of which parallel jobs take one each in turn; empty: CUDA_VISIBLE_DEVICES stays as it is.
+        shown: whether the run writes to the terminal; else to a file in the sweep's folder.
+        watched: whether the sweep's process is on this host, so that the job can end when that is gone.
+    """
+    folder = Path(sweep)
+    jobs = yaml.safe_load((folder / PLAN).read_text(encoding="utf-8"))["jobs"]
+    name, words = jobs[config.job]["name"], jobs[config.job]["words"]
+    stop = Stop(folder, watched=watched)
+    title = f"job {config.job + 1}/{len(jobs)} {name}"
+    if stop.asked:
+        return
+    if (lock := try_lock(folder / ".locks" / name)) is None:
+        print(f"{title}: is running in another process", flush=True)
+        return
+    with lock:
+        try:
+            settings = load([*words, f"name={quoted(name)}", f"trainer.runs={quoted(folder)}"])
+        except UserError as error:
+            print(f"{title}: {error}", flush=True)
+            return
+        runs = runs_of(folder, name, settings.tree())
+        if done := [run for run in runs if run.status == "FINISHED"]:
+            print(f"{title}: was finished before, {done[-1].folder.name}", flush=True)
+            return
+        if runs and running(runs[-1].folder):
+            print(f"{title}: is running in another process", flush=True)
+            return
+        Attempt(folder, name, settings, runs, title).run(words, lock, gpus, shown, stop)
+
+
+class Attempt:
+    """One process, and what it leaves behind. `runs`: those of earlier attempts."""
+
+    def __init__(self, sweep: Path, name: str, settings: Settings[TrainConfig], runs: list[RunRecord], title: str) -> None:
+        self.sweep, self.name, self.settings, self.runs, self.title = sweep, name, settings, runs, title
+        self.resumed = runs[-1] if runs and runs[-1].interrupted else None
+        self.size = _size(self.resumed.folder) if self.resumed else 0
+        self.said = b""  # the end of what the process wrote to stderr
+
+    def run(self, words: list[str], lock: TextIO, gpus: Sequence[str], shown: bool, stop: Stop) -> None:
+        if self.resumed:
+            print(f"{self.title}: continues {self.resumed.folder.name}", flush=True)
+            words = [f"resume={quoted(self.resumed.folder)}", *(word for word in words if is_tracking(word))]
+        else:
+            print(f"{self.title}: {' '.join(words)}", flush=True)
+            words = [*words, f"name={quoted(self.name)}", f"trainer.runs={quoted(self.sweep)}"]
+        slot, env = self._slot(gpus)
+        with slot or nullcontext():
+            status = self._process(words, env, [each.fileno() for each in (lock, slot) if each], shown, stop)
+            run = self._settled(status)
+        score = f", {run.monitor} {run.score:.4g}" if run.score is not None else ""
+        print(f"{self.title}: {(run.status or 'cut off').lower()}{score}{f', {run.error}' if run.error else ''}", flush=True)
+
+    def _slot(self, gpus: Sequence[str]) -> tuple[TextIO | None, dict[str, str]]:
+        """The lowest number that no running job of this host has, as a lock; its GPU as an environment."""
+        if not gpus or self.settings.config.trainer.device not in ("auto", "cuda"):
+            return None, {}
+        number = 0
+        while (slot := try_lock(self.sweep / ".locks" / f".{os.uname().nodename}-{number}")) is None:
+            number += 1
+        return slot, {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
+
+    def _process(self, words: list[str], env: dict[str, str], locks: list[int], shown: bool, stop: Stop) -> int:
+        """Run train.py to its end, or until the sweep is to stop; return its exit status."""
+        command = [sys.executable, str(ROOT / "experiments" / "train.py"), *words]
+        # a session of its own: Ctrl-C reaches it only through `stop`, once
+        options: dict[str, Any] = {"env": os.environ | env, "pass_fds": locks, "start_new_session": True, "stderr": subprocess.PIPE}
+        options["preexec_fn"] = _end_with_parent
+        with self._output(shown) as output:
+            process = subprocess.Popen(command, stdout=None if shown else output, **options)
+            copying = threading.Thread(target=self._copy, args=(process.stderr, output), daemon=True)
+            copying.start()
+            told = ""
+            try:
+                while process.poll() is None:
+                    if (wish := stop.asked) and wish != told:
+                        told = wish
+                        process.terminate() if wish == "stop" else os.killpg(process.pid, signal.SIGKILL)
+                    try:
+                        process.wait(SECONDS_BETWEEN_LOOKS)
+                    except subprocess.TimeoutExpired:
+                        continue
+            finally:  # a launcher may end this process by an exception, as submitit does before a time limit
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+            copying.join(5)  # a grandchild that outlives the run may keep the pipe open
+        return process.returncode
+
+    def _output(self, shown: bool) -> IO[bytes]:
+        if shown:
+            return os.fdopen(os.dup(sys.stderr.fileno()), "wb", buffering=0)
+        (self.sweep / "logs").mkdir(exist_ok=True)
+        return (self.sweep / "logs" / f"{self.name}.log").open("ab", buffering=0)
+
+    def _copy(self, source: IO[bytes], output: IO[bytes]) -> None:
+        while text := os.read(source.fileno(), 65536):
+            self.said = (self.said + text)[-BYTES_KEPT:]
+            output.write(text)
+
+    def _settled(self, status: int) -> RunRecord:
+        """The attempt's run; where its process could not say how it ended, that is written for it."""
+        known = {run.folder for run in self.runs}
+        new = [run for run in runs_of(self.sweep, self.name, self.settings.tree()) if run.folder not in known]
+        run = new[-1] if new else read_run(self.resumed.folder) if self.resumed else None
+        if run and run.status and (new or _size(run.folder) > self.size):
+            return run
+        return self._written(run, status)
+
+    def _written(self, run: RunRecord | None, status: int) -> RunRecord:
+        if run:
+            folder = RunFolder.reopen(run.folder)
+        else:
+            folder = RunFolder(self.sweep, self.name, self.settings.tree())
+            record_start(folder, "train", self.settings, self.name, {})
+        write_error(folder, self.said.decode(errors="replace") or f"exit status {status}\n")
+        folder.record("tags", values={"error": self._reason(status)})
+        folder.close("KILLED" if status < 0 or status in STOPPED else "FAILED")
+        self._send(folder.path)
+        return read_run(folder.path)
+
+    def _reason(self, status: int) -> str:
+        if status == -signal.SIGTERM and Stop(self.sweep).asked:
+            return "stopped before it began"
+        if status < 0:
+            return f"killed by signal {-status}"
+        lines = [line.strip() for line in self.said.decode(errors="replace").splitlines() if line.strip()]
+        said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else f"exit status {status}")
+        return said.removeprefix("error: ")[:500]
+
+    def _send(self, folder: Path) -> None:
+        tracking = self.settings.config.tracking
+        if tracking.enabled:
+            from lab.runs.tracking import Feeder, tracking_uri
+
+            feeder = Feeder(folder, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
+            feeder.start()
+            feeder.close()
+
+
+def _end_with_parent() -> None:
+    """Let the system send SIGTERM to this process when its parent dies, so that the run ends with a checkpoint."""
+    LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _size(folder: Path) -> int:
+    return (folder / "metrics.jsonl").stat().st_size

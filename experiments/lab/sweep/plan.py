@@ -1,0 +1,144 @@
+"""What a sweep is asked to do, read from its words and checked before anything starts."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from lab.config.errors import UserError
+from lab.config.schema import TrainConfig
+from lab.config.settings import ROOT, SEARCH, absolute, groups, load, load_for, parsed
+from lab.sweep.run_record import essence
+from lab.sweep.schema import SearchConfig
+from lab.sweep.search_space import Axis, axis_of, check_ends
+
+
+@dataclass
+class Job:
+    """One run of a sweep: its words, as a person would give them for this run alone, and the settings in which it differs."""
+
+    name: str
+    words: list[str]
+    varied: dict[str, str]
+    tree: dict[str, Any] = field(repr=False)
+
+
+@dataclass
+class Plan:
+    """words: without those of search and launcher. first: the settings of one job, for what all jobs have in common."""
+
+    words: list[str]
+    launcher: list[str]
+    search: SearchConfig
+    axes: list[Axis]
+    fixed: list[str]
+    jobs: list[Job]
+    first: TrainConfig
+
+    @property
+    def folder(self) -> Path:
+        """The sweep's own folder, the same whenever the same sweep is asked for under the same trainer.runs and tracking.experiment."""
+        kept = [[word for word in words if not _is_beside(word)] for words in ([job.words for job in self.jobs] or [self.words])]
+        identity = json.dumps([sorted(sorted(words) for words in kept), self.search.name, self.first.tracking.experiment])
+        keys = [key.rpartition(".")[2] for key in sorted((axis.key for axis in self.axes), key=_rank)]
+        return absolute(self.first.trainer.runs, ROOT / "runs") / "-".join(["sweep", *keys[:4], _digest(identity)])
+
+    def job(self, values: Sequence[str], name: str = "") -> Job:
+        """The job that gives each axis its value.
+
+        Raises:
+            UserError: as `lab.config.settings.load`.
+        """
+        varied = {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
+        words = [*self.fixed, *(f"{key}={value}" for key, value in varied.items())]
+        settings = load(words)
+        # the same name in whatever order the words come, so that the job's runs are found again
+        name = name or "-".join(_label(key, varied[key]) for key in sorted(varied, key=_rank)) or "job"
+        base = f"{settings.config.name}-" if settings.config.name else ""
+        return Job(_as_file_name(base + name), words, varied, settings.tree())
+
+
+def plan_of(words: Sequence[str]) -> Plan:
+    """Sort the words of a sweep and check every job's settings.
+
+    Raises:
+        UserError: a word is wrong, or two jobs are the same run.
+    """
+    launcher = [word for word in words if _key(word).startswith(("hydra/", "hydra."))]
+    if wrong := [word for word in launcher if not re.match(r"hydra[/.]launcher", _key(word))]:
+        raise UserError(f"{wrong[0]}: of Hydra's own settings a sweep takes hydra/launcher= and hydra.launcher.<setting>=.")
+    search_words = [word for word in words if _key(word) == "search" or _key(word).startswith("search.")]
+    own = [word for word in words if word not in launcher and word not in search_words]
+    if any(_key(word) == "resume" for word in own):
+        raise UserError("resume: a sweep resumes its interrupted runs by itself when it is started again; leave it out.")
+    search = load_for(SEARCH, search_words).config.search
+    overrides = parsed(own)
+    axes = [axis_of(override, search) for override in overrides if override.is_sweep_override()]
+    fixed = [override.input_line for override in overrides if not override.is_sweep_override()]
+    if not axes and search.name != "grid":
+        raise UserError(f"search={search.name}: give settings to choose, such as 'optim.lr=tag(log,interval(1e-4,1e-2))' or loss=ce,focal.")
+    first = load([*fixed, *(axis.words()[0] for axis in axes)]).config
+    plan = Plan(sorted(own), launcher, search, axes, fixed, [], first)
+    if search.name == "grid":
+        plan.jobs = _every_job(plan)
+    else:
+        check_ends(axes, fixed)
+    return plan
+
+
+def _every_job(plan: Plan) -> list[Job]:
+    jobs: list[Job] = []
+    by_essence: dict[str, Job] = {}
+    for values in product(*(axis.values for axis in plan.axes)):
+        job = plan.job(values)
+        twin = by_essence.setdefault(json.dumps(essence(job.tree), sort_keys=True), job)
+        if twin is not job:
+            raise UserError(f"{' '.join(twin.words)} and {' '.join(job.words)} are the same run: they differ in nothing that it computes.")
+        jobs.append(job)
+    names = Counter(job.name for job in jobs)
+    for job in jobs:
+        if names[job.name] > 1:
+            job.name += f"-{_digest(' '.join(sorted(job.words)))}"
+    return jobs
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _is_beside(word: str) -> bool:
+    """Is it a word that changes where a run is written, and not what it computes?"""
+    return _key(word) == "trainer.runs" or is_tracking(word)
+
+
+def is_tracking(word: str) -> bool:
+    return _key(word) == "tracking" or _key(word).startswith("tracking.")
+
+
+def _rank(key: str) -> tuple[bool, bool, str]:
+    """Options of groups come first, the seed last."""
+    return key == "seed", key not in _groups(), key
+
+
+@cache
+def _groups() -> frozenset[str]:
+    return frozenset(groups())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _label(key: str, value: str) -> str:
+    """What a value adds to a job's name: an option alone, a setting with its name."""
+    return value if key in _groups() else f"{key.rpartition('.')[2]}{value}"
+
+
+def _as_file_name(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", text).strip("_")[:100]

@@ -1,0 +1,63 @@
+"""What the run folders of a sweep say of its runs: how each ended, what it reached."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lab.runs.records import NAME, read_history
+
+BESIDE = ("name", "tracking", "resume")  # settings that change nothing of what a run computes; so does trainer.runs
+
+
+@dataclass
+class RunRecord:
+    """status: FINISHED, FAILED, KILLED; None while it runs and where it was cut off. score: the best of `monitor`, the task's metric."""
+
+    folder: Path
+    status: str | None
+    monitor: str
+    score: float | None
+    seconds: float
+    error: str
+
+    @property
+    def interrupted(self) -> bool:
+        return self.status in (None, "KILLED")
+
+
+def read_run(folder: Path) -> RunRecord:
+    history = read_history(folder)
+    monitor = history.start["tags"].get("monitor", "") if history.start else ""
+    best = history.last.get(f"best/{monitor}")
+    seconds = history.last.get("run/seconds", history.seconds)
+    return RunRecord(folder, history.status, monitor, None if best is None else float(best), float(seconds), history.error)
+
+
+def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:
+    """The runs in a sweep's folder that have the settings `tree`, the oldest first; `name` is part of their folders' names."""
+    wanted = essence(tree)
+    folders = sorted(folder for folder in sweep.glob(f"*-{name}*") if (folder / NAME).is_file())
+    return [read_run(folder) for folder in folders if (given := read_config(folder)) and "trainer" in given and essence(given) == wanted]
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """A run's settings; None where its folder has none that can be read."""
+    try:
+        tree = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+def essence(tree: dict[str, Any]) -> dict[str, Any]:
+    """The settings that decide what a run computes."""
+    kept = {key: value for key, value in tree.items() if key not in BESIDE}
+    kept["trainer"] = {key: value for key, value in tree["trainer"].items() if key != "runs"}
+    return kept
+
+
+def with_runs(folder: Path) -> list[Path]:
+    """A run's folder; a sweep's with those of its runs, which are to come after it."""
+    return [folder, *sorted(path.parent for path in folder.glob(f"*/{NAME}"))]

@@ -1,0 +1,105 @@
+"""How the jobs of a sweep are chosen: every combination, or by Optuna from what earlier jobs reached."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from lab.config.errors import UserError
+from lab.sweep.plan import Job, Plan
+from lab.sweep.run_record import RunRecord
+from lab.sweep.schema import OptunaConfig
+from lab.sweep.search_space import Axis
+
+DATABASE = "optuna.db"
+Reached = Callable[[Job], RunRecord | None]
+
+
+class Search(Protocol):
+    def jobs(self) -> list[Job]:
+        """Those that are known now."""
+        ...
+
+    def batches(self, reached: Reached) -> Iterator[list[Job]]:
+        """Jobs to run, those of a list at once; the next list is asked for when they have ended, or if the sweep goes on."""
+        ...
+
+
+def search_of(plan: Plan) -> Search:
+    return Optuna(plan, plan.search) if isinstance(plan.search, OptunaConfig) else Grid(plan)
+
+
+class Grid:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def jobs(self) -> list[Job]:
+        return list(self.plan.jobs)
+
+    def batches(self, reached: Reached) -> Iterator[list[Job]]:
+        yield self.plan.jobs
+
+
+class Optuna:
+    """Trials are kept in an SQLite file of the sweep's folder: a search that is started again goes on with them.
+
+    Raises:
+        UserError: Optuna is not installed.
+    """
+
+    def __init__(self, plan: Plan, config: OptunaConfig) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise UserError("search=optuna: Optuna is installed by: uv sync --extra sweeps") from None
+        self.optuna, self.plan, self.config = optuna, plan, config
+        self.space = {axis.key: self._distribution(axis) for axis in plan.axes}
+
+    def jobs(self) -> list[Job]:
+        return [self._job(trial.number, trial.params) for trial in self._study().get_trials(deepcopy=False)]
+
+    def batches(self, reached: Reached) -> Iterator[list[Job]]:
+        study = self._study()
+        running = self.optuna.trial.TrialState.RUNNING
+        begun: set[int] = set()  # one that was killed is not begun twice by the same process: whatever killed it may do so again
+        while True:
+            still_open = study.get_trials(deepcopy=False, states=(running,))
+            trials = [(trial.number, trial.params) for trial in still_open if trial.number not in begun]
+            left = self.config.trials - len(study.get_trials(deepcopy=False))
+            while len(trials) < self.config.parallel and left > 0:
+                trial = study.ask(self.space)
+                trials.append((trial.number, trial.params))
+                left -= 1
+            if not trials:
+                return
+            jobs = {number: self._job(number, params) for number, params in trials}
+            begun |= set(jobs)
+            yield list(jobs.values())
+            for number, job in jobs.items():
+                self._tell(study, number, reached(job))
+
+    def _study(self) -> Any:
+        self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
+        storage = f"sqlite:///{self.plan.folder / DATABASE}"
+        study = self.optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
+        # the sampler's own state is not kept: with the same seed it would begin with the same random trials again
+        study.sampler = self.optuna.samplers.TPESampler(seed=self.config.seed + len(study.get_trials(deepcopy=False)))
+        return study
+
+    def _tell(self, study: Any, number: int, run: RunRecord | None) -> None:
+        """A trial that was interrupted stays open, to be continued."""
+        if run is None or run.status in (None, "KILLED"):
+            return
+        if run.status == "FINISHED" and run.score is not None and run.score == run.score:
+            study.tell(number, run.score)
+        else:
+            study.tell(number, state=self.optuna.trial.TrialState.FAIL)
+
+    def _distribution(self, axis: Axis) -> Any:
+        if axis.interval is None:
+            return self.optuna.distributions.CategoricalDistribution(axis.values)
+        low, high = axis.interval
+        if isinstance(low, int) and isinstance(high, int):
+            return self.optuna.distributions.IntDistribution(low, high, log=axis.log)
+        return self.optuna.distributions.FloatDistribution(low, high, log=axis.log)
+
+    def _job(self, number: int, params: dict[str, Any]) -> Job:
+        return self.plan.job([str(params[axis.key]) for axis in self.plan.axes], f"trial-{number:03}")

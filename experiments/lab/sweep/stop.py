@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM while a sweep runs: they are for the sweep alone, which asks its jobs to stop, wherever these run.
+
+Where its own process is killed and can ask no more, jobs of the same host notice and stop as well.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from lab.runs.folder import gone
+
+FILE = ".stop"
+PAUSE = 1.0  # seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already
+SAID = {
+    "stop": "stopping: running jobs save a checkpoint; once more kills them",
+    "kill": "killing the running jobs; once more leaves those of other machines alone",
+    "leave": "leaving",
+}
+
+
+class Stop:
+    """The sweep's wish, kept in a file of its folder, so that jobs in other processes and on other machines see it.
+
+    watched: this is a job's view, and the sweep's process is on this host; it holds the lock of the sweep's folder as long as it lives.
+    """
+
+    def __init__(self, sweep: Path, *, watched: bool = False) -> None:
+        self.sweep, self.file, self.watched = sweep, sweep / FILE, watched
+        self.wishes = iter(SAID)
+        self.seen = float("-inf")
+
+    @property
+    def asked(self) -> str:
+        """'' go on; 'stop' save a checkpoint and end; 'kill' end at once; 'leave' and nobody waits for it."""
+        try:
+            return self.file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return "stop" if self.watched and gone(self.sweep) else ""
+
+    @contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """While inside, a signal is the next wish."""
+        self.file.unlink(missing_ok=True)
+        before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self.seen < PAUSE or (wish := next(self.wishes, None)) is None:
+            return
+        self.seen = now
+        self.file.write_text(wish, encoding="utf-8")
+        print(SAID[wish], file=sys.stderr, flush=True)

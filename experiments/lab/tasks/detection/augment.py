@@ -1,0 +1,103 @@
+"""Sizes and augmentation of images with boxes, by torchvision's transforms on tv_tensors."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from lab.config.detection_schema import DetectionDataConfig
+
+Size = tuple[int, int]  # height, width
+
+
+def fitted(size: Size, config: DetectionDataConfig, fixed_size: list[int] | None) -> Size:
+    """What an image of this size is resized to: within `fixed_size`, or by its shorter and longer edges; its proportions stay."""
+    if fixed_size:
+        ratio = min(fixed_size[0] / size[0], fixed_size[1] / size[1])
+    else:
+        ratio = config.shortest / min(size) if config.shortest else 1.0
+        if config.longest:
+            ratio = min(ratio, config.longest / max(size))
+    return scaled(size, ratio)
+
+
+def scaled(size: Size, ratio: float) -> Size:
+    return max(1, round(size[0] * ratio)), max(1, round(size[1] * ratio))
+
+
+class RandomScale(v2.Transform):
+    """Resize by a random factor, then crop to the size without it, or pad to it at a random place.
+
+    Small factors zoom out, large ones crop; 0.1 to 2 is large-scale jitter.
+    """
+
+    def __init__(self, config: DetectionDataConfig, fixed_size: list[int] | None, fill: list[int]) -> None:
+        super().__init__()
+        self.config, self.fixed_size, self.fill = config, fixed_size, fill
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        size = tuple(F.get_size(flat_inputs[0]))
+        low, high = self.config.scale
+        plain = fitted(size, self.config, self.fixed_size)
+        canvas = tuple(self.fixed_size or plain)
+        resized = scaled(plain, low + (high - low) * float(torch.rand(())))
+        # where the canvas begins in the resized image; negative is padding
+        top, left = (round((inner - outer) * float(torch.rand(()))) for inner, outer in zip(resized, canvas, strict=True))
+        return {"resized": list(resized), "canvas": canvas, "top": top, "left": left}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        (height, width), top, left = params["canvas"], params["top"], params["left"]
+        rows, columns = params["resized"]
+        inpt = F.resize(inpt, params["resized"], antialias=True)
+        inpt = F.crop(inpt, max(top, 0), max(left, 0), min(height, rows), min(width, columns))
+        above, before = max(-top, 0), max(-left, 0)
+        padding = [before, above, width - min(width, columns) - before, height - min(height, rows) - above]
+        return F.pad(inpt, padding, fill=self.fill) if any(padding) else inpt
+
+
+class Prepare:
+    """From the pixels of a file to those of a batch, boxes with them.
+
+    Args:
+        config: sizes and augmentation.
+        fixed_size: height and width that every image is fitted into.
+        fill: the colour of padding, 0 to 255.
+        train: augment if the config says so.
+    """
+
+    def __init__(self, config: DetectionDataConfig, fixed_size: list[int] | None, fill: list[int], *, train: bool) -> None:
+        self.config, self.fixed_size, self.augment = config, fixed_size, train and config.augment
+        self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
+        self.scale = RandomScale(config, fixed_size, fill)
+        self.after = v2.RandomPhotometricDistort(p=config.photometric)
+        self.sanitize = v2.Compose([v2.ClampBoundingBoxes(clamping_mode="hard"), v2.SanitizeBoundingBoxes(labels_getter=_labels)])
+
+    def __call__(self, image: tv_tensors.Image, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Image (3, H, W) uint8, boxes (B, 4) xyxy float32 and labels (B,), without the boxes that a crop has cut away."""
+        size = (image.shape[-2], image.shape[-1])
+        # unclamped until it is known how much of a box is left
+        found = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size, clamping_mode=None)
+        if not self.augment:
+            image, found = (F.resize(each, list(fitted(size, self.config, self.fixed_size)), antialias=True) for each in (image, found))
+        else:
+            image, found = self.scale(*self.before(image, found))
+            kept = _visible(found) >= self.config.min_visible
+            found, labels = tv_tensors.wrap(found[kept], like=found), labels[kept]
+            image = self.after(image)
+        image, found, labels = self.sanitize((image, found, labels))
+        return image.as_subclass(Tensor), found.as_subclass(Tensor), labels
+
+
+def _labels(sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    return sample[2]
+
+
+def _visible(boxes: tv_tensors.BoundingBoxes) -> Tensor:
+    """(B,) share of each box inside the canvas."""
+    height, width = boxes.canvas_size
+    x1, y1, x2, y2 = boxes.as_subclass(Tensor).unbind(-1)
+    inside = (x2.clamp(0, width) - x1.clamp(0, width)) * (y2.clamp(0, height) - y1.clamp(0, height))
+    return inside / ((x2 - x1) * (y2 - y1)).clamp_min(torch.finfo(torch.float32).tiny)

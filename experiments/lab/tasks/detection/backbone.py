@@ -1,0 +1,154 @@
+"""Feature pyramids on timm's backbones."""
+
+from collections import OrderedDict
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from lab.config.errors import UserError
+from lab.tasks.detection.simple_pyramid import SimplePyramid
+from lab.tasks.models import check_model_name
+
+STRIDES = (8, 16, 32)
+PLAIN = 16  # the one stride of vision transformers that a simple pyramid is made on
+WORKING = "resnet50, convnext_tiny, swin_tiny_patch4_window7_224, efficientnet_b0, pvt_v2_b1, vit_tiny_patch16_224, test_resnet"
+
+
+class Pyramid(nn.Module):
+    """Levels of strides 8 to 128 with `out_channels` each: a timm backbone's of 8, 16 and 32, or a simple pyramid's, with P6 and P7 of P5.
+
+    Source: Lin et al., Feature Pyramid Networks for Object Detection, 2017 (arXiv 1612.03144).
+    """
+
+    def __init__(
+        self, body: nn.Module, channels: list[int], out_channels: int, *, channels_last: bool, only_size: tuple[int, int] | None
+    ) -> None:
+        """channels: of the body's levels. channels_last: whether these are (N, H, W, C). only_size: of images, where it takes no other."""
+        super().__init__()
+        self.body, self.channels_last, self.out_channels, self.only_size = body, channels_last, out_channels, only_size
+        blocks = LastLevelP6P7(out_channels, out_channels)
+        self.fpn: nn.Module
+        if len(channels) == 1:
+            self.fpn = SimplePyramid(channels[0], out_channels, blocks)
+        else:
+            self.fpn = FeaturePyramidNetwork(channels, out_channels, blocks)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Levels (N, out_channels, H / stride, W / stride) of images (N, 3, H, W), the finest first."""
+        if self.only_size and images.shape[-2:] != self.only_size:
+            raise UserError(
+                f"this backbone takes only images of {self.only_size[0]}×{self.only_size[1]}, got {images.shape[-2]}×{images.shape[-1]}.\n"
+                f"Pad all batches to that size, or take a model that can: {WORKING}."
+            )
+        levels = [level.permute(0, 3, 1, 2) if self.channels_last else level for level in self.body(images)]
+        return cast(dict[str, Tensor], self.fpn(OrderedDict((str(i), level) for i, level in enumerate(levels))))
+
+
+def backbone(
+    name: str,
+    image_size: tuple[int, int],
+    *,
+    pretrained: bool = False,
+    channels: int = 256,
+    frozen_stride: int = 0,
+    frozen_norm: bool = False,
+    args: dict[str, Any] | None = None,
+) -> Pyramid:
+    """The pyramid on a timm backbone.
+
+    Args:
+        name: of a timm model.
+        image_size: height and width of the batches' images, which backbones of fixed size are made for.
+        pretrained: whether to load timm's weights.
+        channels: of each level.
+        frozen_stride: weights up to the stage of this stride stay as they are; 0 trains all, 4 is what torchvision's recipes have.
+        frozen_norm: whether batch norms keep their statistics and weights.
+        args: more arguments of timm.create_model.
+
+    Raises:
+        UserError: timm does not know the model, or it cannot give the levels; says why, and which can.
+    """
+    import timm
+    from timm.layers.norm_act import freeze_batch_norm_2d
+
+    check_model_name(name)
+    options = {"features_only": True} | (args or {})
+    with torch.device("meta"):  # shapes without the weights' memory and time
+        probe, options = _probe(name, image_size, options)
+        channels_last = _levels_are_last(name, probe, image_size)
+    try:
+        body: Any = timm.create_model(name, pretrained=pretrained, **options)
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"model.name={name} cannot be made: {_first_line(error)} (model.pretrained=true needs the network once)") from None
+    if frozen_norm:
+        body = freeze_batch_norm_2d(body)
+    if frozen_stride:
+        _freeze(name, body, frozen_stride)
+    only_size = image_size if "img_size" in options and "strict_img_size" not in options else None
+    return Pyramid(body, body.feature_info.channels(), channels, channels_last=channels_last, only_size=only_size)
+
+
+def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model with the levels of STRIDES, and the options that make it."""
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    tries: list[dict[str, Any]] = [{}]
+    if known and known.fixed_input_size:  # vision transformers and models of windows take other sizes too, if told so
+        tries = [{"dynamic_img_size": True}, {"img_size": image_size, "strict_img_size": False}, {"img_size": image_size}]
+    reason: Exception | None = None
+    for sized in tries:
+        try:
+            model: Any = timm.create_model(name, **(sized | options))
+            info = model.feature_info
+            found = dict(zip(info.reduction(), info.out_indices, strict=True))  # the last level of each stride
+            chosen = (PLAIN,) if set(found) == {PLAIN} else STRIDES
+            if any(stride not in found for stride in chosen):
+                strides = ", ".join(map(str, info.reduction()))
+                raise _refusal(name, f"its levels have the strides {strides}, and detectors need 8, 16 and 32, or 16 alone")
+            options = sized | options | {"out_indices": tuple(found[stride] for stride in chosen)}
+            return timm.create_model(name, **options), options
+        except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
+            reason = error
+    raise _refusal(name, _first_line(reason))
+
+
+def _levels_are_last(name: str, model: Any, image_size: tuple[int, int]) -> bool:
+    """Whether the levels have their channels last; raises UserError unless they have the sizes that their strides say."""
+    height, width = image_size
+    try:
+        shapes = [tuple(level.shape[1:]) for level in model.eval()(torch.empty(1, 3, height, width))]
+    except (ValueError, AssertionError, RuntimeError) as error:
+        raise _refusal(name, f"it does not take images of {height}×{width}: {_first_line(error)}") from None
+    for order in (False, True):
+        channels = model.feature_info.channels()
+        strides = STRIDES if len(channels) > 1 else (PLAIN,)
+        expected = [(-(-height // stride), -(-width // stride)) for stride in strides]
+        if shapes == [(*size, count) if order else (count, *size) for size, count in zip(expected, channels, strict=True)]:
+            return order
+    raise _refusal(name, f"its levels have the shapes {', '.join(map(str, shapes))} for images of {height}×{width}")
+
+
+def _freeze(name: str, body: Any, stride: int) -> None:
+    """Fix the parameters up to the last one of the stage of this stride."""
+    parameters = list(body.named_parameters())
+    ends: dict[int, int] = {}  # of each stride's stage, where it has parameters of its own
+    for stage in body.feature_info.info:
+        start = stage["module"].replace(".", "_") + "_"  # timm's wrappers write stages.0 as stages_0
+        inside = [i for i, (key, _) in enumerate(parameters) if key.replace(".", "_").startswith(start)]
+        ends |= {stage["reduction"]: inside[-1] + 1} if inside else {}
+    if stride not in ends:
+        raise UserError(f"model.frozen_stride={stride}: {name} has stages of the strides {', '.join(map(str, ends)) or 'none'}.")
+    for _, parameter in parameters[: ends[stride]]:
+        parameter.requires_grad_(False)
+
+
+def _refusal(name: str, reason: str) -> UserError:
+    return UserError(f"model.name={name} cannot be a detector's backbone: {reason}.\nModels that can: {WORKING}.")
+
+
+def _first_line(error: Exception | None) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,154 @@
+"""COCO's mean average precision, counted in pixels of the files."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.data.coco_file import CocoFile
+from lab.tasks.detection.batch import DetectionBatch
+from lab.train import distributed
+
+# torchmetrics' own are float32: a recall of exactly 0.6 would fall below the threshold 0.6
+IOU = np.linspace(0.5, 0.95, 10).tolist()
+RECALL = np.linspace(0, 1, 101).tolist()
+DETECTIONS = [1, 10, 100]  # an image and class
+
+
+@dataclass
+class Found:
+    """Detections in one image, on the host, in pixels of its file."""
+
+    boxes: Tensor  # (D, 4) xywh
+    scores: Tensor  # (D,)
+    labels: Tensor  # (D,)
+
+
+@dataclass
+class DetectionResult:
+    values: dict[str, float]  # nan where there is no truth to find
+    per_class: dict[str, float]  # average precision
+    precision: dict[str, list[float]]  # at IoU 0.5 and the recalls 0, 0.01 to 1
+    found: dict[int, Found]  # by image id; on rank 0 only
+    category_ids: list[int]
+
+    def tree(self) -> dict[str, Any]:
+        return {"per_class": self.per_class, "precision": {name: [round(p, 4) for p in curve] for name, curve in self.precision.items()}}
+
+    def export_coco(self, path: Path) -> None:
+        """Write the detections as COCO results: a list with image_id, category_id, bbox in xywh and score."""
+        rows = [
+            {"image_id": image_id, "category_id": self.category_ids[label], "bbox": box, "score": score}
+            for image_id, each in self.found.items()
+            for box, score, label in zip(each.boxes.tolist(), each.scores.tolist(), each.labels.tolist(), strict=True)
+        ]
+        draft = path.with_name(f".{path.name}")
+        draft.write_text(json.dumps(rows))
+        os.replace(draft, path)
+
+
+class DetectionCounts:
+    """Collects detections on the device; nothing waits for it before the result.
+
+    Args:
+        classes: names.
+        category_ids: the file's, by class.
+        device: where detections come from.
+        truth: the annotations of the images that are evaluated, crowds among them.
+    """
+
+    def __init__(self, classes: list[str], category_ids: list[int], device: torch.device, truth: CocoFile) -> None:
+        self.classes, self.category_ids, self.device, self.truth = classes, category_ids, device, truth
+        self.rows: list[Tensor] = []  # (D, 6) xywh, score, label
+        self.lengths: list[int] = []
+        self.index: list[Tensor] = []
+
+    def add(self, detections: list[dict[str, Tensor]], batch: DetectionBatch) -> None:
+        """Count one batch.
+
+        Args:
+            detections: for each image boxes (D, 4) xyxy in pixels of `batch.images`, scores (D,) and labels (D,).
+            batch: where the images come from.
+        """
+        ratio = (batch.originals / batch.sizes).float().flip(1).repeat(1, 2)  # (N, 4) for x, y, x, y
+        limit = batch.originals.float().flip(1).repeat(1, 2)
+        for each, by, most in zip(detections, ratio, limit, strict=True):
+            corners = torch.minimum((each["boxes"].float() * by).clamp_min(0), most)
+            boxes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], dim=1)
+            self.rows.append(torch.cat([boxes, each["scores"].float()[:, None], each["labels"].float()[:, None]], dim=1))
+            self.lengths.append(len(boxes))
+        self.index.append(batch.index)
+
+    def result(self) -> DetectionResult:
+        """The figures over all ranks; an image that several batches held counts once."""
+        found = self._gather()
+        first = distributed.rank() == 0
+        result = self._evaluate(found) if first else None
+        if result is not None:
+            result.found = {}  # too much to send to the other ranks
+        result = distributed.of_first(result)
+        assert result is not None
+        if first:
+            result.found = {self.truth.image_ids[position]: each for position, each in found.items()}
+        return result
+
+    def _gather(self) -> dict[int, Found]:
+        """Every rank's detections by position in the data set."""
+        rows = torch.cat(self.rows).cpu() if self.rows else torch.empty(0, 6)
+        index = torch.cat(self.index).tolist() if self.index else []
+        found: dict[int, Found] = {}
+        for positions, lengths, table in distributed.gathered((index, self.lengths, rows.numpy())):
+            for position, part in zip(positions, torch.from_numpy(table).split(lengths), strict=True):
+                part = part[part.isfinite().all(1)]
+                found[position] = Found(part[:, :4], part[:, 4], part[:, 5].long())
+        return found
+
+    def _evaluate(self, found: dict[int, Found]) -> DetectionResult:
+        from torchmetrics.detection import MeanAveragePrecision
+
+        metric = MeanAveragePrecision(
+            "xywh",
+            iou_thresholds=IOU,
+            rec_thresholds=RECALL,
+            max_detection_thresholds=DETECTIONS,
+            extended_summary=True,
+            backend="faster_coco_eval",
+            sync_on_compute=False,  # the ranks' detections are here already, and only this one computes
+        )
+        metric.warn_on_many_detections = False
+        # scores that tie are ranked in the order of images, which COCO sorts by id
+        for position in sorted(found, key=self.truth.image_ids.__getitem__):
+            each, rows = found[position], self.truth.rows(position)
+            truth = {
+                "boxes": self.truth.boxes[rows],
+                "labels": self.truth.labels[rows],
+                "iscrowd": self.truth.crowd[rows].long(),
+                "area": self.truth.areas[rows],
+            }
+            metric.update([{"boxes": each.boxes, "scores": each.scores, "labels": each.labels}], [truth])
+        return self._figures(metric.compute() if found else {})
+
+    def _figures(self, computed: dict[str, Any]) -> DetectionResult:
+        names = {"map": "map", "map50": "map_50", "map75": "map_75", "mar100": "mar_100"}
+        names |= {name: name for name in ("map_small", "map_medium", "map_large")}
+        values = {name: _known(float(computed.get(theirs, -1))) for name, theirs in names.items()}
+        per_class = dict.fromkeys(self.classes, math.nan)
+        precision: dict[str, list[float]] = {}
+        observed = computed["classes"].view(-1).tolist() if "precision" in computed else []  # torchmetrics makes one class a number
+        for column, label in enumerate(observed):
+            curves = computed["precision"][:, :, column, 0, -1]  # (IoU, recall), for all sizes and up to 100 detections
+            if (curves > -1).any():
+                per_class[self.classes[label]] = curves.mean().item()
+                precision[self.classes[label]] = curves[0].tolist()
+        return DetectionResult(values, per_class, precision, {}, self.category_ids)
+
+
+def _known(value: float) -> float:
+    """COCO says -1 where there is nothing to find."""
+    return math.nan if value < 0 else value

@@ -1,0 +1,94 @@
+"""Pictures of a detection evaluation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.data.coco_file import CocoFile
+from lab.tasks.detection.metrics import DetectionResult
+from lab.tasks.fonts import drawable, font_for
+
+EDGE = 480  # pixels of an image's longer side in the picture
+PALETTE = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf"]
+CROWD = "#7f7f7f"
+
+
+def detections_picture(
+    result: DetectionResult, truth: CocoFile, classes: list[str], path: Path, *, images: int = 6, score: float = 0.3
+) -> None:
+    """The first images twice, side by side: with their true boxes, and with the detections that score at least `score`."""
+    from matplotlib.figure import Figure
+
+    positions = [i for i, image_id in enumerate(truth.image_ids) if image_id in result.found][:images]
+    columns = 2 if len(positions) < 4 else 4
+    rows = -(-2 * len(positions) // columns)
+    figure = Figure(figsize=(3.5 * columns, 3.7 * max(rows, 1)), layout="constrained")
+    cells = figure.subplots(max(rows, 1), columns, squeeze=False).flatten()
+    for cell in cells:
+        cell.axis("off")
+    for place, position in enumerate(positions):
+        image_id, own = truth.image_ids[position], truth.rows(position)
+        found = result.found[image_id]
+        sure = (found.scores >= score).nonzero()[:, 0].flip(0)  # the surest are drawn last, above the others
+        text = [
+            f"{classes[label]} {value:.2f}" for label, value in zip(found.labels[sure].tolist(), found.scores[sure].tolist(), strict=True)
+        ]
+        left, right = cells[2 * place : 2 * place + 2]
+        left.imshow(_drawn(truth, position, truth.boxes[own], *true_boxes(truth, position, classes)))
+        left.set_title(f"image {image_id}: truth", fontsize=9)
+        right.imshow(_drawn(truth, position, found.boxes[sure], [_colour(label) for label in found.labels[sure].tolist()], text))
+        right.set_title(f"detections from score {score:g}", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def precision_recall_picture(result: DetectionResult, path: Path) -> None:
+    """Precision against recall at IoU 0.5, a line for each class and their mean; the legend names at most ten classes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots()
+    recall = torch.linspace(0, 1, 101).tolist()
+    named = len(result.precision) <= 10
+    for name, curve in result.precision.items():
+        style: dict[str, Any] = {"label": f"{name} ({result.per_class[name]:.3f})"} if named else {"color": "grey", "alpha": 0.3}
+        axes.plot(recall, curve, linewidth=1, **style)
+    if result.precision:
+        mean = torch.tensor(list(result.precision.values())).mean(0)
+        axes.plot(recall, mean.tolist(), color="black", linewidth=2, label="mean of the classes")
+        axes.legend(fontsize=8, title="class (AP, IoU 0.5 to 0.95)" if named else None, loc="upper left", bbox_to_anchor=(1.01, 1))
+    axes.set(xlabel="recall", ylabel="precision at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set_title(f"mAP {result.values['map']:.4f} · mAP50 {result.values['map50']:.4f} · mAP75 {result.values['map75']:.4f}")
+    figure.savefig(path, dpi=110)
+
+
+def true_boxes(truth: CocoFile, position: int, classes: list[str]) -> tuple[list[str], list[str]]:
+    """Colour and text of each true box of an image; a crowd, which no detection has to find, is grey and says what it is."""
+    own = truth.rows(position)
+    boxes = list(zip(truth.labels[own].tolist(), truth.crowd[own].tolist(), strict=True))
+    return (
+        [CROWD if crowd else _colour(label) for label, crowd in boxes],
+        [f"{classes[label]} (crowd)" if crowd else classes[label] for label, crowd in boxes],
+    )
+
+
+def _colour(label: int) -> str:
+    return PALETTE[label % len(PALETTE)]
+
+
+def _drawn(truth: CocoFile, position: int, boxes: Tensor, colours: list[str], text: list[str]) -> np.ndarray:
+    """(H, W, 3) uint8: the image with its boxes (B, 4) xywh."""
+    from torchvision.transforms.v2.functional import pil_to_tensor
+    from torchvision.utils import draw_bounding_boxes
+
+    image = truth.open(position)
+    ratio = EDGE / max(image.size)
+    drawn = pil_to_tensor(image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))))
+    if len(boxes):
+        corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
+        font = font_for(text)
+        text = [drawable(each, font) for each in text]
+        drawn = draw_bounding_boxes(drawn, corners, text, colors=colours, width=2, fill_labels=True, font=font, font_size=15)
+    return drawn.permute(1, 2, 0).numpy()

@@ -1,0 +1,112 @@
+"""The distillation task: a classifier that learns from labels and from another classifier's logits.
+
+The loss is (1 - w) · loss= + w · T² KL(teacher ‖ student), both softmaxes at temperature T (Hinton et al., Distilling the Knowledge in a
+Neural Network, arXiv 1503.02531). An evaluation's loss is that of the labels alone, so that it compares with a run without a teacher.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.config.errors import UserError
+from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
+from lab.config.settings import ROOT, absolute, reload
+from lab.config.task_schema import DistillationConfig
+from lab.data.batch import Batch
+from lab.data.sets import Data, Norm
+from lab.runs.saved import load_checkpoint, load_weights
+from lab.tasks.heads import HeadInput
+from lab.tasks.models import build_model, placed
+from lab.tasks.task import Classification, Mixing
+
+SAME_DATA = ("name", "image_size", "split_seed", "held_out", "root", "train", "val")  # of the settings of data
+
+
+class Distillation(Classification):
+    def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
+        super().__init__(config, data, device)
+        self.distillation = cast(DistillationConfig, config.task)
+        if self.criterion.class_weight is not None:
+            raise UserError("loss.class_weight: task=distillation has no such weights, as the teacher's part is a mean of all samples.")
+        self.mix = cast(Mixing, Taught(self.mix, load_teacher(config, data, device), device, config.trainer.amp))
+
+    def loss(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
+        labels = super().loss(output, batch, normalizer)
+        if batch.teacher is None:
+            return labels
+        share = self.distillation.weight
+        return (1 - share) * labels + share * self.divergence(cast(Tensor, output), batch.teacher, normalizer)
+
+    def divergence(self, output: Tensor, teacher: Tensor, normalizer: Tensor) -> Tensor:
+        """T² Σ KL(teacher ‖ student) / normalizer, summed over the rows."""
+        temperature = self.distillation.temperature
+        if not self.criterion.lossforge:
+            student, known = (F.log_softmax(logits.float() / temperature, -1) for logits in (output, teacher))
+            return temperature**2 * F.kl_div(student, known, reduction="sum", log_target=True) / normalizer
+        from lossforge.losses import kl_div_with_logits
+
+        return kl_div_with_logits(output, teacher, temperature, "sum", normalizer=normalizer)
+
+
+class Taught:
+    """Mixed batches with what the teacher makes of them; all but the call is the mix's."""
+
+    def __init__(self, mix: Mixing, teacher: Callable[[Tensor], Tensor], device: torch.device, amp: str) -> None:
+        self.mix, self.teacher, self.kind, self.amp = mix, teacher, device.type, amp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mix, name)
+
+    def __call__(self, batch: Batch) -> Batch:
+        mixed = cast(Batch, self.mix(batch))
+        with torch.no_grad(), self.autocast():
+            mixed.teacher = self.teacher(mixed.images)
+        return mixed
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        from lab.train.trainer import AMP
+
+        return torch.autocast(self.kind, AMP.get(self.amp, torch.bfloat16), enabled=self.amp in AMP)
+
+
+def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """From the run's normalised images to the teacher's logits; its averaged weights if it has them.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is not of a classifier of the same data, held-out images included.
+    """
+    given = cast(DistillationConfig, config.task).teacher
+    state = load_checkpoint(absolute(given, ROOT), "task.teacher")
+    _refuse_other_data(given, state, config, data)
+    known = reload(state["config"], []).config
+    architecture, size = cast(ClassifierConfig, known.model), cast(ImagesConfig, known.data).image_size
+    with torch.random.fork_rng(devices=[]):  # the student starts as it would without a teacher
+        model = build_model(architecture, channels=data.channels, classes=len(data.classes), image_size=size)
+    load_weights(model, state, f"task.teacher={given}")
+    model = placed(model, device, channels_last=config.trainer.channels_last).eval().requires_grad_(False)
+    return _renormalised(model, data.norm, Norm(**state["norm"]), device)
+
+
+def _renormalised(model: nn.Module, given: Norm, wanted: Norm, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The model behind a change of normalisation."""
+    mean, std, own_mean, own_std = (
+        torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (given.mean, given.std, wanted.mean, wanted.std)
+    )
+    return lambda images: model(images * (std / own_std) + (mean - own_mean) / own_std)
+
+
+def _refuse_other_data(given: str, state: dict[str, Any], config: TrainConfig, data: Data) -> None:
+    """What the teacher learned from must not be held out here."""
+    theirs, task = state["config"]["data"], state["config"]["task"]["name"]
+    if task not in ("classification", "distillation"):
+        raise UserError(f"task.teacher={given}: is a checkpoint of task={task}; a classifier's is expected.")
+    for name in SAME_DATA:
+        ours = getattr(config.data, name, None)
+        if theirs.get(name) != ours:
+            raise UserError(f"task.teacher={given}: was trained with data.{name}={theirs.get(name)}; this run has data.{name}={ours}.")
+    if state["classes"] != data.classes:
+        raise UserError(f"task.teacher={given}: knows other classes than data={config.data.name}.")

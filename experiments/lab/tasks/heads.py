@@ -1,0 +1,77 @@
+"""Linear heads of classifiers that leave their product to the loss, so that the logits of a batch never exist at once."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.config.errors import UserError
+
+LOGITS_AT_ONCE = 2**26
+"""As many as metrics of training take, 256 MiB in float32."""
+
+
+class HeadInput(NamedTuple):
+    """What a linear head makes logits of: features (N, H), its weight (C, H) and bias (C,)."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class OpenHead(nn.Linear):
+    """A linear layer that in training gives what it would have multiplied, in the dtype of the product."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        # views, because FSDP puts a hook on each output of every forward, which a parameter would keep for ever
+        weight, bias = (None if t is None else t.view_as(t).to(dtype) for t in (self.weight, self.bias))
+        return HeadInput(input.to(dtype), weight, bias)  # type: ignore[return-value]
+
+
+def open_head(model: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Let a classifier give a HeadInput in training. shape: of an image, (channels, height, width).
+
+    Raises:
+        UserError: its logits are not the output of one plain linear layer.
+    """
+    from timm.layers import Linear
+
+    head: Any = getattr(model, "get_classifier", lambda: None)()
+    reason = None
+    if isinstance(head, (tuple, list, nn.ModuleList)):
+        reason = f"has {len(head)} heads"
+    elif type(head) not in (nn.Linear, Linear):
+        reason = "has no head" if head is None else f"has a {type(head).__name__} as its head"
+    elif not _is_last(model, head, shape):
+        reason = "does more than take its head's output, once"
+    if reason:
+        raise UserError(f"loss.fused_head=true: a model is expected that ends with one torch.nn.Linear; {type(model).__name__} {reason}.")
+    head.__class__ = OpenHead  # the same parameters under the same names
+
+
+def _is_last(model: nn.Module, head: nn.Linear, shape: tuple[int, int, int]) -> bool:
+    """Whether a training's output of a model is what its head gives, called once; found by shapes alone, without any computation."""
+    given: list[Tensor] = []
+    hook = head.register_forward_hook(lambda module, inputs, output: given.append(output))
+    state = {name: torch.empty_like(t, device="meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+    try:
+        output = torch.func.functional_call(model, state, torch.empty((2, *shape), device="meta"))
+    finally:
+        hook.remove()
+    return len(given) == 1 and output is given[0] and output.ndim == 2
+
+
+def sum_of_rows(function: Callable[..., Tensor], output: Tensor | HeadInput, *targets: Tensor) -> Tensor:
+    """Sum a function of logits (N, C) and targets (N, …) over the rows; of a head's input the logits are made some rows at a time."""
+    if isinstance(output, Tensor):
+        return function(output, *targets)
+    features, weight, bias = output
+    rows = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    parts = zip(*(t.split(rows) for t in (features, *targets)), strict=True)
+    return torch.stack([function(F.linear(some, weight, bias), *theirs) for some, *theirs in parts]).sum(0)

@@ -1,0 +1,192 @@
+"""From a loss's settings to a function of a model's output and a batch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lab.config.errors import UserError, unknown
+from lab.config.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LogitAdjustedConfig, LossConfig, PreferenceConfig
+from lab.config.schema import DataConfig, ImagesConfig
+from lab.data.batch import Batch
+from lab.tasks.heads import HeadInput
+
+
+class Criterion:
+    """Sum over a batch's samples (and, element-wise, their classes), divided by `normalizer`.
+
+    `share(batch)` is what a batch adds to the divisor: the number of its samples, or with class weights the sum of their
+    weights, as `torch.nn.functional.cross_entropy` has it. So the loss of a large batch equals the sum of its parts' losses.
+    """
+
+    def __init__(
+        self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
+    ) -> None:
+        """counts: training samples a class, for losses that want to know."""
+        from lossforge.losses import fuse_linear
+        from lossforge.losses.registry import LOSSES
+
+        self.config, self.name, self.classes = config, config.name, classes
+        self.lossforge = config.implementation == "lossforge"
+        self.loss = custom_loss("loss", config.target, config.hyper) if isinstance(config, CustomConfig) else LOSSES[config.name]
+        self.fused = fuse_linear(self.loss.function)
+        self.rowwise = self.loss.template == "rowwise"
+        names = {field.name for field in fields(config)} & set(self.loss.hyper)
+        self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
+        self.says = said_by(config)
+        self.tensors: dict[str, Tensor] = {}
+        if isinstance(config, LogitAdjustedConfig) and counts is not None:
+            self.tensors["log_prior"] = (counts.clamp(min=1) / counts.sum()).log().to(device)
+        self.class_weight = self.pos_weight = self.group_weight = None
+        if isinstance(config, CrossEntropyConfig):
+            self.class_weight = _per_class("loss.class_weight", config.class_weight, classes, device)
+            for name in ("z_loss", "softcap", "scale"):
+                if not self.lossforge and self.hyper[name] != self.loss.hyper[name]:
+                    raise UserError(f"loss.implementation=torch has no loss.{name}; only lossforge does.")
+        if isinstance(config, BceConfig):
+            self.pos_weight = _per_class("loss.pos_weight", config.pos_weight, classes, device)
+        if isinstance(config, PreferenceConfig):
+            self.group_weight = _group_weight(config.group_weight, groups, data, device)
+
+    def share(self, batch: Batch) -> Tensor:
+        if self.class_weight is None:
+            return torch.full((), float(len(batch)), device=batch.images.device)
+        first = self.class_weight[batch.target].sum()
+        if batch.target_b is None or batch.lam is None:
+            return first
+        return batch.lam * first + (1 - batch.lam) * self.class_weight[batch.target_b].sum()
+
+    def __call__(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
+        """Loss of a batch.
+
+        Args:
+            output: logits (N, C), or what a head makes them of.
+            batch: with targets (N,), a mixup pair of them, or for element-wise losses (N, C), and weights (N,) and groups (N,) where the
+                data has them.
+            normalizer: divisor of the sum, a 0-d tensor.
+        """
+        if isinstance(output, Tensor) and self.config.given != "logits":
+            output = probabilities(output.float(), self.config.given)
+        if self.rowwise:
+            return self._rows(output, batch, normalizer)
+        if isinstance(output, Tensor) and not self.lossforge:
+            return self._plain_elements(output, batch, normalizer)
+        return self._elements(output, batch, normalizer)
+
+    def _computed(self, given: Tensor | HeadInput, target: Tensor, **options: Any) -> Tensor:
+        """By the library's loss, of a head's input by the one that is fused with its product."""
+        if isinstance(given, Tensor):
+            return cast(Tensor, self.loss.function(given, target, **options))
+        named = {"loss_weight" if name == "weight" else name: value for name, value in options.items()}  # "weight" is the head's there
+        return cast(Tensor, self.fused(given.features, given.weight, target, given.bias, **named))
+
+    def _elements(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
+        tensors: dict[str, Tensor | None] = {"weight": _column(batch.weight)}
+        if isinstance(self.config, PreferenceConfig):
+            group = None if self.group_weight is None else _column(batch.group)
+            tensors = {"preference": _column(batch.weight), "group": group, "group_weight": self.group_weight}
+        if self.pos_weight is not None:
+            tensors["pos_weight"] = self.pos_weight
+        options = {**self.hyper, **tensors, **_pair_options(batch)}
+        return self._computed(given, batch.target, **options, reduction="sum", normalizer=normalizer)
+
+    def _plain_elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        """By the library that has the loss, else by our reference, from dense targets."""
+        options = self.hyper if self.pos_weight is None else {**self.hyper, "pos_weight": self.pos_weight}
+        function = None if self.name == "bce_smoothed" else self.loss.judged()  # what is smoothed depends on how the target is given
+        with torch.autocast(given.device.type, enabled=False):
+            if function is not None:
+                dense = batch.target if batch.target.is_floating_point() else _pair(lambda t: F.one_hot(t, self.classes).float(), batch)
+                elements = function(given.float(), dense, **options, reduction="none")
+            else:
+                elements = self.loss.reference(given.float(), batch.target, **options, **_pair_options(batch), reduction="none")
+        weighted = elements if (weight := self._sample_weight(batch)) is None else elements * weight[:, None]
+        return cast(Tensor, weighted.sum() / normalizer)
+
+    def _rows(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
+        options: dict[str, Any] = {**self.hyper, **self.tensors}
+        if self.class_weight is not None:
+            options["weight"] = self.class_weight
+        if self.name == "ce" and not self.lossforge and isinstance(given, Tensor):
+            plain = {name: options[name] for name in ("label_smoothing", "weight") if name in options}
+            rows = _pair(lambda target: F.cross_entropy(given.float(), target, reduction="none", **plain), batch)
+        else:
+            function = self._computed if self.lossforge else self.loss.reference
+            options |= _pair_options(batch)
+            if batch.weight is None:
+                return cast(Tensor, function(given, batch.target, **options, reduction="sum", normalizer=normalizer))
+            rows = function(given, batch.target, **options, reduction="none")
+        return (rows if batch.weight is None else rows * batch.weight).sum() / normalizer
+
+    def _sample_weight(self, batch: Batch) -> Tensor | None:
+        if self.group_weight is None or batch.group is None:
+            return batch.weight
+        weight = self.group_weight[batch.group]
+        return weight if batch.weight is None else batch.weight * weight
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What the trained model says a class's probability is."""
+        return probabilities(logits, self.says)
+
+
+def said_by(config: LossConfig) -> str:
+    """softmax or sigmoid: what the loss teaches a model's logits to mean."""
+    if isinstance(config, CustomConfig):
+        return "softmax" if custom_loss("loss", config.target, config.hyper).template == "rowwise" else "sigmoid"
+    return config.says
+
+
+def probabilities(logits: Tensor, kind: str) -> Tensor:
+    """(N, C) of logits (N, C); kind: softmax or sigmoid."""
+    return logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
+
+
+def custom_loss(group: str, target: str, hyper: Mapping[str, float]) -> Any:
+    """The registry's kind of entry for a loss of one's own, which the settings of `group` name."""
+    from lossforge.losses.custom import find
+
+    try:
+        loss = find(target).loss
+    except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
+        raise UserError(f"{group}.target={target}: {problem}") from None
+    for name in hyper:
+        if name not in loss.hyper:
+            raise unknown(f"{group}.hyper.{name}", name, loss.hyper)
+    return loss
+
+
+def _pair(function: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+    if batch.target_b is None or batch.lam is None:
+        return function(batch.target)
+    return batch.lam * function(batch.target) + (1 - batch.lam) * function(batch.target_b)
+
+
+def _pair_options(batch: Batch) -> dict[str, Any]:
+    return {} if batch.target_b is None else {"target_b": batch.target_b, "lam": batch.lam}
+
+
+def _column(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value[:, None]
+
+
+def _per_class(setting: str, given: list[float] | None, classes: int, device: torch.device) -> Tensor | None:
+    if given is None:
+        return None
+    if len(given) != classes:
+        raise UserError(f"{setting}: has {len(given)} numbers; the data has {classes} classes and each needs one.")
+    return torch.tensor(given, device=device)
+
+
+def _group_weight(given: list[float] | None, groups: int, data: DataConfig, device: torch.device) -> Tensor | None:
+    if given is None:
+        return None
+    if not groups:
+        raise UserError("loss.group_weight: the data has no groups; give them by data.class_group or a column group in data.csv.")
+    if len(given) != groups:
+        raise UserError(f"loss.group_weight: has {len(given)} numbers; the data has {groups} groups and each needs one.")
+    if isinstance(data, ImagesConfig) and (data.mixup or data.cutmix):
+        raise UserError("loss.group_weight: mixup and cutmix blend samples of different groups; use data.mixup=0 data.cutmix=0.")
+    return torch.tensor(given, device=device)

@@ -1,0 +1,77 @@
+"""Counts of an evaluation, kept on the device until they are asked for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.train import distributed
+
+
+class ClassificationCounts:
+    """Adds up batches; every sample counts once, whatever the batch sizes."""
+
+    def __init__(self, classes: int, bins: int, groups: int, device: torch.device) -> None:
+        self.classes, self.bins, self.groups = classes, bins, groups
+        self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+        self.calibration = torch.zeros(bins, 3, dtype=torch.float64, device=device)  # samples, correct, sum of confidence
+        self.by_group = torch.zeros(max(groups, 1), 2, dtype=torch.int64, device=device)  # samples, correct
+        self.top5 = torch.zeros((), dtype=torch.int64, device=device)
+        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
+
+    def add(self, probability: Tensor, target: Tensor, group: Tensor | None, loss_sum: Tensor, share: Tensor) -> None:
+        """Count one batch.
+
+        Args:
+            probability: (N, C).
+            target: (N,).
+            group: (N,) or None.
+            loss_sum: the batch's loss before division.
+            share: what the batch adds to the divisor.
+        """
+        confidence, guess = probability.float().max(-1)
+        correct = guess == target
+        self.confusion.index_add_(0, target * self.classes + guess, torch.ones_like(target))
+        self.top5 += (probability.topk(min(5, self.classes)).indices == target[:, None]).any(-1).sum()
+        place = (confidence * self.bins).long().clamp(0, self.bins - 1)
+        rows = torch.stack([torch.ones_like(confidence), correct.float(), confidence], dim=1).double()
+        chosen = (place[:, None] == torch.arange(self.bins, device=place.device)).double()
+        self.calibration += chosen.T @ rows
+        if group is not None and self.groups:
+            self.by_group.index_add_(0, group, torch.stack([torch.ones_like(group), correct.long()], dim=1))
+        self.loss += torch.stack([loss_sum, share]).double()
+
+    def result(self) -> "ClassificationResult":
+        """Of all ranks' batches together."""
+        for counts in (self.confusion, self.calibration, self.by_group, self.top5, self.loss):
+            distributed.total(counts)
+        confusion = self.confusion.view(self.classes, self.classes).cpu()
+        calibration = self.calibration.cpu()
+        total = max(int(confusion.sum()), 1)
+        _, right, confidence = calibration.unbind(1)
+        divisor = self.loss[1].item()
+        there = confusion.sum(1) > 0
+        recall = confusion.diagonal()[there] / confusion.sum(1)[there]
+        values = {
+            "top1": confusion.diagonal().sum().item() / total,
+            "top5": self.top5.item() / total,
+            "balanced_accuracy": recall.double().mean().item(),
+            "loss": self.loss[0].item() / divisor if divisor else float("nan"),
+            "ece": (right - confidence).abs().sum().item() / total,
+            "samples": float(confusion.sum()),
+        }
+        if self.groups:
+            for number, (samples, correct) in enumerate(self.by_group.tolist()):
+                values[f"top1_group_{number}"] = correct / samples if samples else float("nan")
+        return ClassificationResult(values, confusion.tolist(), calibration.tolist())
+
+
+@dataclass
+class ClassificationResult:
+    values: dict[str, float]
+    confusion: list[list[int]]  # rows: true classes, columns: guesses
+    calibration: list[list[float]]  # a bin each: samples, correct, sum of confidence
+
+    def tree(self) -> dict[str, Any]:
+        return {"confusion": self.confusion, "calibration": self.calibration}

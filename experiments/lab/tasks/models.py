@@ -1,0 +1,81 @@
+"""Models by timm's names."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from lab.config.errors import UserError, nearest
+from lab.config.schema import ClassifierConfig, ModelConfig
+
+
+def check_model_name(name: str) -> None:
+    """Raise UserError unless timm knows the architecture and its pretrained tag."""
+    import timm
+
+    if timm.is_model(name):
+        tag = name.partition(".")[2]
+        tags = [known.partition(".")[2] for known in timm.list_pretrained(name.partition(".")[0])]
+        if tag and tag not in tags:
+            raise UserError(
+                f"model.name={name}: {name.partition('.')[0]} has the pretrained tags {', '.join(filter(None, tags)) or 'none'}."
+            )
+        return
+    names = timm.list_models()
+    close = nearest(name, names, 5)
+    raise UserError(
+        f"model.name={name}: timm has no such model.\n"
+        + (f"Did you mean {' or '.join(repr(c) for c in close)}?\n" if close else "")
+        + f"Choices: timm's {len(names)} models, listed by timm.list_models(), such as {', '.join(names[:: len(names) // 8][:8])}."
+    )
+
+
+def model_norm(config: ModelConfig) -> dict[str, Any]:
+    """What a pretrained model expects of its images: mean, std, interpolation."""
+    import timm
+
+    known = timm.get_pretrained_cfg(config.name)
+    return {key: value for key, value in (known.to_dict() if known else {}).items() if key in ("mean", "std", "interpolation")}
+
+
+def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:
+    """The timm model for images of this size and number of channels."""
+    import timm
+
+    options: dict[str, Any] = {"in_chans": channels, "num_classes": classes, "drop_rate": config.drop_rate}
+    if config.drop_path_rate is not None:
+        options["drop_path_rate"] = config.drop_path_rate
+    known = timm.get_pretrained_cfg(config.name)
+    if known and known.fixed_input_size:
+        options["img_size"] = image_size
+    try:
+        return timm.create_model(config.name, pretrained=config.pretrained, **(options | config.args))
+    except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if config.pretrained:
+            reason += f" (model.pretrained=true needs the network once, for the weights of {config.name})"
+        raise UserError(f"model.name={config.name} cannot be made with {options | config.args}: {reason}") from None
+
+
+def set_prior(model: nn.Module, classes: int) -> None:
+    """Let every class start with probability 1 / classes, so that the many negatives do not drown the first steps.
+
+    Source: Lin et al., Focal Loss for Dense Object Detection, 2017, section 3.3.
+    """
+    bias = classifier_bias(model)
+    if bias is not None:
+        nn.init.constant_(bias, -math.log(max(classes - 1, 1)))
+
+
+def classifier_bias(model: nn.Module) -> nn.Parameter | None:
+    """Of the last layer, if it has one."""
+    head = getattr(model, "get_classifier", lambda: None)()
+    bias = getattr(head, "bias", None) if isinstance(head, nn.Module) else None
+    return bias if isinstance(bias, nn.Parameter) else None
+
+
+def placed(model: nn.Module, device: torch.device, *, channels_last: bool) -> nn.Module:
+    """The model on the device, in the memory format that its convolutions are to have."""
+    layout = torch.channels_last if channels_last else torch.preserve_format
+    return model.to(device).to(memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack memory_format alone

@@ -1,0 +1,192 @@
+"""The multi-label task: which classes are in an image, under losses of independent yes-or-no decisions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lab.config.detection_schema import DetectionDataConfig
+from lab.config.errors import UserError
+from lab.config.loss_schema import SigmoidConfig
+from lab.config.schema import ClassifierConfig, TrainConfig
+from lab.config.task_schema import MultilabelConfig
+from lab.data.augment import wobble
+from lab.data.batch import Batch
+from lab.data.coco_file import CocoFile
+from lab.data.samples import Annotations
+from lab.data.sets import MemoryLoader, Split
+from lab.tasks.detection.data import DetectionData, DetectionLoader, load_detection_data
+from lab.tasks.detection.task import Unmixed
+from lab.tasks.fonts import letters_of
+from lab.tasks.heads import HeadInput, open_head, sum_of_rows
+from lab.tasks.losses import Criterion
+from lab.tasks.models import build_model, classifier_bias
+from lab.tasks.plots import average_precision_picture
+from lab.tasks.task import Mixing
+from lab.train import distributed
+
+
+class LabelSetLoader(DetectionLoader):
+    """Images with the set of their boxes' classes; what a crop has cut away is not in it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield Batch(batch.images, multi_hot(batch.labels, len(self.file.classes)), batch.index)
+
+
+class HeldLabelSets(MemoryLoader):
+    """As `LabelSetLoader`, but all images are held on the device, and turned, scaled and shifted there by a little."""
+
+    def __init__(
+        self,
+        file: CocoFile,
+        config: DetectionDataConfig,
+        fixed_size: list[int] | None,
+        norm: tuple[Tensor, Tensor],
+        device: torch.device,
+        seed: int | None,
+    ) -> None:
+        self.file = file
+        read = list(DetectionLoader(file, config, fixed_size, norm, torch.device("cpu"), None).read())
+        split = Split(
+            torch.cat([batch.images for batch in read]), torch.cat([multi_hot(batch.labels, len(file.classes)) for batch in read]), []
+        )
+        super().__init__(split, Annotations(), config.eval_batch_size if seed is None else config.batch_size, device, norm)
+        if seed is not None:
+            self.shuffled(seed, wobble if config.augment else None)
+
+
+def load_label_sets(
+    config: DetectionDataConfig, size: list[int], norm: dict[str, Any], device: torch.device, seed: int, *, in_memory: bool
+) -> DetectionData:
+    """COCO files whose images are labelled with the set of their boxes' classes.
+
+    Raises:
+        UserError: as `load_detection_data`; or what is held in memory would have to be augmented in a way that is only known for files.
+    """
+    if in_memory and config.augment:
+        for name in ("horizontal_flip", "photometric"):
+            if given := getattr(config, name):
+                raise UserError(
+                    f"data.{name}={given}: 0 is expected with task.in_memory=true, which turns, scales and shifts images alone."
+                )
+    return load_detection_data(config, size, norm, device, seed, HeldLabelSets if in_memory else LabelSetLoader)
+
+
+def multi_hot(labels: Tensor, classes: int) -> Tensor:
+    """(N, C) of 0 and 1 from labels (N, K), -1 where there is none."""
+    present = torch.zeros(len(labels), classes + 1, device=labels.device)
+    return present.scatter_(1, labels.where(labels >= 0, classes), 1.0)[:, :classes]
+
+
+@dataclass
+class MultilabelResult:
+    values: dict[str, float]
+    probability: Tensor  # (N, C)
+    target: Tensor  # (N, C) of 0 and 1
+
+    def tree(self) -> dict[str, Any]:
+        return {}
+
+
+class MultilabelCounts:
+    """Keeps every sample's probabilities, which average precision ranks."""
+
+    def __init__(self, classes: list[str], threshold: float, device: torch.device) -> None:
+        self.classes, self.threshold = classes, threshold
+        self.probability: list[Tensor] = []
+        self.target: list[Tensor] = []
+        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
+
+    def add(self, probability: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:
+        self.probability.append(probability)
+        self.target.append(target)
+        self.loss += torch.stack([loss_sum, share]).double()
+
+    def result(self) -> MultilabelResult:
+        """Of all ranks together. mAP is the mean over the classes that some image has."""
+        from torchmetrics.functional.classification import multilabel_average_precision, multilabel_f1_score
+
+        everyone = distributed.gathered([(p.cpu(), t.long().cpu()) for p, t in zip(self.probability, self.target, strict=True)])
+        probability, target = (torch.cat([batch[part] for batches in everyone for batch in batches]) for part in (0, 1))
+        distributed.total(self.loss)
+        count, there = len(self.classes), target.any(0)
+        precision = multilabel_average_precision(probability[:, there], target[:, there], int(there.sum()), average="none").double()
+        each = dict(zip([name for name, known in zip(self.classes, there.tolist(), strict=True) if known], precision.tolist(), strict=True))
+        total, divisor = self.loss.tolist()
+        values = {
+            "map": precision.mean().item(),
+            "f1": multilabel_f1_score(probability, target, count, self.threshold, average="micro").item(),
+            "loss": total / divisor if divisor else float("nan"),
+            "samples": float(len(target)),
+            **{f"ap/{name}": value for name, value in each.items()},
+        }
+        return MultilabelResult(values, probability, target)
+
+
+class Multilabel:
+    monitor = "map"
+    score_names: tuple[str, ...] = ("right_labels",)
+
+    def __init__(self, config: TrainConfig, data: DetectionData, image_size: int, device: torch.device) -> None:
+        self.config, self.data, self.image_size, self.device = config, data, image_size, device
+        self.settings, self.mix = cast(MultilabelConfig, config.task), cast(Mixing, Unmixed())
+        self.criterion = Criterion(config.loss, config.data, len(data.classes), 0, device)
+        if self.criterion.rowwise:
+            raise UserError(
+                f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes."
+            )
+
+    def model(self) -> nn.Module:
+        architecture = cast(ClassifierConfig, self.config.model)
+        model = build_model(architecture, channels=3, classes=len(self.data.classes), image_size=self.image_size)
+        bias = classifier_bias(model)
+        if bias is not None and isinstance(self.config.loss, SigmoidConfig) and self.config.loss.prior_bias:
+            nn.init.constant_(bias, self.prior().logit().item())
+        if self.config.loss.fused_head:
+            open_head(model, (3, self.image_size, self.image_size))
+        return model
+
+    def prior(self) -> Tensor:
+        """The mean share of the training images that a class is in."""
+        file = self.data.train.file
+        present = sum(len(file.labels[file.rows(i)][~file.crowd[file.rows(i)]].unique()) for i in range(len(file)))
+        return torch.tensor(present / (len(file) * len(self.data.classes)))
+
+    def share(self, batch: Batch) -> Tensor:
+        return self.criterion.share(batch)
+
+    def loss(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
+        return self.criterion(output, batch, normalizer)
+
+    def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
+        """Each image's share of labels that are right."""
+
+        def right(logits: Tensor, target: Tensor) -> Tensor:
+            said = self.criterion.probabilities(logits.float()) > self.settings.threshold
+            return (said == target.bool()).float().mean(1).sum()[None]
+
+        return sum_of_rows(right, output, batch.target)
+
+    def counts(self) -> MultilabelCounts:
+        return MultilabelCounts(self.data.classes, self.settings.threshold, self.device)
+
+    def count(self, counts: MultilabelCounts, output: Tensor, batch: Batch) -> None:
+        loss = self.loss(output, batch, torch.ones((), device=output.device))
+        counts.add(self.criterion.probabilities(output.float()), batch.target, loss.float(), self.share(batch))
+
+    def pictures(self, result: MultilabelResult, folder: Path) -> list[Path]:
+        path = folder / "average_precision.png"
+        with letters_of(self.data.classes):
+            average_precision_picture({name: result.values.get(f"ap/{name}", float("nan")) for name in self.data.classes}, path)
+        return [path]
+
+    def headline(self, result: MultilabelResult) -> str:
+        values = result.values
+        return f"held-out mAP {values['map']:.4f} · F1 {values['f1']:.4f} · loss {values['loss']:.4f}"
+
+    def rows(self, best: dict[str, float]) -> dict[str, str]:
+        return {"held-out mAP": f"{best['map']:.4f}", "held-out F1": f"{best['f1']:.4f}"}

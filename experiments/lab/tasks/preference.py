@@ -1,0 +1,143 @@
+"""The preference task: a reward model of images, from pairs of which one is preferred.
+
+The model gives every image a reward; that the first of a pair is preferred has the probability σ(r₁ - r₂).
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lab.config.loss_schema import BradleyTerryConfig
+from lab.config.schema import ClassifierConfig, TrainConfig
+from lab.config.task_schema import DigitPairsConfig, PreferenceTaskConfig
+from lab.data.pairs import PairBatch, PairData
+from lab.tasks.detection.task import Unmixed
+from lab.tasks.losses import Criterion
+from lab.tasks.models import build_model
+from lab.tasks.plots import calibration_picture
+from lab.tasks.task import Mixing
+from lab.train import distributed
+
+
+@dataclass
+class PreferenceResult:
+    values: dict[str, float]
+    calibration: list[list[float]]  # a bin of predicted probability each: pairs, sum of the votes' shares, sum of the probabilities
+
+    def tree(self) -> dict[str, Any]:
+        return {"calibration": self.calibration}
+
+
+class PreferenceCounts:
+    """Adds up batches of held-out pairs."""
+
+    def __init__(self, bins: int, device: torch.device) -> None:
+        self.calibration = torch.zeros(bins, 3, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(5, dtype=torch.float64, device=device)  # right, as voted, margin, loss, divisor
+
+    def add(self, lead: Tensor, truth: Tensor, share: Tensor, loss_sum: Tensor, divisor: Tensor) -> None:
+        """Count one batch.
+
+        Args:
+            lead: (N,) the first's reward less the second's.
+            truth: (N,) 1 where the first is the better, else 0.
+            share: (N,) of the votes for the first.
+            loss_sum: the batch's loss before division.
+            divisor: what the batch adds to the divisor.
+        """
+        first, bins = lead > 0, len(self.calibration)
+        right, voted = (first == (given > 0.5) for given in (truth, share))
+        margin = torch.where(truth > 0.5, lead, -lead)
+        self.sums += torch.stack([right.sum(), voted.sum(), margin.sum(), loss_sum, divisor]).double()
+        probability = lead.sigmoid()
+        place = (probability * bins).long().clamp(0, bins - 1)
+        chosen = (place[:, None] == torch.arange(bins, device=place.device)).double()
+        self.calibration += chosen.T @ torch.stack([torch.ones_like(share), share, probability], dim=1).double()
+
+    def result(self) -> PreferenceResult:
+        """Of all ranks together."""
+        for counts in (self.calibration, self.sums):
+            distributed.total(counts)
+        pairs, share, probability = self.calibration.cpu().unbind(1)
+        right, voted, margin, loss, divisor = self.sums.tolist()
+        count = pairs.sum().item() or 1
+        values = {
+            "accuracy": right / count,
+            "agreement": voted / count,
+            "margin": margin / count,
+            "ece": (share - probability).abs().sum().item() / count,
+            "loss": loss / divisor if divisor else float("nan"),
+            "samples": pairs.sum().item(),
+        }
+        return PreferenceResult(values, self.calibration.tolist())
+
+
+class Preference:
+    monitor = "accuracy"
+    score_names: tuple[str, ...] = ("agreement",)
+
+    def __init__(self, config: TrainConfig, data: PairData, device: torch.device) -> None:
+        self.config, self.data, self.device = config, data, device
+        self.settings, self.mix = cast(PreferenceTaskConfig, config.task), cast(Mixing, Unmixed())
+        self.criterion: Criterion | BradleyTerryConfig = (
+            config.loss if isinstance(config.loss, BradleyTerryConfig) else Criterion(config.loss, config.data, 1, data.groups, device)
+        )
+
+    def model(self) -> nn.Module:
+        size = cast(DigitPairsConfig, self.config.data).image_size
+        return build_model(cast(ClassifierConfig, self.config.model), channels=self.data.channels, classes=1, image_size=size)
+
+    def share(self, batch: PairBatch) -> Tensor:
+        return torch.full((), float(len(batch)), device=batch.images.device)
+
+    def loss(self, output: Tensor, batch: PairBatch, normalizer: Tensor) -> Tensor:
+        """Bradley and Terry's weighs all pairs alike; the others take the pairs' weights and groups."""
+        rewards, terms = output.view(-1, 2), self.criterion
+        if isinstance(terms, Criterion):
+            return terms(rewards[:, :1] - rewards[:, 1:], replace(batch, target=batch.target[:, None]), normalizer)
+        from lossforge.losses import bradley_terry_loss
+
+        chosen = (batch.target < 0.5).long()[:, None]
+        preferred, other = (rewards.gather(1, place)[:, 0] for place in (chosen, 1 - chosen))
+        hyper = terms.margin, terms.label_smoothing, terms.center_rewards_coefficient
+        return bradley_terry_loss(preferred, other, *hyper, "sum", normalizer=normalizer)
+
+    def lead(self, output: Tensor) -> Tensor:
+        """(N,) the first's reward less the second's."""
+        first, second = output.float().view(-1, 2).unbind(1)
+        return first - second
+
+    def scores(self, output: Tensor, batch: PairBatch) -> Tensor:
+        """Pairs whose preferred image has the larger reward."""
+        return ((self.lead(output) > 0) == (batch.target > 0.5)).sum()[None]
+
+    def counts(self) -> PreferenceCounts:
+        return PreferenceCounts(self.settings.calibration_bins, self.device)
+
+    def count(self, counts: PreferenceCounts, output: Tensor, batch: PairBatch) -> None:
+        share = self.share(batch)
+        loss = self.loss(output, batch, torch.ones_like(share))
+        counts.add(self.lead(output), self.data.truth[batch.index], self.data.share[batch.index], loss.float(), share)
+
+    def pictures(self, result: PreferenceResult, folder: Path) -> list[Path]:
+        path = folder / "calibration.png"
+        calibration_picture(result, path, "share of votes for the first", "probability that the first is preferred")
+        return [path]
+
+    def headline(self, result: PreferenceResult) -> str:
+        values = result.values
+        return (
+            f"held-out pairs {values['accuracy']:.2%} right · {values['agreement']:.2%} as voted · "
+            f"margin {values['margin']:.3f} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
+        )
+
+    def rows(self, best: dict[str, float]) -> dict[str, str]:
+        return {
+            "held-out pairs right": f"{best['accuracy']:.2%}",
+            "held-out pairs as voted": f"{best['agreement']:.2%}",
+            "mean margin": f"{best['margin']:.3f}",
+            "calibration error": f"{best['ece']:.4f}",
+        }

@@ -1,0 +1,133 @@
+"""Several processes that train one model together, started by torchrun: who this one is, and what all of them add up to.
+
+Without torchrun there is one process, and every function here does nothing or says so. A rank is the number of a process, 0 the first's.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.data.seeds import seed_of
+from lab.train.ranks import launched, local_rank
+
+# a rank that writes a checkpoint or computes a metric alone keeps the others waiting for it
+TIMEOUT_MINUTES = 30
+
+
+def start(device: torch.device) -> None:
+    """Meet the other processes, if there are any: over NCCL on GPUs, over gloo on CPU."""
+    from datetime import timedelta
+
+    if launched() == 1 or torch.distributed.is_initialized():
+        return
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group(
+        "nccl" if cuda else "gloo", device_id=device if cuda else None, timeout=timedelta(minutes=TIMEOUT_MINUTES)
+    )
+
+
+def stop() -> None:
+    if ranks() > 1:
+        torch.distributed.destroy_process_group()
+
+
+def _met() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def rank() -> int:
+    return torch.distributed.get_rank() if _met() else 0
+
+
+def ranks() -> int:
+    """How many processes have met."""
+    return torch.distributed.get_world_size() if _met() else 1
+
+
+def total(value: Tensor) -> Tensor:
+    """The sum over all ranks, in place; on a GPU the host does not wait for it."""
+    if ranks() > 1:
+        torch.distributed.all_reduce(value)
+    return value
+
+
+def highest(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """The largest of each value over all ranks, which give the same names; waits for the device."""
+    if ranks() == 1:
+        return dict(values)
+    together = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(together, torch.distributed.ReduceOp.MAX)
+    return dict(zip(values, together.tolist(), strict=True))
+
+
+def of_highest(value: dict[str, Any], key: str) -> dict[str, Any]:
+    """The `value` of the rank whose entry `key` is the largest, on every rank."""
+    if ranks() == 1:
+        return value
+    numbers = gathered(value[key])
+    together = [value]
+    torch.distributed.broadcast_object_list(together, src=numbers.index(max(numbers)))
+    return together[0]
+
+
+def own_seed(seed: int) -> int:
+    """A seed of this rank's own; the first rank's is the given one."""
+    return seed_of(seed, rank()) if rank() else seed
+
+
+def anywhere(flag: bool, device: torch.device) -> bool:
+    """Whether it is so on any rank; waits for the device where there are several."""
+    return bool(highest({"flag": float(flag)}, device)["flag"])
+
+
+def gathered(value: Any) -> list[Any]:
+    """What every rank gives, by rank."""
+    values: list[Any] = [value]
+    if ranks() > 1:
+        values = [None] * ranks()
+        torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def of_first(value: Any) -> Any:
+    """What the first rank gives."""
+    values = [value]
+    if ranks() > 1:
+        torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """The first rank alone, then the first one of every other host, then the rest: what one downloads or draws the others find.
+
+    A fault ends a turn as well: the others come to it, too, instead of waiting for a process that is gone.
+    """
+    if ranks() == 1:
+        yield
+        return
+    turn = 0 if rank() == 0 else 1 if local_rank() == 0 else 2
+    for _ in range(turn):
+        torch.distributed.barrier()
+    try:
+        yield
+    finally:
+        for _ in range(2 - turn):
+            torch.distributed.barrier()
+
+
+@torch.no_grad()
+def average_statistics(model: nn.Module) -> None:
+    """Give all ranks the mean of their running statistics of batch norms, each of which saw its own part of the batches."""
+    if ranks() == 1:
+        return
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    kept = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
+    if kept:
+        mean = total(torch.cat(kept)) / ranks()
+        torch._foreach_copy_(kept, list(mean.split([value.numel() for value in kept])))

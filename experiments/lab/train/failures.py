@@ -1,0 +1,167 @@
+"""What to say when memory runs out, or a batch is too small: what there was, and which settings would do."""
+
+import resource
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lab.config.errors import UserError
+from lab.config.schema import ImagesConfig, TrainConfig
+from lab.data.workers import number_of_workers
+
+MIB = 2**20
+TOO_FEW = "Expected more than 1 value per channel when training"  # torch's batch norms
+HOST_SAYS = ("can't allocate memory", "unable to mmap", "Cannot allocate memory")
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Which memory was exhausted: 'gpu', 'host' or 'shared'; None where it is another fault."""
+    text = str(error)
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "gpu"
+    if "insufficient shared memory" in text or "unable to write to file </torch_" in text:
+        return "shared"
+    if isinstance(error, MemoryError):
+        return "host"
+    killed = "DataLoader worker" in text and "Killed" in text
+    if isinstance(error, (RuntimeError, OSError)) and (killed or any(words in text for words in HOST_SAYS)):
+        return "host"
+    return None
+
+
+def too_few(config: TrainConfig, error: ValueError) -> str:
+    """What to say of a batch of one sample a process."""
+    return (
+        f"data.batch_size={config.data.batch_size}: model.name={config.model.name} normalises by a batch's mean and deviation "
+        f"(batch norm), which one sample does not have ({error}).\n"
+        "Give each process two samples a batch or more, larger images, or a model without batch norm, such as model=tiny_vit."
+    )
+
+
+class OutOfMemoryError(UserError):
+    """Memory ran out; the message holds the figures and the settings that would take less."""
+
+
+@contextmanager
+def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> Iterator[None]:
+    """Let a fault for want of memory or of samples say what would help; nothing is changed, and other faults pass as they are.
+
+    Args:
+        config: the run's settings.
+        trainer: of the run, once it has one.
+        folder: the run folder, once there is one; it gets torch's own table of the GPU's memory.
+
+    Raises:
+        OutOfMemoryError: what is inside ran out of memory.
+        UserError: a batch of one sample has nothing that batch norm could normalise by.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError) and str(error).startswith(TOO_FEW):
+            raise UserError(too_few(config, error)) from error
+        where = out_of_memory(error)
+        if where is None:
+            raise
+        device, model = getattr(trainer, "device", None), getattr(trainer, "model", None)
+        if folder is not None and where == "gpu" and device is not None:
+            path = folder.path / "memory_summary.txt"
+            path.write_text(torch.cuda.memory_summary(device), encoding="utf-8")
+            folder.artifact(path)
+        raise OutOfMemoryError(memory_report(error, where, config, device, model)) from error
+
+
+def memory_report(error: BaseException, where: str, config: TrainConfig, device: torch.device | None, model: nn.Module | None) -> str:
+    """Where it happened, what was asked for, what there was, and what would take less, in several lines."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    title = {"gpu": "the GPU's memory is exhausted", "host": "the machine's memory is exhausted", "shared": "shared memory is exhausted"}
+    lines = [f"{title[where]} ({_part(error)}).", said, "", *_usage(where, device, model), "", "Settings that take less:"]
+    lines += [f"  {setting:<46} {effect}" for setting, effect in remedies(config, where, _part(error))]
+    return "\n".join(lines)
+
+
+def remedies(config: TrainConfig, where: str, part: str) -> list[tuple[str, str]]:
+    """(setting, effect) of what this run could still change."""
+    data, trainer = config.data, config.trainer
+    workers = number_of_workers(getattr(data, "workers", 0))
+    if where == "shared":
+        return [
+            (f"data.workers={workers // 2}", "fewer batches wait in shared memory"),
+            ("docker run --shm-size=8g", "a container has 64 MB by default"),
+        ]
+    found: list[tuple[str, str]] = []
+    if part == "evaluation" and data.eval_batch_size > 1:
+        return [
+            (f"data.eval_batch_size={max(data.eval_batch_size // 2, 1)}", "half the images at once; the figures stay"),
+            *_images(config),
+        ]
+    if data.batch_size > 1:
+        half = f"data.batch_size={-(-data.batch_size // 2)} trainer.accumulate={trainer.accumulate * 2}"
+        found.append((half, "half the activations; an update still sees as many images"))
+    if where == "gpu" and trainer.amp == "off":
+        found.append(("trainer.amp=bf16", "activations of half the size"))
+    if config.loss.implementation == "torch":
+        found.append(("loss.implementation=lossforge", "the loss keeps one tensor of the logits' size, or none"))
+    found += _images(config)
+    if where == "host" and workers:
+        found.append((f"data.workers={workers // 2}", "fewer processes hold batches"))
+    if trainer.ema is not None:
+        found.append(("trainer.ema=null", "no second copy of the weights"))
+    if config.optim.name != "sgd":
+        found.append(("optim=sgd", f"one value a weight instead of {config.optim.name}'s; it needs another optim.lr"))
+    found.append(("model=...", "a smaller model"))
+    return found
+
+
+def _images(config: TrainConfig) -> list[tuple[str, str]]:
+    if isinstance(config.data, ImagesConfig) and config.data.image_size >= 64:
+        return [(f"data.image_size={config.data.image_size // 2}", "a quarter of the pixels; it changes what is learned")]
+    if fixed := getattr(config.model, "fixed_size", None):
+        return [(f'"model.fixed_size=[{fixed[0] // 2},{fixed[1] // 2}]"', "a quarter of the pixels; it changes what is learned")]
+    return []
+
+
+def _part(error: BaseException) -> str:
+    """Where in the run it happened, from the functions on the way."""
+    names = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    parts = {"evaluate": "evaluation", "train_epoch": "training", "assemble": "before the first update", "finish": "after training"}
+    return next((said for name, said in parts.items() if name in names), "outside of training")
+
+
+def _usage(where: str, device: torch.device | None, model: nn.Module | None) -> list[str]:
+    rows: dict[str, float] = {}
+    if where == "gpu" and device is not None and device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        rows["of the GPU"] = total
+        rows["at the peak, in tensors"] = torch.cuda.max_memory_allocated(device)
+        rows["now kept by torch"] = reserved
+        rows["now taken by others, and CUDA itself"] = max(total - free - reserved, 0)
+    else:
+        total, free = host_memory()
+        rows["of the machine" if where == "host" else "of the machine (not the shared part)"] = total
+        rows["still free"] = free
+        rows["at the peak, in this process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if model is not None:
+        weights = sum(each.numel() * each.element_size() for each in model.parameters())
+        rows["the model's weights alone"] = weights
+        rows["their gradients"] = sum(each.grad.numel() * each.grad.element_size() for each in model.parameters() if each.grad is not None)
+    return ["Memory, MiB:"] + [f"  {name:<46} {value / MIB:>12,.0f}" for name, value in rows.items()]
+
+
+def host_memory() -> tuple[int, int]:
+    """(all, available) bytes of the machine, or of the container where that has less."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    total, free = memory.total, memory.available
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdecimal():
+        total = min(total, int(text))
+        free = min(free, max(total - int(used.read_text(encoding="ascii")), 0))
+    return total, free

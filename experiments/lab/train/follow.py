@@ -1,0 +1,50 @@
+"""What every process but the first does: the same training, without folder, tracking and table."""
+
+from typing import Any
+
+from lab.runs.folder import RunFolder
+from lab.runs.resume import Earlier, load_state
+from lab.train import distributed, peers
+from lab.train.console import Console
+from lab.train.stop import Stop
+from lab.train.trainer import Trainer, restore
+
+
+class NoFolder(RunFolder):
+    """Keeps nothing: only the first rank writes."""
+
+    def __init__(self) -> None:
+        pass
+
+    def record(self, kind: str, **fields: Any) -> None:
+        pass
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        pass
+
+    def evaluation(self, step: int, counts: dict[str, Any]) -> None:
+        pass
+
+    def artifact(self, path: Any, folder: str = "") -> None:
+        pass
+
+    def tracked(self) -> dict[str, str]:
+        return {}
+
+
+def follow(trainer: Trainer, earlier: Earlier | None) -> int:
+    """Train along; the first rank says how the run ended."""
+    stop = Stop(patient=True, quiet=True)
+    try:
+        with peers.watched(lambda error: None):
+            if earlier and (state := load_state(earlier)) is not None:
+                restore(trainer, state)
+            trainer.fit(NoFolder(), Console(trainer.updates, quiet=True), stop)
+            distributed.stop()
+    except peers.TOGETHER:
+        return 0
+    except KeyboardInterrupt:
+        return stop.status
+    except peers.RankError:
+        return 1
+    return 0

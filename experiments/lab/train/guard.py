@@ -1,0 +1,90 @@
+"""Non-finite losses: seen, counted and kept on the device, so that no step waits for the host."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.data.batch import Tensors
+from lab.train import distributed
+
+
+class NonFiniteError(Exception):
+    """Too many updates in a row had a loss that is nan or infinite."""
+
+
+@dataclass
+class Kept:
+    tensors: dict[str, Tensor]
+    update: Tensor
+
+
+class Guard:
+    """Counts updates whose loss is not finite and keeps the batch that ended the longest streak.
+
+    `total`, `streak` and `longest` are 0-d tensors on the device. Once `longest` has reached `limit`, the kept batch stays.
+    """
+
+    def __init__(self, model: nn.Module, limit: int, device: torch.device) -> None:
+        self.limit = limit
+        self.total, self.streak, self.longest = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
+        buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        self.buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
+        self.kept: dict[tuple[object, ...], Kept] = {}
+
+    @contextmanager
+    def buffers_undone(self) -> Iterator[list[Tensor]]:
+        """Yield a list for the update's verdict; a bad update leaves running statistics as they were."""
+        before = [_joined(buffers) for buffers in self.buffers]
+        verdict: list[Tensor] = []
+        yield verdict
+        for buffers, old in zip(self.buffers, before, strict=True):
+            kept = torch.where(verdict[0], old, _joined(buffers)).split([b.numel() for b in buffers])
+            torch._foreach_copy_(buffers, [value.view_as(b) for value, b in zip(kept, buffers, strict=True)])
+
+    def see(self, batch: Tensors, bad: Tensor, update: int) -> None:
+        """Keep this micro-batch if its loss is bad."""
+        tensors = batch.tensors()
+        shape = _shape(tensors)
+        if shape not in self.kept:
+            self.kept[shape] = Kept({name: value.clone() for name, value in tensors.items()}, torch.full_like(self.total, -1))
+        slot = self.kept[shape]
+        take = bad & (self.longest < self.limit)
+        slot.tensors = {name: torch.where(take, value, slot.tensors[name]) for name, value in tensors.items()}
+        slot.update = torch.where(take, update, slot.update)
+
+    def count(self, bad: Tensor) -> None:
+        """Count one update."""
+        self.total += bad
+        self.streak = torch.where(bad, self.streak + 1, 0)
+        self.longest = torch.maximum(self.longest, self.streak)
+
+    def evidence(self) -> dict[str, Tensor | int]:
+        """The last bad micro-batch and the number of its update; waits for the device."""
+        slots = [(int(slot.update), slot) for slot in self.kept.values()]
+        update, slot = max(slots, key=lambda pair: pair[0])
+        return {"update": update} | {name: value.cpu() for name, value in slot.tensors.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Counters, and the kept batch if there has been one; waits for the device."""
+        counters = {name: getattr(self, name) for name in ("total", "streak", "longest")}
+        return {**counters, "evidence": distributed.of_highest(self.evidence(), "update") if self.longest else None}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name in ("total", "streak", "longest"):
+            getattr(self, name).copy_(state[name])
+        if state["evidence"] is not None:
+            tensors = {name: value.to(self.total.device) for name, value in state["evidence"].items() if name != "update"}
+            self.kept[_shape(tensors)] = Kept(tensors, torch.full_like(self.total, state["evidence"]["update"]))
+
+
+def _shape(tensors: dict[str, Tensor]) -> tuple[object, ...]:
+    return tuple((name, tuple(value.shape)) for name, value in tensors.items())
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """All values in one tensor: a model has hundreds of buffers, and a launch for each would be felt."""
+    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -1,0 +1,47 @@
+"""Which code computed the loss, and how many kernels it launched."""
+
+import torch
+
+from lab.config.loss_schema import LossConfig
+
+
+class KernelsUsed:
+    def __init__(self, config: LossConfig, device: torch.device) -> None:
+        self.lossforge = config.implementation == "lossforge" and config.kernels
+        self.backend = "torch's own loss" if config.kernels else "plain torch"
+        if self.lossforge:
+            from lossforge.losses import backend
+
+            self.backend = backend(torch.zeros(1, device=device))
+        self.before = self._launches()
+        self.earlier: dict[str, int] = {}
+
+    def state(self) -> dict[str, int]:
+        """Launches of each kernel since the run's start."""
+        gained = {name: count - self.before.get(name, 0) for name, count in self._launches().items()}
+        totals = {name: gained.get(name, 0) + self.earlier.get(name, 0) for name in {**self.earlier, **gained}}
+        return {name: count for name, count in totals.items() if count}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Count on from what an earlier process of the run has launched."""
+        self.before, self.earlier = self._launches(), state
+
+    def counts(self) -> dict[str, float]:
+        """Launches since the run's start, in all and by kernel."""
+        launches = self.state()
+        by_kernel = {f"loss/launches_{name}": float(count) for name, count in launches.items()}
+        return {"loss/launches": float(sum(launches.values())), **by_kernel}
+
+    def tags(self) -> dict[str, str]:
+        return {"loss.backend": self.backend}
+
+    def summary(self) -> str:
+        launches = self.counts()["loss/launches"]
+        return f"{self.backend}, {launches:.0f} kernel launches" if launches else self.backend
+
+    def _launches(self) -> dict[str, int]:
+        if not self.lossforge:
+            return {}
+        from lossforge.kernels import launch_counts
+
+        return launch_counts()

@@ -1,0 +1,156 @@
+"""A model over several ranks: every rank holds all of it (DistributedDataParallel), or a part of each tensor (FSDP)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
+
+from lab.config.errors import UserError
+from lab.config.schema import TrainerConfig
+from lab.train import distributed
+
+
+class Parallel:
+    """The model of a trainer over all ranks; alone it is as it was.
+
+    `model` is the model itself, `forward` what a training batch goes through. Gradients are averaged over the ranks while backward runs;
+    `scaled` makes them those of the ranks' sum.
+    """
+
+    def __init__(self, model: nn.Module, settings: TrainerConfig, device: torch.device) -> None:
+        self.ranks = distributed.ranks()
+        self.sharded = settings.parallel == "fsdp" and self.ranks > 1
+        check(settings, device, self.ranks)
+        if settings.sync_batchnorm and self.ranks > 1:
+            from timm.layers import convert_sync_batchnorm
+
+            model = convert_sync_batchnorm(model)
+        self.model = model
+        self.forward: Callable[[Tensor], Any] = model
+        if self.sharded:
+            shard(model, device)
+        elif self.ranks > 1:
+            # batch norms keep their own statistics until they are averaged
+            self.forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def says(self, samples: int) -> str:
+        """How an update of so many samples a process comes about."""
+        way = "FSDP" if self.sharded else "DistributedDataParallel"
+        return f"{self.ranks} processes ({way}), {samples} samples each: an update has {self.ranks * samples}"
+
+    @contextmanager
+    def gradients(self, *, shared: bool) -> Iterator[None]:
+        """Of forward and backward inside, gradients stay this rank's own until one comes that is `shared`: it carries them all."""
+        if isinstance(self.forward, DistributedDataParallel) and not shared:
+            with self.forward.no_sync():
+                yield
+            return
+        if self.sharded:
+            cast(Any, self.model).set_requires_gradient_sync(shared)
+        yield
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """A rank's part of the loss, so large that the average of its gradients over ranks is their sum."""
+        return loss if self.ranks == 1 else loss * self.ranks
+
+    def load_model_state(self, state: dict[str, Any] | None) -> None:
+        """Take the first rank's weights, from the whole ones of a checkpoint; the others need none."""
+        if self.ranks == 1:
+            self.model.load_state_dict(state or {})
+            return
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(self.model, state if distributed.rank() == 0 and state else {}, options=options)
+
+
+def check(settings: TrainerConfig, device: torch.device, ranks: int) -> None:
+    """Raise UserError for settings that do not go together."""
+    if ranks == 1:
+        return
+    if settings.sync_batchnorm and device.type != "cuda":
+        raise UserError(f"trainer.sync_batchnorm=true: torch's synchronised batch norm needs GPUs; this run is on {device.type}.")
+    if settings.parallel == "fsdp":
+        for name, given in (("ema", settings.ema is not None), ("compile", settings.compile)):
+            if given:
+                raise UserError(f"trainer.{name} does not go with trainer.parallel=fsdp; leave it away, or use trainer.parallel=ddp.")
+
+
+def shard(model: nn.Module, device: torch.device) -> None:
+    """Spread each block's parameters over all ranks, and then what is left; they are gathered a block at a time."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (distributed.ranks(),))
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model, inner ones first: members of a list or a sequence that have at least three layers with weights."""
+    found = []
+    for owner in model.modules():
+        if isinstance(owner, (nn.Sequential, nn.ModuleList)):
+            found += [part for part in owner.children() if _is_block(part)]
+    return list(dict.fromkeys(reversed(found)))
+
+
+def _is_block(part: nn.Module) -> bool:
+    layers = sum(any(True for _ in layer.parameters(recurse=False)) for layer in part.modules())
+    return layers >= 3 and not isinstance(part, (nn.ModuleList, nn.ModuleDict))
+
+
+def in_parts(model: nn.Module) -> bool:
+    return any(_is_part(parameter) for parameter in model.parameters())
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor, on every rank, where the ranks hold parts of it."""
+    return cast(Any, value).full_tensor() if _is_part(value) else value
+
+
+def _is_part(value: Any) -> bool:
+    if distributed.ranks() == 1:
+        return False  # and what follows takes a second to import
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
+
+
+def whole_state(state: Any) -> Any:
+    """A state with whole tensors, as one process would have it; only the first rank keeps those that were in parts, on the CPU.
+
+    Every rank has to call it.
+    """
+    first = distributed.rank() == 0
+
+    def gathered(value: Any) -> Any:
+        if not _is_part(value):
+            return value
+        together = value.full_tensor()
+        return together.cpu() if first else None
+
+    return tree_map(gathered, state)
+
+
+def as_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state with its tensors in parts where the parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    spread = {
+        number: {name: _like(parameters[number], value) for name, value in entries.items()} for number, entries in state["state"].items()
+    }
+    return state | {"state": spread}
+
+
+def _like(parameter: Tensor, value: Any) -> Any:
+    if not (_is_part(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    place = cast(Any, parameter)
+    return distribute_tensor(value.to(place.device), place.device_mesh, place.placements)

@@ -1,0 +1,196 @@
+"""One fault ends all processes of a run: the first says what it was, and none is left waiting for another that is gone."""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lab.config.errors import UserError
+from lab.train.guard import NonFiniteError
+from lab.train.ranks import launched, launched_here, local_rank
+from lab.train.stop import StoppedError
+
+TOGETHER = (StoppedError, NonFiniteError)
+"""Ends that all ranks come to at once."""
+GRACE_SECONDS = 5.0
+GONE_SECONDS = 3.0
+STOP_SECONDS = 20.0  # torchrun kills 30 s after it asked to stop
+
+
+class RankError(Exception):
+    """Another process of the run failed, and has said why, or was killed."""
+
+
+def announce(error: BaseException, text: str) -> str:
+    """Print on stderr what went wrong here, unless another process of the run said first what went wrong there.
+
+    Args:
+        error: what went wrong.
+        text: how it is printed.
+
+    Returns:
+        What the first process said, in one line.
+    """
+    if launched() == 1:
+        print(text, file=sys.stderr, flush=True)
+        return text
+    rank = f"rank {_rank()}"
+    mine = f"{rank}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    first, said = mine, f"{rank}: {text}"
+    if (store := _store()) is not None:
+        # a connection that broke off is what follows when another process was killed; it is gone a moment later
+        until = time.monotonic() + GONE_SECONDS * isinstance(error, RuntimeError)
+        while not (killed := _killed(store, {})) and not _read(store) and time.monotonic() < until:
+            time.sleep(0.1)
+        if killed:
+            first = store.compare_set(_key(), "", killed).decode()
+            said = f"error: {first}"
+            mine = first if _rank() == 1 and first.startswith("rank 0 ") else ""  # else the first rank says it
+        else:
+            first = store.compare_set(_key(), "", mine).decode()
+    if first == mine:
+        print(said, file=sys.stderr, flush=True)
+    return first
+
+
+@contextmanager
+def watched(end: Callable[[RankError], None]) -> Iterator[None]:
+    """Inside, a fault is announced to the other processes, and one of theirs ends this one.
+
+    It does so even while this process waits for the device, which waits for the other: then `end` is called, in a thread, and it exits.
+    A process that notices by itself, or that was asked to stop and does, is left in peace.
+
+    Raises:
+        RankError: in place of what followed from another one's fault.
+    """
+    if launched() == 1:
+        yield
+        return
+    watch = Watch(end)
+    watch.start()
+    try:
+        yield
+    except TOGETHER:
+        raise
+    except Exception as error:
+        text = f"error: {error}" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+        raise RankError(announce(error, text)) from error
+    finally:
+        watch.close()
+
+
+class Watch(threading.Thread):
+    """Looks for faults of the others, and for signals that the main thread cannot act upon."""
+
+    def __init__(self, end: Callable[[RankError], None]) -> None:
+        super().__init__(name="peers", daemon=True)
+        self.end, self.closed = end, threading.Event()
+        self.read, self.write = os.pipe()
+        os.set_blocking(self.write, False)
+        # the number of a signal is written here at once, while Python's own handler waits for the main thread
+        self.before = signal.set_wakeup_fd(self.write, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def close(self) -> None:
+        """By the main thread, which alone may set what signals write to."""
+        self.closed.set()
+        signal.set_wakeup_fd(self.before)
+        os.write(self.write, b"\0")
+        self.join()
+        os.close(self.read)
+        os.close(self.write)
+
+    def run(self) -> None:
+        store = _store()
+        _note(store, _came(_rank()), os.getpid())
+        self._look(store)
+        _note(store, _left(_rank()), 0)
+
+    def _look(self, store: Any) -> None:
+        signalled = False
+        pids: dict[int, int] = {}
+        while not self.closed.is_set():
+            if fault := _read(store) or _killed(store, pids):
+                return self._end_after(GRACE_SECONDS, fault)
+            if signalled:  # and by no fault that is known
+                return self._end_after(STOP_SECONDS, "a signal came while this process waited for another one")
+            if select.select([self.read], [], [], 0.5)[0]:
+                signalled = bool(set(os.read(self.read, 64)) & {signal.SIGTERM, signal.SIGINT})
+        return None
+
+    def _end_after(self, seconds: float, reason: str) -> None:
+        if not self.closed.wait(seconds):
+            self.end(RankError(reason))
+            os._exit(1)
+
+    def _forget(self) -> None:
+        """In a worker process: signals that come to it are no news to the run."""
+        if not self.closed.is_set():
+            signal.set_wakeup_fd(-1)
+
+
+def _key(what: str = "fault") -> str:
+    return f"lossforge/{what}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _came(rank: int) -> str:
+    return _key(f"came/{rank}")
+
+
+def _left(rank: int) -> str:
+    return _key(f"left/{rank}")
+
+
+def _note(store: Any, key: str, value: int) -> None:
+    with suppress(RuntimeError):
+        if store is not None:
+            store.set(key, str(value))
+
+
+def _killed(store: Any, pids: dict[int, int]) -> str | None:
+    """Say which process of this host has ended without a word; None where none has. `pids`: what is known of them, by rank."""
+    first = _rank() - local_rank()
+    with suppress(RuntimeError):
+        for rank in range(first, first + launched_here()) if store is not None else ():
+            if rank not in pids and store.check([_came(rank)]):
+                pids[rank] = int(store.get(_came(rank)))
+            if rank in pids and _ended(pids[rank]) and not store.check([_left(rank)]):
+                return f"rank {rank} was killed: its process ended without a word, as by kill -9 or where memory ran out"
+    return None
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def _store() -> Any:
+    """A connection of its own to the store in which the processes meet; None where nobody answers."""
+    import torch
+
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return torch.distributed.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10), wait_for_workers=False)
+    except (KeyError, RuntimeError):  # torch's DistNetworkError is a RuntimeError
+        return None
+
+
+def _read(store: Any) -> str | None:
+    try:
+        return store.get(_key()).decode() if store is not None and store.check([_key()]) else None
+    except RuntimeError:
+        return None

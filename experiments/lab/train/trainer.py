@@ -1,0 +1,414 @@
+"""The training loop: plain torch, the same for every task."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.config.errors import UserError
+from lab.config.schema import TrainConfig
+from lab.data.batch import Tensors
+from lab.data.seeds import host_state, set_host_state
+from lab.data.sets import Loader, Sets
+from lab.runs import checkpoint
+from lab.runs.folder import RunFolder
+from lab.runs.machine import memory
+from lab.tasks.models import placed
+from lab.tasks.task import Task
+from lab.train import distributed
+from lab.train.clock import Clock
+from lab.train.console import Console
+from lab.train.guard import Guard, NonFiniteError
+from lab.train.kernels_used import KernelsUsed
+from lab.train.optim import Updater
+from lab.train.parallel import Parallel, whole_state
+from lab.train.stop import Stop, StoppedError
+
+AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Best:
+    score: float = float("-inf")
+    epoch: int = 0
+    values: dict[str, float] | None = None
+
+
+class Trainer:
+    """Trains a task's model on its data and leaves everything worth knowing in the run folder.
+
+    An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end, and its loss is that of one batch of all their
+    samples. Figures are those of all ranks, and the same on each, so that they decide alike.
+    Losses and counters stay on the device and are read every `trainer.log_every` updates.
+    """
+
+    def __init__(self, config: TrainConfig, task: Task, data: Sets, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
+        settings = config.trainer
+        self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
+        channels_last = settings.channels_last and settings.parallel != "fsdp"  # which takes parameters in torch's own layout only
+        self.parallel = Parallel(placed(model, device, channels_last=channels_last), settings, device)
+        self.model = self.parallel.model
+        self.forward: Callable[[Tensor], Any] = torch.compile(self.parallel.forward) if settings.compile else self.parallel.forward
+        self.per_epoch = -(-len(data.train) // settings.accumulate)
+        self.updates = min(self.per_epoch * settings.epochs, settings.max_updates or 2**62)
+        self.updater = Updater(
+            self.model,
+            config.optim,
+            updates=self.updates,
+            updates_per_epoch=self.per_epoch,
+            scaled=settings.amp == "fp16",
+            device=device,
+        )
+        self.ema = self._make_ema()
+        self.guard = Guard(self.model, settings.max_nonfinite, device)
+        # a compiled model is compiled again for the first epoch's smaller last batch
+        self.clock = Clock(device, max(settings.timing_warmup, self.per_epoch if settings.compile else 0))
+        self.kernels = KernelsUsed(config.loss, device)
+        self.best = Best()
+        self.epoch, self.batch, self.epoch_ended = 1, 0, False  # batch: how many of the epoch's are trained on
+        self.done = 0
+        self.values: dict[str, float] = {}
+        self.pictured: Any = None
+        self.skipped = 0
+        self.stop: Stop | None = None
+        self._clear_window()
+
+    def fit(self, folder: RunFolder, console: Console, stop: Stop | None = None) -> None:
+        """Train to the end, from where the trainer is.
+
+        Raises:
+            NonFiniteError: after `trainer.max_nonfinite` updates in a row without a finite loss; the last bad batch is saved.
+            StoppedError: `stop` was wanted; a checkpoint is written.
+            UserError: a checkpoint cannot be written.
+        """
+        self.folder, self.console, self.stop = folder, console, stop
+        self.saved_at = time.monotonic()
+        try:
+            while self.begin_epoch():
+                self.train_epoch()
+                self.end_epoch()
+        except StoppedError:
+            self.save("last.pt", whole=True)
+            raise
+        self.stop = None  # it is too late now
+        self.see_best_again()
+
+    def begin_epoch(self) -> bool:
+        """Go on with the epoch that is not over, or to the next one; return whether there is any."""
+        if not self.epoch_ended:
+            return True
+        if self.done >= self.updates:
+            return False
+        if self.batch == len(self.data.train):
+            self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch_ended = False
+        return True
+
+    def train_epoch(self) -> None:
+        """Train on what is left of the epoch."""
+        self.model.train()
+        if not self.clock.window_updates:
+            self.clock.restart()
+        self.data.train.begin(self.epoch, self.batch)
+        left = min(self.per_epoch * self.epoch, self.updates) - self.done
+        for group in islice(self.groups(), left):
+            self.update(group)
+            self.batch += len(group)
+            self.console.advance(self.done)
+            if self.done % self.settings.log_every == 0:
+                self.report()
+            if self.save_is_due():
+                self.save("last.pt", whole=True)
+            if self.meeting():
+                self.end_if_wanted()
+        if self.clock.window_updates:
+            self.report()
+
+    def end_epoch(self) -> None:
+        """Evaluate and save, if it is time."""
+        last = self.done >= self.updates
+        improved = (last or self.epoch % self.settings.eval_every == 0) and self.evaluate_epoch()
+        self.epoch_ended = True
+        if improved:
+            self.save("best.pt", whole=False)
+        if last or self.epoch % self.settings.save_every == 0:
+            self.save("last.pt", whole=True)
+        if not last:
+            self.end_if_wanted()
+
+    def save_is_due(self) -> bool:
+        """Whether a checkpoint is due within the epoch, by the count of updates or by the clock."""
+        updates, minutes = self.settings.save_updates, self.settings.save_minutes
+        late = minutes is not None and time.monotonic() - self.saved_at >= minutes * 60
+        late = self.meeting() and distributed.anywhere(late, self.device)
+        return late or (updates is not None and self.done % updates == 0)
+
+    def meeting(self) -> bool:
+        """Whether ranks can agree on what only one of them knows: where all have just waited for the device. One alone always can."""
+        return self.parallel.ranks == 1 or self.done % self.settings.log_every == 0
+
+    def end_if_wanted(self) -> None:
+        """Raise StoppedError if the run shall end on any rank; called by all, and only where a checkpoint can be written."""
+        if distributed.anywhere(self.stop is not None and self.stop.wanted, self.device):
+            raise StoppedError
+
+    def groups(self) -> Iterator[list[Tensors]]:
+        """The batches of each update."""
+        group: list[Tensors] = []
+        for batch in self.clock.waiting(self.data.train):
+            group.append(self.task.mix(batch))
+            if len(group) == self.settings.accumulate:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def update(self, group: list[Tensors]) -> None:
+        """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
+        normalizer = distributed.total(torch.stack([self.task.share(batch) for batch in group]).sum())
+        with self.guard.buffers_undone() as verdict:
+            parts = []
+            for batch in group:
+                with self.parallel.gradients(shared=batch is group[-1]):
+                    parts.append(self.backward(batch, normalizer))
+            losses = [loss for loss, _ in parts]
+            images = torch.full((), float(sum(len(batch) for batch in group)), device=self.device)
+            sums = [torch.stack(losses).sum(), *torch.stack([scores for _, scores in parts]).sum(0), images]
+            loss, *counted = distributed.total(torch.stack(sums).double())
+            bad_loss = ~loss.isfinite()
+            verdict.append(bad_loss)
+        bad_gradient, norm = self.updater.step(bad_loss)
+        # a scaler makes gradients overflow now and then, to find the largest scale: not a fault of the batch
+        bad = bad_loss if self.updater.scaler.is_enabled() else bad_loss | bad_gradient
+        for batch, part in zip(group, losses, strict=True):
+            self.guard.see(batch, ~part.isfinite() | (bad & ~bad_loss), self.done)
+        self.guard.count(bad)
+        if self.ema is not None:
+            self.ema.update(self.model, step=self.done)
+        skipped = bad_loss | bad_gradient
+        self.window += torch.stack([torch.where(bad_loss, 0, loss), ~bad_loss, torch.where(skipped, 0, norm), ~skipped, *counted])
+        self.done += 1
+        self.clock.updated()
+
+    def backward(self, batch: Tensors, normalizer: Tensor) -> tuple[Tensor, Tensor]:
+        """Add this batch's gradients; return its part of the loss and its scores.
+
+        The graph is cut at the model's output, a tensor or a named tuple of them, so that the loss's own forward and backward can be timed.
+        """
+        with self.autocast():
+            output = self.forward(self.laid_out(batch))
+        parts = (output,) if isinstance(output, Tensor) else output
+        leaves = [None if part is None else part.detach().requires_grad_() for part in parts]
+        given = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
+        with self.clock.loss():
+            loss = self.task.loss(given, batch, normalizer)
+            self.updater.scaler.scale(self.parallel.scaled(loss)).backward()
+        with torch.no_grad():  # before the model's backward, after which FSDP has given back the weights that a HeadInput holds
+            scores = self.task.scores(given, batch).float()
+        walked = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
+        torch.autograd.backward([part for part, _ in walked], [gradient for _, gradient in walked])
+        return loss.detach().float(), scores
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, AMP.get(self.settings.amp, torch.bfloat16), enabled=self.settings.amp in AMP)
+
+    def laid_out(self, batch: Tensors) -> Tensor:
+        return batch.images.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else batch.images
+
+    def report(self) -> None:
+        """Read the device's counters, the only wait of a window, and write the window's figures."""
+        guard = self.guard
+        counters = torch.stack([guard.total, guard.streak, guard.longest]).double()
+        bad, streak, longest, loss, finite, norm, applied, *scores, images = torch.cat([counters, self.window]).tolist()
+        self._clear_window()
+        self.skipped += self.clock.window_updates - int(applied)
+        values = {
+            "train/loss": loss / finite if finite else float("nan"),
+            **{f"train/{name}": score / images for name, score in zip(self.task.score_names, scores, strict=True)},
+            "train/gradient_norm": norm / applied if applied else float("nan"),
+            "train/lr": self.updater.lr,
+            "train/skipped_updates": self.skipped,
+            "train/nonfinite_updates": bad,
+            **distributed.highest(self.clock.read(images) | memory(self.device), self.device),
+        }
+        self.values |= values
+        self.folder.metrics(self.done, values | {"train/epoch": self.done / self.per_epoch})
+        self.console.figures(self.done, self.epoch, values)
+        if longest >= self.settings.max_nonfinite:
+            self._stop_nonfinite()
+        if streak:
+            self.console.say(f"warning: the last {streak:.0f} updates had no finite loss or gradient and were skipped")
+
+    def evaluate_epoch(self) -> bool:
+        """Evaluate on held-out data; return whether this is the best so far."""
+        result = self.evaluate(self.model if self.ema is None else self.ema.module, self.data.val)
+        values = {f"val/{name}": value for name, value in result.values.items()}
+        if self.ema is not None:
+            plain = self.evaluate(self.model, self.data.val)
+            values |= {f"val_without_ema/{name}": plain.values[name] for name in (self.task.monitor, "loss") if name in plain.values}
+        self.values |= values
+        self.folder.metrics(self.done, values)
+        self.folder.evaluation(self.done, result.tree())
+        self.console.say(f"epoch {self.epoch}/{self.settings.epochs} · {self.task.headline(result)}")
+        score = result.values[self.task.monitor]
+        if score <= self.best.score:
+            return False
+        self.best = Best(score, self.epoch, result.values)
+        self.pictured = result
+        return True
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, loader: Loader) -> Any:
+        model.eval()
+        distributed.average_statistics(model)
+        counts = self.task.counts()
+        for batch in loader:
+            if self.parallel.ranks == 1:
+                self.end_if_wanted()
+            with self.autocast():
+                output = model(self.laid_out(batch))
+            self.task.count(counts, output, batch)
+        return counts.result()
+
+    def save(self, name: str, *, whole: bool) -> None:
+        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs; else safetensors, too.
+
+        Every rank has to call it, and the first one writes.
+        """
+        distributed.average_statistics(self.model)
+        state: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "config": self.tree,
+            "classes": self.data.classes,
+            "samples": self.data.train.samples,
+            "norm": asdict(self.data.norm),
+            "epoch": self.epoch,
+            "updates": self.done,
+            "best": asdict(self.best),
+            "tracking": self.folder.tracked(),
+        }
+        if whole:
+            state |= state_of(self)
+            self.saved_at = time.monotonic()
+        state = whole_state(state)
+        if distributed.rank() > 0:
+            return
+        path = self.folder.path / "checkpoints" / name
+        checkpoint.save(state, path)
+        if not whole:
+            about = {name: state[name] for name in ("classes", "norm", "config", "updates")}
+            checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
+
+    def see_best_again(self) -> None:
+        """Evaluate the best weights where an earlier process of the run did: its pictures are not drawn yet."""
+        if self.pictured is not None or self.best.values is None:
+            return
+        state = None
+        if distributed.rank() == 0 and (best := self.folder.path / "checkpoints" / "best.pt").is_file():
+            state = checkpoint.load(best)
+        if distributed.of_first(state is not None):
+            self.parallel.load_model_state(state and (state["ema"] or state["model"]))
+            self.pictured = self.evaluate(self.model, self.data.val)
+
+    def finish(self) -> dict[str, float]:
+        """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
+        path: Path = self.folder.path
+        best = path / "checkpoints" / "best.pt"
+        if self.pictured is not None:
+            for picture in self.task.pictures(self.pictured, path):
+                self.folder.artifact(picture, "pictures")
+            self.folder.artifact(best, "checkpoints")
+        values = self.clock.overall()
+        values |= {f"best/{name}": value for name, value in (self.best.values or {}).items()}
+        values["best/epoch"] = float(self.best.epoch)
+        return values
+
+    def _make_ema(self) -> Any:
+        if self.settings.ema is None:
+            return None
+        from timm.utils import ModelEmaV3
+
+        return ModelEmaV3(self.model, decay=self.settings.ema, use_warmup=self.settings.ema_warmup)
+
+    def _clear_window(self) -> None:
+        self.window = torch.zeros(5 + len(self.task.score_names), dtype=torch.float64, device=self.device)
+
+    def _stop_nonfinite(self) -> None:
+        evidence = distributed.of_highest(self.guard.evidence(), "update")
+        if distributed.rank() > 0:
+            raise NonFiniteError
+        path = self.folder.path / "nonfinite_batch.pt"
+        checkpoint.save(dict(evidence), path)
+        self.folder.artifact(path)
+        raise NonFiniteError(
+            f"{self.settings.max_nonfinite} updates in a row (trainer.max_nonfinite) had a loss or gradients that are nan or infinite.\n"
+            f"The batch of the last one, update {evidence['update']}, is in {path}"
+        )
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """All that a training needs to go on as if it had never stopped, beside the weights: tensors and plain values; waits for the device.
+
+    The order and the augmentation of data follow from `epoch` and `batch`.
+    """
+    cuda = trainer.device.type == "cuda"
+    return {
+        **trainer.updater.state(),
+        "epoch_ended": trainer.epoch_ended,
+        "batch": trainer.batch,
+        "window": trainer.window,
+        "values": trainer.values,
+        "skipped": trainer.skipped,
+        "nonfinite": trainer.guard.state(),
+        "clock": trainer.clock.state(),
+        "launches": trainer.kernels.state(),
+        "rng": distributed.gathered(
+            {
+                **host_state(),
+                "cuda": torch.cuda.get_rng_state(trainer.device) if cuda else None,
+                "mix": trainer.task.mix.state(),
+            }
+        ),
+    }
+
+
+def restore(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Put a trainer of the same settings where the one was that saved this.
+
+    Raises:
+        UserError: the training data is not what it was, or the number of processes.
+    """
+    data = trainer.data
+    if (data.classes, data.train.samples) != (state["classes"], state["samples"]):
+        raise UserError(
+            f"the training data has changed: it has {data.train.samples} samples of {len(data.classes)} classes, "
+            f"while the run has seen {state['samples']} of {len(state['classes'])}."
+        )
+    if len(state["rng"]) != distributed.ranks():
+        raise UserError(
+            f"the run was one of {len(state['rng'])} processes, each with its part of every batch; this is one of {distributed.ranks()}. "
+            f"Go on with as many: torchrun's --nproc-per-node times --nnodes, or no torchrun for one."
+        )
+    trainer.parallel.load_model_state(state["model"])
+    if trainer.ema is not None:
+        trainer.ema.module.load_state_dict(state["ema"])
+    trainer.updater.load_state(state)
+    trainer.epoch, trainer.batch, trainer.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
+    trainer.done, trainer.skipped, trainer.values = state["updates"], state["skipped"], dict(state["values"])
+    trainer.window.copy_(state["window"])
+    trainer.guard.load_state(state["nonfinite"])
+    trainer.clock.load_state(state["clock"])
+    trainer.kernels.load_state(state["launches"])
+    best = state["best"]
+    trainer.best.score, trainer.best.epoch, trainer.best.values = best["score"], best["epoch"], best["values"]
+    rng = state["rng"][distributed.rank()]
+    trainer.task.mix.load_state(rng["mix"])
+    if rng["cuda"] is not None and trainer.device.type == "cuda":
+        torch.cuda.set_rng_state(rng["cuda"], trainer.device)
+    set_host_state(rng)
