@@ -223,7 +223,8 @@ def test_autocast(loss, mode, device):
         assert found[0].dtype == torch.float32
         assert [t.dtype for t in found[1:]] == [t.dtype for t in given]
         for got, theirs, right in zip(found, plain, exact, strict=True):
-            assert error(got, right) < 2 * error(theirs, right) + 2.0**-9
+            roundings = 2 if mode == "forward" else 1  # written for an upstream of 1, then multiplied
+            assert error(got, right) < 2 * error(theirs, right) + roundings * 2.0**-9
 
 
 @EACH

@@ -61,7 +61,8 @@ def test_chunks_change_nothing(loss, mode, way, device):
 )
 def test_rows_a_chunk(rows, classes, size, options, expected, monkeypatch):
     monkeypatch.setattr(engine, "free_memory", lambda device: options["free"])
-    x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda="free" in options, device="cuda")
+    dtype = torch.bfloat16 if size == 2 else torch.float32
+    x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda="free" in options, device="cuda", dtype=dtype)
     call = SimpleNamespace(chunk=options.get("chunk", 0), input=x, head=SimpleNamespace(shape=(classes, 8)))
     assert engine.rows_a_chunk(call, options.get("spare", 0)) == expected
 
@@ -177,9 +178,9 @@ def test_precision_of_sums_over_chunks(accumulate, chunks, allowed, mode, device
 @pytest.mark.parametrize(
     ("dtype", "accumulate", "chunk", "shared"),
     [
-        (torch.bfloat16, None, 5, True),
-        (torch.bfloat16, "float32", 6, True),
-        (torch.bfloat16, "float32", 7, False),  # larger than the gradient, 11 × 6
+        (torch.bfloat16, None, 4, True),  # 4 × 11, on a GPU 4 × 16: no more than the gradient's 11 × 6
+        (torch.bfloat16, "float32", 3, True),
+        (torch.bfloat16, "float32", 7, False),
         (torch.bfloat16, "weight", 5, False),
         (torch.bfloat16, "float32", 20, False),  # one chunk sums nothing
         (torch.float32, "float32", 5, False),
