@@ -199,14 +199,14 @@ def test_pairs_and_class_weights(classes, mode, device):
 
 
 def test_one_launch_for_value_and_gradient(device):
-    """And no other plan where a hyper-parameter or the smoothing changes."""
+    """And one that multiplies it by what arrives; no other plan where a hyper-parameter or the smoothing changes."""
     t = torch.zeros(3, dtype=torch.long, device=device)
     gradient_of(asymmetric_loss_single_label, torch.randn(3, 9, device=device), t)
     before, plans = launch_counts(), set(launch._plans)
     for options in ((1, 4, 0.1), (0.5, 3, 0.2), (0, 0, 1)):
         gradient_of(asymmetric_loss_single_label, torch.randn(3, 9, device=device), t, *options)
     launched = {name: n - before.get(name, 0) for name, n in launch_counts().items() if n != before.get(name, 0)}
-    assert launched == {"rowwise_kernel": 3}
+    assert launched == {"rowwise_kernel": 3, "scale_kernel": 3}
     assert set(launch._plans) == plans
 
 

@@ -104,14 +104,14 @@ def test_is_two_cross_entropies(device):
     not torch.cuda.is_available() and backend(torch.zeros(1)) == "torch", reason="CPU tensors launch no kernel without the interpreter"
 )
 def test_launches(device):
-    """One for the loss, one for the gradient, whatever the mode."""
+    """One for the loss, one for the gradient, whatever the mode; what forward wrote is multiplied by what arrives."""
     x = matrix(70, 70, device).requires_grad_()
-    for mode in ("forward", "backward"):
+    for mode, scaled in (("forward", {"scale_kernel": 1}), ("backward", {})):
         before = launch_counts()
         clip_loss(x, gradient=mode).backward()
         after = launch_counts()
         launched = {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)}
-        assert launched == {"contrastive_kernel": 1, "contrastive_backward_kernel": 1}
+        assert launched == {"contrastive_kernel": 1, "contrastive_backward_kernel": 1} | scaled
 
 
 def test_repeated_runs_are_bitwise_equal(device):

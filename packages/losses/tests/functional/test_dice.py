@@ -360,7 +360,7 @@ def test_cross_entropy_alone(pair):
 
 
 def test_launches(pair):
-    """One for the value, one more for the gradient, in forward or in backward."""
+    """One for the value, one more for the gradient, in forward or in backward, and one that multiplies it by what arrives."""
     x, target = pair
     if backend(x) == "torch":
         pytest.skip("the kernels do not run here")
@@ -374,8 +374,8 @@ def test_launches(pair):
     with torch.no_grad():
         assert launched(lambda: dice_ce_loss(leaf, target)) == {"overlap_kernel": 1}
     both = {"overlap_kernel": 1, "overlap_backward_kernel": 1}
-    for mode in ("forward", "backward"):
-        assert launched(lambda: dice_ce_loss(leaf, target, gradient=mode).backward()) == both  # noqa: B023
+    for mode, scaled in (("forward", {"scale_kernel": 1}), ("backward", {})):
+        assert launched(lambda: dice_ce_loss(leaf, target, gradient=mode).backward()) == both | scaled  # noqa: B023
     assert launched(lambda: dice_ce_loss(leaf, target, gradient="backward")) == {"overlap_kernel": 1}
 
 

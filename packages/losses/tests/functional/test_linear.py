@@ -31,6 +31,7 @@ from lossforge.losses import (
     linear_total_variation,
     selective_log_softmax,
 )
+from lossforge.losses.functional.linear import LinearModule
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, samples
 
@@ -247,6 +248,19 @@ def test_log_probabilities_of_tokens(several, device):
 def test_example():
     found = doctest.DocTestFinder().find(fuse_linear, globs={**vars(losses), "torch": torch})
     assert [doctest.DocTestRunner().run(each) for each in found] == [(0, 3)]
+
+
+@pytest.mark.parametrize("module", LinearModule.__subclasses__(), ids=lambda module: module.__name__)
+def test_a_module_keeps_its_functions_options(module, device):
+    """Those that belong to no call, with the same defaults; another value is the function's."""
+    (x, w, b), target = model(device)
+    target = target if module is LinearCrossEntropyLoss else torch.randn(2, 7, 11, device=device)
+    ours, theirs = module(), inspect.signature(module.function).parameters
+    own = [name for name, p in theirs.items() if p.kind is p.KEYWORD_ONLY]
+    assert {*own, "chunk", "accumulate", "skip_ignored", "empty", "gradient"} <= set(ours.option_names)
+    assert all(getattr(ours, name) == theirs[name].default for name in own)
+    ours.reduction = "sum"
+    assert torch.equal(ours(x, w, target, b), module.function(x, w, target, b, reduction="sum"))
 
 
 def test_modules(device):
