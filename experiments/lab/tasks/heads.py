@@ -31,7 +31,7 @@ class OpenHead(nn.Linear):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         # views, because FSDP puts a hook on each output of every forward, which a parameter would keep for ever
         weight, bias = (None if t is None else t.view_as(t).to(dtype) for t in (self.weight, self.bias))
-        return HeadInput(input.to(dtype), weight, bias)  # type: ignore[return-value]
+        return HeadInput(input.to(dtype), weight, bias)  # type: ignore[return-value]  # nn.Linear gives a Tensor
 
 
 def open_head(model: nn.Module, shape: tuple[int, int, int]) -> None:

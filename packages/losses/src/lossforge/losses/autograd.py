@@ -49,7 +49,8 @@ def compute(call: Any, options: Mapping[str, Any]) -> Several:
     tensors, differentiable = call[1 : end_of_tensors(call)], leaves(call)
     others = tensors[len(differentiable) :]
     narrow = not isinstance(call, (DivergenceCall, TopKCall)) or call.target.dtype in KERNEL_DTYPES
-    by_chunks = linear is not None and plain(*tensors)  # where no kernel runs too; torch compiles the reference better than such a loop
+    # without a kernel the chunks are differentiated by autograd, which an operator cannot do within itself: then only on plain tensors
+    by_chunks = linear is not None and plain(*tensors)
     if not (narrow and kernels_apply(differentiable[0], *others, fused=by_chunks)):
         return tuple(reference(call))
     wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]

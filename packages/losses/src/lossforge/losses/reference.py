@@ -164,6 +164,23 @@ def row_weight(index: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
     return torch.where(valid, weight[index.clamp(0, classes - 1)], 0.0)
 
 
+def which_count(call: Any) -> Tensor:
+    """Return which rows with class indices are not ignored; of a mixup pair, not both."""
+    found: Tensor = call.target != call.ignore_index
+    return found if call.target_b is None else found | (call.target_b != call.ignore_index)
+
+
+def row_weights(call: RowCall, weight: Tensor | None) -> Tensor:
+    """Return of each row the weight of its class, of a mixup pair both by their shares; without weights 1, 0 where it is ignored."""
+
+    def of(index: Tensor) -> Tensor:
+        return (index != call.ignore_index).float() if weight is None else row_weight(index, weight, call.ignore_index)
+
+    if call.target_b is None or call.lam is None:
+        return of(call.target)
+    return call.lam * of(call.target) + (1 - call.lam) * of(call.target_b)
+
+
 def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Per row: -ln p of its class, nan where the index is out of range, and the class's weight, 0 where ignored."""
     index = index.long()
@@ -206,9 +223,7 @@ def _rowwise(a: RowCall) -> tuple[Tensor | None, ...]:
         values = torch.zeros_like(x[:, 0])
         keep, divisor = torch.ones_like(values, dtype=torch.bool), torch.tensor(values.numel(), device=x.device)
     else:
-        keep = a.target != a.ignore_index
-        if a.target_b is not None:
-            keep = keep | (a.target_b != a.ignore_index)
+        keep = which_count(a)
         log_p = torch.where(keep.unsqueeze(1), x, 0.0).log_softmax(1)
         nll, w = _hard(log_p, a.target, weight, a.ignore_index)
         if a.target_b is not None and a.lam is not None:

@@ -7,8 +7,9 @@ loss_weight: the loss's own `weight`, whose name the layer's has here.
 gradient: "forward" writes the gradients of input, weight and bias in the forward pass: three matrix products. It is the default for scalar
     results, but for float16 and under torch.compile. "backward" keeps a few numbers a row and computes the logits again: four products,
     and any gradient may arrive, also for the loss of each row.
-chunk: rows at a time. By default as many as 1 GiB of logits has, fewer where a GPU has less than 4 GiB to spare, on a CPU 256 MiB. The
-    logits of a chunk take the memory of the weight's gradient where that is large enough, and is summed elsewhere.
+chunk: rows at a time. By default as many as 1 GiB of logits has, fewer where a GPU has less than 4 GiB to spare, on a CPU 256 MiB.
+    A weight's gradient of half precision that is summed in float32 is written at the end; until then its memory holds the logits of a
+    chunk, where they fit, and there may be as many rows as fit.
 accumulate: the dtype in which a weight's gradient of half precision is summed over the chunks: "float32" (by default where it takes
     no more than half of the GPU's free memory) or "weight", its own, which takes a third of the memory, and rounds after every chunk: in
     bfloat16 the error of the gradient is about 1.2 times that of one product at 4 chunks, 1.8 times at 16.
@@ -337,6 +338,9 @@ def _split(options: Any) -> tuple[dict[str, Any], LinearOptions]:
     return {name: t for name, t in options.items() if name not in own}, linear
 
 
+_cross_entropy = FusedLoss(cross_entropy)
+
+
 class LinearCrossEntropyArguments(LinearCrossEntropyOptions, total=False):
     """Those of linear_cross_entropy by keyword, without what it shall return."""
 
@@ -439,19 +443,21 @@ def linear_cross_entropy(
     Returns: as cross_entropy; what has an entry a row in the leading dimensions of input.
     Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
-    own, linear = _split(options)
-    given = {
-        "target": target,
-        "weight": loss_weight,
-        "ignore_index": ignore_index,
-        "reduction": reduction,
-        "label_smoothing": label_smoothing,
-        "return_z_loss": return_z_loss,
-        "return_lse": return_lse,
-        "return_entropy": return_entropy,
-        "return_correct": return_correct,
-    }
-    return _fused(cross_entropy, _layer(input, weight, bias), {**given, **own}, linear, ("target",))
+    return _cross_entropy(
+        input,
+        weight,
+        target,
+        bias=bias,
+        loss_weight=loss_weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        return_z_loss=return_z_loss,
+        return_lse=return_lse,
+        return_entropy=return_entropy,
+        return_correct=return_correct,
+        **options,
+    )
 
 
 class LinearTokenOptions(LinearOptions, total=False):

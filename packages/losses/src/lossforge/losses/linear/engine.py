@@ -19,7 +19,7 @@ from lossforge.kernels.call import KINDS, ElementCall, Kind, RowCall
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import Head, part
 from lossforge.losses.linear.products import add_product, logits_of, new_logits, room, write_product
-from lossforge.losses.reference import reference, row_weight
+from lossforge.losses.reference import reference, row_weights, which_count
 
 Several = tuple[Tensor | None, ...]
 MEMORY = 2**30
@@ -51,8 +51,8 @@ def rows_a_chunk(call: Any, spare: int) -> int:
 class Gradients:
     """The gradients of a layer's input, weight and bias, summed over chunks; any may be None.
 
-    wide: the weight's gradient is summed in float32 although it is of a narrower dtype. Its own memory then holds no more than the logits
-    of a chunk until the last was added.
+    wide: the weight's gradient is of half precision, and summed in float32. It is written at the end; until then its own memory is free for
+    the logits of a chunk.
     """
 
     def __init__(self, call: Any, gradients: Sequence[Tensor | None]) -> None:
@@ -61,7 +61,8 @@ class Gradients:
         of_weight = self.weight
         narrow = of_weight is not None and of_weight.dtype in (torch.float16, torch.bfloat16)
         self.wide = narrow and (call.accumulate == 1 or (call.accumulate == -1 and self._fits()))
-        self.rows = rows_a_chunk(call, self._bytes() if self.wide else 0)
+        spare = of_weight.nbytes if self.wide and of_weight is not None and of_weight.is_contiguous() else 0
+        self.rows = rows_a_chunk(call, spare)
         several = self.rows < call.input.shape[0]
         self.wide = self.wide and several
         self.sum = of_weight
@@ -69,9 +70,6 @@ class Gradients:
             self.sum = torch.empty(of_weight.shape, dtype=torch.float32, device=of_weight.device)
         self.bias_sum = None if self.bias is None else torch.zeros(self.bias.shape, dtype=_wide(self.bias.dtype), device=self.bias.device)
         self.first = True
-
-    def _bytes(self) -> int:
-        return 0 if self.weight is None else self.weight.numel() * self.weight.element_size()
 
     def _fits(self) -> bool:
         weight = self.weight
@@ -178,32 +176,18 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
     if isinstance(call, ElementCall):
         if not call.counted:
             return None, call.factor / (rows * classes)
-        return _counts(call).sum(dtype=torch.float32) * classes, call.factor
+        return which_count(call).sum(dtype=torch.float32) * classes, call.factor
     if not call.counted:
         return None, call.loss_scale / rows
     weight = torch.ones((), device=call.x.device) if call.weight is None else call.weight.to(_wide(call.x.dtype))
     return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
 
 
-def _counts(call: Any) -> Tensor:
-    """Return which rows are not ignored, of a mixup pair in both."""
-    counts: Tensor = call.target != call.ignore_index
-    return counts if call.target_b is None else counts | (call.target_b != call.ignore_index)
-
-
 def _counted_rows(call: RowCall) -> Tensor:
     """Return the class weights of the rows not ignored, or their number where all rows count alike."""
     if call.mean_of_rows or (call.weight is None and call.lam is None):
-        return _counts(call).sum(dtype=torch.float32)
-
-    def weight(index: Tensor) -> Tensor:
-        if call.weight is None:
-            return (index != call.ignore_index).float()
-        return row_weight(index, call.weight.to(_wide(call.x.dtype)), call.ignore_index)
-
-    if call.target_b is None or call.lam is None:
-        return weight(call.target).sum()
-    return (call.lam * weight(call.target) + (1 - call.lam) * weight(call.target_b)).sum()
+        return which_count(call).sum(dtype=torch.float32)
+    return row_weights(call, None if call.weight is None else call.weight.to(_wide(call.x.dtype))).sum()
 
 
 def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False) -> Several:

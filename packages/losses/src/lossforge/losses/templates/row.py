@@ -8,7 +8,7 @@ from torch import Tensor
 from lossforge.kernels.call import RowCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import compute
-from lossforge.losses.reference import row_weight
+from lossforge.losses.reference import row_weights, which_count
 from lossforge.losses.templates.options import (
     Options,
     check_options,
@@ -114,9 +114,5 @@ def _average_one(call: RowCall, empty_is_zero: bool) -> Tensor:
     """The class weights, scaled so that the rows that count have an average weight of 1."""
     assert call.weight is not None
     weight = call.weight if call.weight.dtype == torch.float64 else call.weight.float()
-    keep, w = call.target != call.ignore_index, row_weight(call.target, weight, call.ignore_index)
-    if call.target_b is not None and call.lam is not None:
-        keep = keep | (call.target_b != call.ignore_index)
-        w = call.lam * w + (1 - call.lam) * row_weight(call.target_b, weight, call.ignore_index)
-    total, rows = w.sum(), keep.sum()
+    total, rows = row_weights(call, weight).sum(), which_count(call).sum()
     return weight * torch.where(total == 0, 0.0 if empty_is_zero else torch.nan, rows / total)
