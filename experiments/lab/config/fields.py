@@ -1,20 +1,32 @@
-"""Settings' fields with their limits, which lab.config.schema.check enforces."""
+"""Settings' fields with their meaning and their limits, which lab.config.schema.check enforces."""
 
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
 
+def setting(default: Any, meaning: str) -> Any:
+    """A setting of any type; `meaning` is its line in `--help` and in the documentation."""
+    return field(default=default, metadata={"meaning": meaning})
+
+
 def number(
-    default: Any, *, above: float | None = None, least: float | None = None, below: float | None = None, most: float | None = None
+    default: Any,
+    meaning: str = "",
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """A number with its range: `above` and `below` are outside the range, `least` and `most` inside."""
-    return field(default=default, metadata={"above": above, "least": least, "below": below, "most": most})
+    return field(default=default, metadata={"meaning": meaning, "above": above, "least": least, "below": below, "most": most})
 
 
-def choice(default: Any, *choices: str) -> Any:
-    return field(default=default, metadata={"choices": choices})
+def choice(default: Any, *choices: str, meaning: str = "") -> Any:
+    return field(default=default, metadata={"meaning": meaning, "choices": choices})
 
 
-def some(factory: Any, **limits: Any) -> Any:
+def some(factory: Callable[[], Any], meaning: str = "", **limits: Any) -> Any:
     """A list or a map whose values lie in a range."""
-    return field(default_factory=factory, metadata=limits)
+    return field(default_factory=factory, metadata={"meaning": meaning, **limits})
