@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from lab.config.choices import CLASSIFIER_LOSSES, DATA, DETECTION_LOSSES, FITTING, TASKS
+from lab.config.choices import DATA, TASKS
 from lab.config.detection_schema import DETECTION_DATA
-from lab.config.detector_schema import BOX_LOSSES
 from lab.config.errors import UserError
 from lab.config.loss_schema import LOSSES
 from lab.config.settings import CONF, ROOT, groups, load
 from lab.tasks.detection.loss import DECODED, ENCODED
+from lab.tasks.detection.spec import BOX_LOSSES
 
 
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
@@ -21,7 +21,7 @@ def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     trainable = {name for name, loss in REGISTRY.items() if loss.given}
     assert trainable >= {"ce", "mae", "focal", "preference_bce"}
     assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom", "bradley_terry"}
-    assert set(CLASSIFIER_LOSSES) == {*trainable, "custom"}
+    assert set(TASKS["classification"].losses) == {*trainable, "custom"}
 
 
 def test_what_is_written_of_the_losses_is_current():
@@ -38,7 +38,8 @@ def test_loss_settings_and_their_ranges_are_the_signatures():
         ours = {item.name: item.default for item in dataclasses.fields(schema)}
         assert loss.hyper.items() <= ours.items(), name
     limits = {
-        item.name: (item.type, {k: v for k, v in item.metadata.items() if v is not None}) for item in dataclasses.fields(LOSSES["focal"])
+        item.name: (item.type, {key: value for key, value in item.metadata.items() if value is not None and key != "meaning"})
+        for item in dataclasses.fields(LOSSES["focal"])
     }
     assert limits["alpha"] == (float, {"least": -1, "most": 1})
     assert limits["gamma"] == (float, {"least": 0})
@@ -81,10 +82,10 @@ def test_no_config_holds_a_machines_path():
 
 
 def test_detections_losses_are_those_of_the_detectors():
-    assert set(DETECTION_LOSSES) <= set(LOSSES)
+    assert set(TASKS["detection"].losses) <= set(LOSSES)
     assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", "custom", *ENCODED, *DECODED}
-    assert set(groups()["task"]) == set(TASKS) == set(FITTING)
-    assert all(set(fitting.losses) <= set(LOSSES) for fitting in FITTING.values())
+    assert set(groups()["task"]) == set(TASKS)
+    assert all(set(spec.losses) <= set(LOSSES) for spec in TASKS.values())
 
 
 @pytest.mark.parametrize(

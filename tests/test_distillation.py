@@ -33,10 +33,10 @@ def make(make_trainer, teacher):
 def test_the_loss_is_the_papers(make, implementation):
     """(1 - w) CE + w T² KL(teacher ‖ student), and its gradient, in float64."""
     task = make("task.temperature=3", "task.weight=0.7", f"loss.implementation={implementation}").task
-    batch = task.mix(next(iter(task.data.train)))
+    batch = task.prepare(next(iter(task.data.train)), training=True)
     logits = torch.randn(len(batch), 10, generator=torch.Generator().manual_seed(0)) * 2
     leaf, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    loss = task.loss(leaf, batch, task.share(batch))
+    loss = task.loss(leaf, batch, task.normalizer(batch))
     (1.5 * loss).backward()
     labels = -exact.log_softmax(1)[torch.arange(len(batch)), batch.target].mean()
     known = (batch.teacher.double() / 3).softmax(1)
@@ -49,7 +49,7 @@ def test_the_loss_is_the_papers(make, implementation):
 
 def test_the_teachers_logits_are_those_of_its_averaged_weights(make, make_trainer, teacher):
     task = make("data.mixup=0.4").task
-    batch = task.mix(next(iter(task.data.train)))
+    batch = task.prepare(next(iter(task.data.train)), training=True)
     assert batch.target_b is not None
     model = make_trainer(*SMALL).model
     state = checkpoint.load(teacher)
@@ -65,7 +65,7 @@ def test_images_are_normalised_as_the_teacher_knows_them(make, make_trainer, tea
     task = make("data.imbalance=100", "data.augment=false").task
     theirs = make_trainer(*SMALL).data.norm
     assert abs(theirs.mean[0] - task.data.norm.mean[0]) > 1e-4
-    batch = task.mix(next(iter(task.data.train)))
+    batch = task.prepare(next(iter(task.data.train)), training=True)
     pixels = batch.images * task.data.norm.std[0] + task.data.norm.mean[0]
     model = make_trainer(*SMALL).model
     model.load_state_dict(checkpoint.load(teacher)["ema"])
@@ -96,9 +96,9 @@ def test_weight_zero_is_the_student_alone(make, make_trainer):
 def test_the_teacher_stays_as_it_is_and_the_student_learns(make, run_folder, quiet):
     trainer = make("trainer.max_updates=3", "trainer.amp=bf16", "trainer.channels_last=true")
     batch = next(iter(trainer.data.val))
-    before = trainer.task.mix(batch).teacher.clone()
+    before = trainer.task.prepare(batch, training=True).teacher.clone()
     trainer.fit(run_folder, quiet)
-    assert torch.equal(trainer.task.mix(batch).teacher, before)
+    assert torch.equal(trainer.task.prepare(batch, training=True).teacher, before)
     assert trainer.guard.total.item() == 0
     saved = checkpoint.load(run_folder.path / "checkpoints" / "last.pt")
     assert set(saved["model"]) == set(trainer.model.state_dict())

@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.config.choices import CLASSIFIER_LOSSES
 from lab.config.errors import UserError
 from lab.config.loss_schema import LOSSES
 from lab.config.settings import load
 from lab.data.batch import Batch
+from lab.tasks.classification.spec import SPEC
 from lab.tasks.heads import HeadInput
 from lab.tasks.losses import Criterion
 
-NAMES = sorted(CLASSIFIER_LOSSES)
+NAMES = sorted(SPEC.losses)
 EXAMPLE = f"{pathlib.Path(__file__).parents[1] / 'examples' / 'my_loss.py'}:margin_bce"
 
 
@@ -73,7 +73,7 @@ def criterion(name, implementation, *words, groups=0):
 
 def value_and_gradient(criterion, logits, batch, upstream=1.5):
     leaf = logits.clone().requires_grad_()
-    loss = criterion(leaf, batch, criterion.share(batch))
+    loss = criterion(leaf, batch, criterion.normalizer(batch))
     (upstream * loss).backward()
     return loss.detach(), leaf.grad
 
@@ -118,14 +118,14 @@ def test_lossforge_and_torch_agree(name, words, kind):
     torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "words", "kind"), [case for case in CASES if LOSSES[case[0]].given == "logits"], ids=str)
+@pytest.mark.parametrize(("name", "words", "kind"), [case for case in CASES if LOSSES[case[0]].takes == "logits"], ids=str)
 def test_a_head_that_is_fused_with_the_loss(name, words, kind):
     """Value and gradients of features, weight and bias, beside those through the logits."""
     _, batch = example(**kind)
     made = criterion(name, "lossforge", *words, groups=3 if "group" in kind else 0)
     generator = torch.Generator().manual_seed(1)
     head = HeadInput(*(torch.randn(shape, generator=generator).requires_grad_() for shape in ((7, 3), (5, 3), (5,))))
-    ours, theirs = made(head, batch, made.share(batch)), made(F.linear(*head), batch, made.share(batch))
+    ours, theirs = made(head, batch, made.normalizer(batch)), made(F.linear(*head), batch, made.normalizer(batch))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     for one, other in zip(torch.autograd.grad(1.5 * ours, head), torch.autograd.grad(1.5 * theirs, head), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -159,7 +159,7 @@ def test_values_by_hand():
         words = ["loss.group_weight=[9,0.5]"] if name == "preference_bce" else []
         config = load([f"loss={name}", *words]).config
         made = Criterion(config.loss, config.data, 2, 2, CPU)
-        loss = made(torch.zeros(1, 2), batch, made.share(batch))
+        loss = made(torch.zeros(1, 2), batch, made.normalizer(batch))
         torch.testing.assert_close(loss, torch.tensor(value), msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -184,7 +184,7 @@ def test_a_batchs_loss_is_the_sum_of_its_parts(name):
     words = ["loss.class_weight=[1,2,3,0,0.5]"] if name == "ce" else []
     made = criterion(name, "lossforge", *words)
     logits, batch = example(rows=7, weight=True)
-    share = made.share(batch)
+    share = made.normalizer(batch)
     parts = torch.zeros(())
     for rows in (slice(0, 3), slice(3, 7)):
         part = Batch(batch.images[rows], batch.target[rows], batch.index[rows], batch.weight[rows])

@@ -10,7 +10,7 @@ import torch
 from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.data.batch import Batch
-from lab.tasks.multilabel import MultilabelCounts, multi_hot
+from lab.tasks.multilabel.task import MultilabelCounts, multi_hot
 
 CPU = torch.device("cpu")
 SMALL = ["data.scene_pixels=32", "data.digit_pixels=[10,16]", "data.digits=[1,4]", "data.workers=0"]
@@ -115,7 +115,7 @@ def test_dense_targets_of_every_loss_agree_with_torch(make, name):
     for implementation in ("lossforge", "torch"):
         task = make(f"loss={name}", f"loss.implementation={implementation}").task
         leaf = logits.clone().requires_grad_()
-        loss = task.loss(leaf, batch, task.share(batch))
+        loss = task.loss(leaf, batch, task.normalizer(batch))
         (1.5 * loss).backward()
         found.append((loss.detach(), leaf.grad))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
@@ -125,7 +125,7 @@ def test_the_loss_by_hand(make):
     """Logits of 0: ten labels of ln 2 an image, with bce."""
     task = make("loss=bce").task
     batch = Batch(torch.zeros(2, 3, 2, 2), multi_hot(torch.tensor([[1], [3]]), 10), torch.arange(2))
-    assert task.loss(torch.zeros(2, 10), batch, task.share(batch)).item() == pytest.approx(10 * np.log(2))
+    assert task.loss(torch.zeros(2, 10), batch, task.normalizer(batch)).item() == pytest.approx(10 * np.log(2))
 
 
 def test_classes_start_at_their_mean_share(make):

@@ -10,7 +10,7 @@ from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.config.task_schema import DigitPairsConfig
 from lab.data.pairs import PairBatch, draw_pairs
-from lab.tasks.preference import PreferenceCounts
+from lab.tasks.preference.task import PreferenceCounts
 
 CPU = torch.device("cpu")
 SMALL = ["task=preference", "data.image_size=16", "data.train_pairs=64", "data.val_pairs=32"]
@@ -84,7 +84,7 @@ def value_and_gradient(make_trainer, *words):
     )
     task = make_trainer(*SMALL, "data.votes=3", "data.rationality=[1.0,0.1]", *words).task
     leaf = rewards.clone().requires_grad_()
-    loss = task.loss(leaf, batch, task.share(batch))
+    loss = task.loss(leaf, batch, task.normalizer(batch))
     (1.5 * loss).backward()
     return batch, rewards.double().view(-1, 2), loss.detach(), leaf.grad
 

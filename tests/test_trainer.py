@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.config.errors import UserError
-from lab.tasks.metrics import ClassificationCounts
+from lab.tasks.classification.metrics import ClassificationCounts
 from lab.train.guard import NonFiniteError
 
 SMALL = ["data.image_size=16", "data.augment=false"]

@@ -74,7 +74,10 @@ def random_batch(count: int, size: tuple[int, int], device: torch.device, seed: 
 class Stock(Detection):
     """Detection by torchvision's own matching and loss."""
 
-    def share(self, batch: Any) -> Tensor:
+    def prepare(self, batch: Any, *, training: bool) -> Any:
+        return batch
+
+    def normalizer(self, batch: Any) -> Tensor:
         return stock_match(self.detector, batch)
 
     def loss(self, output: DetectorOutput, batch: Any, normalizer: Tensor) -> Tensor:
@@ -168,7 +171,7 @@ def agreement(trainer: Trainer, task: Detection, scenes: Scenes) -> dict[str, An
         value, found = value_and_gradients(lambda given: task.loss(given, batch, torch.ones(())), output)
     else:
         value, found = value_and_gradients(lambda given: by_image(task, given, batch), output)
-        matched = int(task.share(batch))
+        matched = int(task.normalizer(batch))
         if matched != positives:
             raise RuntimeError(f"{matched} positives where torchvision has {positives}")
     off = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, gradients, strict=True)]
@@ -190,7 +193,7 @@ def value_and_gradients(loss: Any, output: DetectorOutput) -> tuple[float, list[
 
 
 def by_image(task: Detection, output: DetectorOutput, batch: DetectionBatch) -> Tensor:
-    task.share(batch)
+    task.prepare(batch, training=True)
     matched = batch.matched
     assert matched is not None
     losses = []

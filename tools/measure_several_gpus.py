@@ -78,7 +78,7 @@ def speed(name: str, parallel: str, batch: int) -> dict[str, Any]:
     from lab.data.samples import Annotations
     from lab.data.sets import Data, MemoryLoader, Norm, Split
     from lab.runs.machine import pick_device, seed_all
-    from lab.tasks.task import Classification
+    from lab.tasks.classification.task import Classification
     from lab.train import distributed
     from lab.train.trainer import Trainer
 

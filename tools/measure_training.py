@@ -36,9 +36,9 @@ SMOKE = "model=tiny_resnet trainer.epochs=1 trainer.max_updates=4 trainer.log_ev
 
 def commands() -> list[str]:
     """Every loss of a classifier, and beside them a loss of one's own and torch's."""
-    from lab.config.choices import CLASSIFIER_LOSSES
+    from lab.tasks.classification.spec import SPEC
 
-    names = sorted(set(CLASSIFIER_LOSSES) - {"custom"})
+    names = sorted(set(SPEC.losses) - {"custom"})
     return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]
 
 

@@ -13,14 +13,14 @@ Config = TypeVar("Config")
 
 @dataclass
 class LossConfig:
-    """given: what the loss takes of a model: its logits, or their softmax or sigmoid. says: what its trained logits' probabilities are.
+    """takes: what the loss takes of a model: its logits, or their softmax or sigmoid. activation: what makes probabilities of its logits.
 
     kernels: whether it has any; what has none is plain torch.
     fused_head: compute it together with the classifier's last layer, so that in training the logits of a batch never exist at once.
     """
 
-    given: ClassVar[str] = "logits"
-    says: ClassVar[str] = "softmax"
+    takes: ClassVar[str] = "logits"
+    activation: ClassVar[str] = "softmax"
     kernels: ClassVar[bool] = True
     name: str = "ce"
     implementation: str = choice("lossforge", "lossforge", "torch")
@@ -70,7 +70,7 @@ class BradleyTerryConfig(LossConfig):
     center_rewards_coefficient: draws rewards to a mean of zero.
     """
 
-    says: ClassVar[str] = "sigmoid"
+    activation: ClassVar[str] = "sigmoid"
     kernels: ClassVar[bool] = False
     name: str = "bradley_terry"
     implementation: str = choice("lossforge", "lossforge")
@@ -108,6 +108,8 @@ OWN: dict[str, type[LossConfig]] = {
 }
 """Losses of which the app sets more than their signature has."""
 LOSSES: dict[str, type[LossConfig]] = {
-    name: with_settings(OWN.get(name, SigmoidConfig if says == "sigmoid" else LossConfig), name, settings, given=given, says=says)
-    for name, (given, says, settings) in loss_settings.LOSSES.items()
+    name: with_settings(
+        OWN.get(name, SigmoidConfig if activation == "sigmoid" else LossConfig), name, settings, takes=takes, activation=activation
+    )
+    for name, (takes, activation, settings) in loss_settings.LOSSES.items()
 } | {"bradley_terry": BradleyTerryConfig, "custom": CustomConfig}

@@ -1,40 +1,11 @@
-"""The settings of the tasks beside classification and detection, and of pairs' data."""
+"""The settings of pairs' data."""
 
 # ruff: noqa: RUF009 (number and some return dataclass fields)
 
 from dataclasses import dataclass
 
 from lab.config.fields import number, some
-from lab.config.schema import ClassificationConfig, DataConfig, TaskConfig
-
-
-@dataclass
-class MultilabelConfig(TaskConfig):
-    """threshold: the probability above which a class counts as present, in F1 and in the share of right labels.
-
-    in_memory: all images are held on the device, for small sets: no worker reads them, and they are augmented there, by small turns,
-    moves and changes of size in place of data.scale, horizontal_flip and photometric.
-    """
-
-    name: str = "multilabel"
-    threshold: float = number(0.5, above=0, below=1)
-    in_memory: bool = False
-
-
-@dataclass
-class DistillationConfig(ClassificationConfig):
-    """teacher: a classifier's checkpoint. The loss is (1 - weight) · loss= + weight · T² KL(teacher ‖ student), T the temperature."""
-
-    name: str = "distillation"
-    teacher: str = "???"
-    temperature: float = number(4.0, above=0)
-    weight: float = number(0.9, least=0, most=1)
-
-
-@dataclass
-class PreferenceTaskConfig(TaskConfig):
-    name: str = "preference"
-    calibration_bins: int = number(15, least=2, most=1000)
+from lab.config.schema import DataConfig
 
 
 @dataclass

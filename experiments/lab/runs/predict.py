@@ -9,12 +9,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lab.config.detection_schema import DetectionDataConfig
-from lab.config.detector_schema import DetectorConfig
 from lab.config.schema import ClassifierConfig, DataConfig, FolderConfig, ImagesConfig, TrainConfig
-from lab.config.task_schema import DigitPairsConfig, MultilabelConfig, PreferenceTaskConfig
+from lab.config.task_schema import DigitPairsConfig
 from lab.data.sets import Norm
 from lab.runs.saved import load_weights
+from lab.tasks.detection.spec import DetectorConfig
 from lab.tasks.fonts import drawable, font_for
+from lab.tasks.multilabel.spec import MultilabelConfig
+from lab.tasks.preference.spec import PreferenceTaskConfig
 
 
 @dataclass
@@ -70,13 +72,13 @@ def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, 
 
 
 def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, top: int) -> tuple[nn.Module, Predictor]:
-    from lab.tasks.losses import probabilities, said_by
+    from lab.tasks.losses import activation_of, probabilities
     from lab.tasks.models import build_model
 
     images, channels = cast(ImagesConfig, config.data), len(norm.mean)
     model = build_model(cast(ClassifierConfig, config.model), channels=channels, classes=len(classes), image_size=images.image_size)
     read = _as_trained(images, images.image_size, norm, config)
-    kind = said_by(config.loss)
+    kind = activation_of(config.loss)
 
     def say(image: Image.Image) -> Said:
         probability = probabilities(model(read(image)[None].to(device)).float(), kind)[0]
@@ -93,7 +95,7 @@ def _label_sets(config: TrainConfig, classes: list[str], norm: Norm, device: tor
     from lab.data.coco import Collate, Sample
     from lab.tasks.detection.augment import Prepare
     from lab.tasks.detection.data import size_of
-    from lab.tasks.losses import probabilities, said_by
+    from lab.tasks.losses import activation_of, probabilities
     from lab.tasks.models import build_model
 
     scenes = cast(DetectionDataConfig, config.data)
@@ -106,7 +108,7 @@ def _label_sets(config: TrainConfig, classes: list[str], norm: Norm, device: tor
         pixels, boxes, labels = prepare(tv_tensors.Image(pil_to_tensor(image)), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
         batch = collate([Sample(pixels, boxes, labels, (image.height, image.width), 0, 0)])
         inputs = normalize(batch.images.float() / 255, norm.mean, norm.std).to(device)
-        values, places = probabilities(model(inputs).float(), said_by(config.loss))[0].sort(descending=True)
+        values, places = probabilities(model(inputs).float(), activation_of(config.loss))[0].sort(descending=True)
         sure = int((values >= score).sum())
         return Said([classes[place] for place in places[:sure].tolist()], values[:sure].tolist())
 

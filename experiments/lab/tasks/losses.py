@@ -18,7 +18,7 @@ from lab.tasks.heads import HeadInput
 class Criterion:
     """Sum over a batch's samples (and, element-wise, their classes), divided by `normalizer`.
 
-    `share(batch)` is what a batch adds to the divisor: the number of its samples, or with class weights the sum of their
+    `normalizer(batch)` is what a batch adds to the divisor: the number of its samples, or with class weights the sum of their
     weights, as `torch.nn.functional.cross_entropy` has it. So the loss of a large batch equals the sum of its parts' losses.
     """
 
@@ -36,7 +36,7 @@ class Criterion:
         self.rowwise = self.loss.template == "rowwise"
         names = {field.name for field in fields(config)} & set(self.loss.hyper)
         self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
-        self.says = said_by(config)
+        self.activation = activation_of(config)
         self.tensors: dict[str, Tensor] = {}
         if isinstance(config, LogitAdjustedConfig) and counts is not None:
             self.tensors["log_prior"] = (counts.clamp(min=1) / counts.sum()).log().to(device)
@@ -51,7 +51,7 @@ class Criterion:
         if isinstance(config, PreferenceConfig):
             self.group_weight = _group_weight(config.group_weight, groups, data, device)
 
-    def share(self, batch: Batch) -> Tensor:
+    def normalizer(self, batch: Batch) -> Tensor:
         if self.class_weight is None:
             return torch.full((), float(len(batch)), device=batch.images.device)
         first = self.class_weight[batch.target].sum()
@@ -68,8 +68,8 @@ class Criterion:
                 data has them.
             normalizer: divisor of the sum, a 0-d tensor.
         """
-        if isinstance(output, Tensor) and self.config.given != "logits":
-            output = probabilities(output.float(), self.config.given)
+        if isinstance(output, Tensor) and self.config.takes != "logits":
+            output = probabilities(output.float(), self.config.takes)
         if self.rowwise:
             return self._rows(output, batch, normalizer)
         if isinstance(output, Tensor) and not self.lossforge:
@@ -129,14 +129,14 @@ class Criterion:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What the trained model says a class's probability is."""
-        return probabilities(logits, self.says)
+        return probabilities(logits, self.activation)
 
 
-def said_by(config: LossConfig) -> str:
+def activation_of(config: LossConfig) -> str:
     """softmax or sigmoid: what the loss teaches a model's logits to mean."""
     if isinstance(config, CustomConfig):
         return "softmax" if custom_loss("loss", config.target, config.hyper).template == "rowwise" else "sigmoid"
-    return config.says
+    return config.activation
 
 
 def probabilities(logits: Tensor, kind: str) -> Tensor:

@@ -1,6 +1,7 @@
 """Models by timm's names."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from lab.config.errors import UserError, nearest
 from lab.config.schema import ClassifierConfig, ModelConfig
+from lab.data.sets import Norm
 
 
 def check_model_name(name: str) -> None:
@@ -31,12 +33,13 @@ def check_model_name(name: str) -> None:
     )
 
 
-def model_norm(config: ModelConfig) -> dict[str, Any]:
-    """What a pretrained model expects of its images: mean, std, interpolation."""
+def model_norm(config: ModelConfig, saved: Norm | None = None) -> dict[str, Any]:
+    """What a pretrained model expects of its images: mean, std, interpolation; a saved model's own mean and std."""
     import timm
 
     known = timm.get_pretrained_cfg(config.name)
-    return {key: value for key, value in (known.to_dict() if known else {}).items() if key in ("mean", "std", "interpolation")}
+    expected = {key: value for key, value in (known.to_dict() if known else {}).items() if key in ("mean", "std", "interpolation")}
+    return expected | (asdict(saved) if saved else {})
 
 
 def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:
@@ -58,14 +61,14 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
         raise UserError(f"model.name={config.name} cannot be made with {options | config.args}: {reason}") from None
 
 
-def set_prior(model: nn.Module, classes: int) -> None:
-    """Let every class start with probability 1 / classes, so that the many negatives do not drown the first steps.
+def set_prior(model: nn.Module, probability: float) -> None:
+    """Let every class start with this probability, so that the many negatives do not drown the first steps.
 
     Source: Lin et al., Focal Loss for Dense Object Detection, 2017, section 3.3.
     """
     bias = classifier_bias(model)
     if bias is not None:
-        nn.init.constant_(bias, -math.log(max(classes - 1, 1)))
+        nn.init.constant_(bias, math.log(probability / (1 - probability)))
 
 
 def classifier_bias(model: nn.Module) -> nn.Parameter | None:

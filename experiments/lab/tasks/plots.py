@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from lab.tasks.metrics import ClassificationResult
+from lab.tasks.classification.metrics import ClassificationResult
 
 
 class Calibrated(Protocol):

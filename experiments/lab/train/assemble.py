@@ -1,21 +1,13 @@
 """From checked settings to a trainer that is ready to start."""
 
-from dataclasses import asdict
-from typing import cast
-
-import torch
 from torch import nn
 
-from lab.config.detection_schema import DetectionDataConfig
-from lab.config.detector_schema import DetectionConfig, DetectorConfig
-from lab.config.schema import ImagesConfig, TrainConfig
+from lab.config.choices import spec_of
+from lab.config.schema import TrainConfig
 from lab.config.settings import Settings
-from lab.config.task_schema import DigitPairsConfig, DistillationConfig, MultilabelConfig, PreferenceTaskConfig
-from lab.data.load import load_data
 from lab.data.sets import Norm
 from lab.runs.machine import pick_device, seed_all, seed_rank
-from lab.tasks.models import check_model_name, model_norm
-from lab.tasks.task import Classification, Task
+from lab.tasks.models import check_model_name
 from lab.train import distributed
 from lab.train.optim import check_optimizer_name
 from lab.train.trainer import Trainer
@@ -39,35 +31,7 @@ def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None, no
     distributed.start(device)
     seed_all(config)
     with distributed.in_turn():
-        task = _task(config, device, norm)
+        task = spec_of(config.task).builder()(config, device, norm)
     trainer = Trainer(config, task, task.data, model or task.model(), device, settings.tree())
     seed_rank(config)
     return trainer
-
-
-def _task(config: TrainConfig, device: torch.device, saved: Norm | None) -> Task:
-    """The task with its data."""
-    norm, seed = model_norm(config.model) | (asdict(saved) if saved else {}), config.seed
-    if isinstance(config.task, (DetectionConfig, MultilabelConfig)):
-        from lab.tasks.detection.data import load_detection_data, size_of
-        from lab.tasks.detection.task import Detection
-        from lab.tasks.multilabel import Multilabel, load_label_sets
-
-        scenes = cast(DetectionDataConfig, config.data)
-        if isinstance(config.task, MultilabelConfig):
-            size = size_of(scenes, None)
-            sets = load_label_sets(scenes, list(size), norm, device, seed, in_memory=config.task.in_memory)
-            return Multilabel(config, sets, size[0], device)
-        fixed = cast(DetectorConfig, config.model).fixed_size
-        return Detection(config, load_detection_data(scenes, fixed, norm, device, seed), size_of(scenes, fixed), device)
-    if isinstance(config.task, PreferenceTaskConfig):
-        from lab.data.pairs import load_pairs
-        from lab.tasks.preference import Preference
-
-        return Preference(config, load_pairs(cast(DigitPairsConfig, config.data), device, seed, saved), device)
-    data = load_data(cast(ImagesConfig, config.data), norm, device, seed, saved)
-    if isinstance(config.task, DistillationConfig):
-        from lab.tasks.distillation import Distillation
-
-        return Distillation(config, data, device)
-    return Classification(config, data, device)

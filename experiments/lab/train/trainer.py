@@ -27,9 +27,8 @@ from lab.train.guard import Guard, NonFiniteError
 from lab.train.kernels_used import KernelsUsed
 from lab.train.optim import Updater
 from lab.train.parallel import Parallel, whole_state
+from lab.train.precision import autocast
 from lab.train.stop import Stop, StoppedError
-
-AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -161,7 +160,7 @@ class Trainer:
         """The batches of each update."""
         group: list[Tensors] = []
         for batch in self.clock.waiting(self.data.train):
-            group.append(self.task.mix(batch))
+            group.append(self.task.prepare(batch, training=True))
             if len(group) == self.settings.accumulate:
                 yield group
                 group = []
@@ -170,7 +169,7 @@ class Trainer:
 
     def update(self, group: list[Tensors]) -> None:
         """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
-        normalizer = distributed.total(torch.stack([self.task.share(batch) for batch in group]).sum())
+        normalizer = distributed.total(torch.stack([self.task.normalizer(batch) for batch in group]).sum())
         with self.guard.buffers_undone() as verdict:
             parts = []
             for batch in group:
@@ -215,7 +214,7 @@ class Trainer:
         return loss.detach().float(), scores
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, AMP.get(self.settings.amp, torch.bfloat16), enabled=self.settings.amp in AMP)
+        return autocast(self.device, self.settings.amp)
 
     def laid_out(self, batch: Tensors) -> Tensor:
         return batch.images.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else batch.images
@@ -270,6 +269,7 @@ class Trainer:
         for batch in loader:
             if self.parallel.ranks == 1:
                 self.end_if_wanted()
+            batch = self.task.prepare(batch, training=False)
             with self.autocast():
                 output = model(self.laid_out(batch))
             self.task.count(counts, output, batch)
@@ -372,7 +372,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
             {
                 **host_state(),
                 "cuda": torch.cuda.get_rng_state(trainer.device) if cuda else None,
-                "mix": trainer.task.mix.state(),
+                "mix": trainer.task.state(),
             }
         ),
     }
@@ -408,7 +408,7 @@ def restore(trainer: Trainer, state: dict[str, Any]) -> None:
     best = state["best"]
     trainer.best.score, trainer.best.epoch, trainer.best.values = best["score"], best["epoch"], best["values"]
     rng = state["rng"][distributed.rank()]
-    trainer.task.mix.load_state(rng["mix"])
+    trainer.task.load_state(rng["mix"])
     if rng["cuda"] is not None and trainer.device.type == "cuda":
         torch.cuda.set_rng_state(rng["cuda"], trainer.device)
     set_host_state(rng)

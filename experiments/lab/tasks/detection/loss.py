@@ -6,9 +6,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lab.config.choices import DETECTION_LOSSES
 from lab.config.errors import unknown
 from lab.config.loss_settings import BOX_LOSSES
+from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
 from lab.tasks.detection.stock import StockLoss
 from lab.tasks.detection.types import Coder, DetectorOutput, Matched
 from lossforge.losses import binary_cross_entropy_with_logits

@@ -8,38 +8,28 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lab.config.detector_schema import CustomBoxConfig, DetectionConfig, DetectorConfig, FcosConfig, RetinaNetConfig
+from lab.config.detection_schema import DetectionDataConfig
 from lab.config.errors import UserError
 from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
+from lab.data.sets import Norm
 from lab.tasks.detection.backbone import backbone
 from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import DetectionData
+from lab.tasks.detection.data import DetectionData, load_detection_data, size_of
 from lab.tasks.detection.detectors import FCOS, RetinaNet
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.metrics import DetectionCounts, DetectionResult
 from lab.tasks.detection.plots import detections_picture, precision_recall_picture
-from lab.tasks.detection.types import DetectorOutput
+from lab.tasks.detection.spec import CustomBoxConfig, DetectionConfig, DetectorConfig, FcosConfig, RetinaNetConfig
+from lab.tasks.detection.types import DetectorOutput, Matched
 from lab.tasks.fonts import letters_of
 from lab.tasks.losses import custom_loss
-from lab.tasks.task import Mixing
+from lab.tasks.models import model_norm
+from lab.tasks.task import Stateless
 from lab.train import distributed
 from lossforge.losses.registry import LOSSES, Loss
 
 FIGURES = ("map", "map50", "map75")
-
-
-class Unmixed:
-    """Scenes go to the model as they come."""
-
-    def __call__(self, batch: DetectionBatch) -> DetectionBatch:
-        return batch
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        pass
 
 
 class Counts:
@@ -57,13 +47,13 @@ class Counts:
         return result
 
 
-class Detection:
+class Detection(Stateless):
     monitor = "map"
     score_names: tuple[str, ...] = ("positives",)
 
     def __init__(self, config: TrainConfig, data: DetectionData, image_size: tuple[int, int], device: torch.device) -> None:
         """image_size: height and width of a batch, which backbones of fixed size are made for."""
-        self.data, self.device, self.mix = data, device, cast(Mixing, Unmixed())
+        self.data, self.device = data, device
         self.settings = cast(DetectionConfig, config.task)
         model = cast(DetectorConfig, config.model)
         self.detector = build_detector(model, criterion(config.loss, config.box_loss, model), len(data.classes), image_size)
@@ -71,25 +61,27 @@ class Detection:
     def model(self) -> nn.Module:
         return self.detector
 
-    def share(self, batch: DetectionBatch) -> Tensor:
-        """The number of positives; the batch keeps what they are."""
+    def prepare(self, batch: DetectionBatch, *, training: bool) -> DetectionBatch:
+        """With what each anchor shall predict."""
         batch.matched = self.detector.match(batch)
-        return batch.matched.positives
+        return batch
+
+    def normalizer(self, batch: DetectionBatch) -> Tensor:
+        """The number of positives."""
+        return _matched(batch).positives
 
     def loss(self, output: DetectorOutput, batch: DetectionBatch, normalizer: Tensor) -> Tensor:
-        """After `share`, of the batch's losses together."""
-        assert batch.matched is not None
-        return torch.stack(list(self.detector.loss(output, batch.matched, normalizer.clamp(min=1)).values())).sum()
+        """The batch's losses together."""
+        return torch.stack(list(self.detector.loss(output, _matched(batch), normalizer.clamp(min=1)).values())).sum()
 
     def scores(self, output: DetectorOutput, batch: DetectionBatch) -> Tensor:
-        assert batch.matched is not None
-        return batch.matched.positives[None]
+        return self.normalizer(batch)[None]
 
     def counts(self) -> Counts:
         return Counts(self.data, self.device)
 
     def count(self, counts: Counts, output: DetectorOutput, batch: DetectionBatch) -> None:
-        positives = self.share(batch)
+        positives = self.normalizer(batch)
         counts.loss += torch.stack([self.loss(output, batch, torch.ones_like(positives)), positives]).double()
         height, width = batch.images.shape[-2:]
         counts.detections.add(self.detector.detections(output, batch.sizes, (height, width)), batch)
@@ -109,6 +101,11 @@ class Detection:
 
     def rows(self, best: dict[str, float]) -> dict[str, str]:
         return {f"held-out {name}": f"{best[name.lower()]:.4f}" for name in ("mAP", "mAP50", "mAP75")}
+
+
+def _matched(batch: DetectionBatch) -> Matched:
+    assert batch.matched is not None, "prepare the batch first"
+    return batch.matched
 
 
 def criterion(loss: LossConfig, box: BoxLossConfig, model: DetectorConfig) -> DetectionLoss:
@@ -182,3 +179,9 @@ def build_detector(config: DetectorConfig, criterion: DetectionLoss, classes: in
     anchors = cast(RetinaNetConfig, config)
     ious = {"fg_iou_thresh": anchors.foreground_iou, "bg_iou_thresh": anchors.background_iou}
     return RetinaNet(pyramid, classes, criterion, anchor_sizes=anchors.anchor_sizes, head_norm=anchors.head_norm, **ious, **kept)
+
+
+def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Detection:
+    scenes, fixed = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
+    data = load_detection_data(scenes, fixed, model_norm(config.model, saved), device, config.seed)
+    return Detection(config, data, size_of(scenes, fixed), device)

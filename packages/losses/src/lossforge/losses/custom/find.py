@@ -6,26 +6,39 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 from lossforge.losses.custom.loss import CustomLoss
 
 
 def find(target: str) -> CustomLoss:
-    """The loss that "module:name" or "path/to/file.py:name" names; modules are looked for in the working directory, too.
+    """The loss that "module:name" or "path/to/file.py:name" names, as `named` finds it.
 
     Raises:
-        ValueError: target has no such form, the module has no such name, or it names no loss. ImportError, FileNotFoundError: as they say.
+        ValueError: as `named`, or it names no loss. ImportError, FileNotFoundError: as `named`.
     """
+    return cast(CustomLoss, _found(target, CustomLoss, "loss"))
+
+
+def named(target: str) -> Any:
+    """What "module:name" or "path/to/file.py:name" names; modules are looked for in the working directory, too.
+
+    Raises:
+        ValueError: target has no such form, or the module has no such name. ImportError, FileNotFoundError: as they say.
+    """
+    return _found(target, object, "name")
+
+
+def _found(target: str, kind: type, word: str) -> Any:
     place, colon, name = target.rpartition(":")
     if not (place and colon and name):
-        raise ValueError(f'a loss is named "module:name" or "path/to/file.py:name", got {target!r}')
+        raise ValueError(f'a {word} is named "module:name" or "path/to/file.py:name", got {target!r}')
     module = _file(Path(place)) if place.endswith(".py") else _module(place)
-    found = getattr(module, name, None)
-    if not isinstance(found, CustomLoss):
-        losses = [n for n, value in vars(module).items() if isinstance(value, CustomLoss)]
-        what = "does not exist" if found is None else f"is a {type(found).__name__}, not a loss"
-        raise ValueError(f"{name} in {place} {what}; losses there: {', '.join(losses) or 'none'}")
-    return found
+    if isinstance(found := getattr(module, name, None), kind) and hasattr(module, name):
+        return found
+    known = [each for each, value in vars(module).items() if isinstance(value, kind) and not each.startswith("_")]
+    what = f"is a {type(found).__name__}, not a {word}" if hasattr(module, name) else "does not exist"
+    raise ValueError(f"{name} in {place} {what}; {word}{'es' if word.endswith('s') else 's'} there: {', '.join(known) or 'none'}")
 
 
 def _module(name: str) -> ModuleType:

@@ -1,13 +1,15 @@
-"""The settings of detectors and of their boxes' loss."""
+"""Detection: RetinaNet and FCOS under any of the losses that take class indices; the settings of detectors and of their boxes' loss."""
 
 # ruff: noqa: RUF009 (number, choice and some return dataclass fields)
 
 from dataclasses import dataclass, field
 
 from lab.config import loss_settings
+from lab.config.detection_schema import DETECTION_DATA, DetectionDataConfig
 from lab.config.fields import choice, number, some
 from lab.config.loss_schema import with_settings
 from lab.config.schema import BoxLossConfig, ModelConfig, TaskConfig
+from lab.tasks.spec import TaskSpec
 
 
 @dataclass
@@ -77,3 +79,18 @@ BOX_LOSSES: dict[str, type[BoxLossConfig]] = {
     **{name: with_settings(BoxLossConfig, name, settings) for name, settings in loss_settings.BOX_LOSSES.items()},
     "custom": CustomBoxConfig,
 }
+LOSSES = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
+"""Losses that take class indices, beside loss=custom."""
+
+
+SPEC = TaskSpec(
+    config=DetectionConfig,
+    data=DetectionDataConfig,
+    losses=(*LOSSES, "custom"),
+    build="lab.tasks.detection.task:build",
+    model=DetectorConfig,
+    data_schemas=DETECTION_DATA,
+    model_schemas=DETECTORS,
+    example="a detector, such as fcos_resnet50 or retinanet_tiny",
+    boxes=True,
+)

@@ -5,7 +5,6 @@ Neural Network, arXiv 1503.02531). An evaluation's loss is that of the labels al
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -15,13 +14,15 @@ from torch import Tensor, nn
 from lab.config.errors import UserError
 from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
 from lab.config.settings import ROOT, absolute, reload
-from lab.config.task_schema import DistillationConfig
 from lab.data.batch import Batch
+from lab.data.load import load_data
 from lab.data.sets import Data, Norm
 from lab.runs.saved import load_checkpoint, load_weights
+from lab.tasks.classification.task import Classification
+from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
-from lab.tasks.models import build_model, placed
-from lab.tasks.task import Classification, Mixing
+from lab.tasks.models import build_model, model_norm, placed
+from lab.train.precision import autocast
 
 SAME_DATA = ("name", "image_size", "split_seed", "held_out", "root", "train", "val")  # of the settings of data
 
@@ -32,7 +33,15 @@ class Distillation(Classification):
         self.distillation = cast(DistillationConfig, config.task)
         if self.criterion.class_weight is not None:
             raise UserError("loss.class_weight: task=distillation has no such weights, as the teacher's part is a mean of all samples.")
-        self.mix = cast(Mixing, Taught(self.mix, load_teacher(config, data, device), device, config.trainer.amp))
+        self.teacher = load_teacher(config, data, device)
+
+    def prepare(self, batch: Batch, *, training: bool) -> Batch:
+        """Mixed, and in training with the teacher's logits of what was mixed."""
+        batch = super().prepare(batch, training=training)
+        if training:
+            with torch.no_grad(), autocast(self.device, self.config.trainer.amp):
+                batch.teacher = self.teacher(batch.images)
+        return batch
 
     def loss(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         labels = super().loss(output, batch, normalizer)
@@ -50,27 +59,6 @@ class Distillation(Classification):
         from lossforge.losses import kl_div_with_logits
 
         return kl_div_with_logits(output, teacher, temperature, "sum", normalizer=normalizer)
-
-
-class Taught:
-    """Mixed batches with what the teacher makes of them; all but the call is the mix's."""
-
-    def __init__(self, mix: Mixing, teacher: Callable[[Tensor], Tensor], device: torch.device, amp: str) -> None:
-        self.mix, self.teacher, self.kind, self.amp = mix, teacher, device.type, amp
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.mix, name)
-
-    def __call__(self, batch: Batch) -> Batch:
-        mixed = cast(Batch, self.mix(batch))
-        with torch.no_grad(), self.autocast():
-            mixed.teacher = self.teacher(mixed.images)
-        return mixed
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        from lab.train.trainer import AMP
-
-        return torch.autocast(self.kind, AMP.get(self.amp, torch.bfloat16), enabled=self.amp in AMP)
 
 
 def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -110,3 +98,8 @@ def _refuse_other_data(given: str, state: dict[str, Any], config: TrainConfig, d
             raise UserError(f"task.teacher={given}: was trained with data.{name}={theirs.get(name)}; this run has data.{name}={ours}.")
     if state["classes"] != data.classes:
         raise UserError(f"task.teacher={given}: knows other classes than data={config.data.name}.")
+
+
+def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Distillation:
+    data = load_data(cast(ImagesConfig, config.data), model_norm(config.model, saved), device, config.seed, saved)
+    return Distillation(config, data, device)

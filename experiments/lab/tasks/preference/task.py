@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from lab.config.loss_schema import BradleyTerryConfig
 from lab.config.schema import ClassifierConfig, TrainConfig
-from lab.config.task_schema import DigitPairsConfig, PreferenceTaskConfig
-from lab.data.pairs import PairBatch, PairData
-from lab.tasks.detection.task import Unmixed
+from lab.config.task_schema import DigitPairsConfig
+from lab.data.pairs import PairBatch, PairData, load_pairs
+from lab.data.sets import Norm
 from lab.tasks.losses import Criterion
 from lab.tasks.models import build_model
 from lab.tasks.plots import calibration_picture
-from lab.tasks.task import Mixing
+from lab.tasks.preference.spec import PreferenceTaskConfig
+from lab.tasks.task import Stateless
 from lab.train import distributed
 
 
@@ -75,13 +76,13 @@ class PreferenceCounts:
         return PreferenceResult(values, self.calibration.tolist())
 
 
-class Preference:
+class Preference(Stateless):
     monitor = "accuracy"
     score_names: tuple[str, ...] = ("agreement",)
 
     def __init__(self, config: TrainConfig, data: PairData, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
-        self.settings, self.mix = cast(PreferenceTaskConfig, config.task), cast(Mixing, Unmixed())
+        self.settings = cast(PreferenceTaskConfig, config.task)
         self.criterion: Criterion | BradleyTerryConfig = (
             config.loss if isinstance(config.loss, BradleyTerryConfig) else Criterion(config.loss, config.data, 1, data.groups, device)
         )
@@ -90,7 +91,7 @@ class Preference:
         size = cast(DigitPairsConfig, self.config.data).image_size
         return build_model(cast(ClassifierConfig, self.config.model), channels=self.data.channels, classes=1, image_size=size)
 
-    def share(self, batch: PairBatch) -> Tensor:
+    def normalizer(self, batch: PairBatch) -> Tensor:
         return torch.full((), float(len(batch)), device=batch.images.device)
 
     def loss(self, output: Tensor, batch: PairBatch, normalizer: Tensor) -> Tensor:
@@ -118,9 +119,9 @@ class Preference:
         return PreferenceCounts(self.settings.calibration_bins, self.device)
 
     def count(self, counts: PreferenceCounts, output: Tensor, batch: PairBatch) -> None:
-        share = self.share(batch)
-        loss = self.loss(output, batch, torch.ones_like(share))
-        counts.add(self.lead(output), self.data.truth[batch.index], self.data.share[batch.index], loss.float(), share)
+        divisor = self.normalizer(batch)
+        loss = self.loss(output, batch, torch.ones_like(divisor))
+        counts.add(self.lead(output), self.data.truth[batch.index], self.data.share[batch.index], loss.float(), divisor)
 
     def pictures(self, result: PreferenceResult, folder: Path) -> list[Path]:
         path = folder / "calibration.png"
@@ -141,3 +142,7 @@ class Preference:
             "mean margin": f"{best['margin']:.3f}",
             "calibration error": f"{best['ece']:.4f}",
         }
+
+
+def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Preference:
+    return Preference(config, load_pairs(cast(DigitPairsConfig, config.data), device, config.seed, saved), device)

@@ -6,26 +6,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.errors import UserError
-from lab.config.loss_schema import SigmoidConfig
-from lab.config.schema import ClassifierConfig, TrainConfig
-from lab.config.task_schema import MultilabelConfig
+from lab.config.schema import TrainConfig
 from lab.data.augment import wobble
 from lab.data.batch import Batch
 from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
-from lab.data.sets import MemoryLoader, Split
-from lab.tasks.detection.data import DetectionData, DetectionLoader, load_detection_data
-from lab.tasks.detection.task import Unmixed
+from lab.data.sets import MemoryLoader, Norm, Split
+from lab.tasks.detection.data import DetectionData, DetectionLoader, load_detection_data, size_of
 from lab.tasks.fonts import letters_of
-from lab.tasks.heads import HeadInput, open_head, sum_of_rows
+from lab.tasks.heads import HeadInput, sum_of_rows
 from lab.tasks.losses import Criterion
-from lab.tasks.models import build_model, classifier_bias
+from lab.tasks.models import model_norm
+from lab.tasks.multilabel.spec import MultilabelConfig
 from lab.tasks.plots import average_precision_picture
-from lab.tasks.task import Mixing
+from lab.tasks.task import ClassifierTask
 from lab.train import distributed
 
 
@@ -127,40 +125,24 @@ class MultilabelCounts:
         return MultilabelResult(values, probability, target)
 
 
-class Multilabel:
+class Multilabel(ClassifierTask):
     monitor = "map"
     score_names: tuple[str, ...] = ("right_labels",)
 
     def __init__(self, config: TrainConfig, data: DetectionData, image_size: int, device: torch.device) -> None:
-        self.config, self.data, self.image_size, self.device = config, data, image_size, device
-        self.settings, self.mix = cast(MultilabelConfig, config.task), cast(Mixing, Unmixed())
-        self.criterion = Criterion(config.loss, config.data, len(data.classes), 0, device)
-        if self.criterion.rowwise:
+        criterion = Criterion(config.loss, config.data, len(data.classes), 0, device)
+        if criterion.rowwise:
             raise UserError(
                 f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes."
             )
+        super().__init__(config, criterion, image_size, device)
+        self.data, self.settings = data, cast(MultilabelConfig, config.task)
 
-    def model(self) -> nn.Module:
-        architecture = cast(ClassifierConfig, self.config.model)
-        model = build_model(architecture, channels=3, classes=len(self.data.classes), image_size=self.image_size)
-        bias = classifier_bias(model)
-        if bias is not None and isinstance(self.config.loss, SigmoidConfig) and self.config.loss.prior_bias:
-            nn.init.constant_(bias, self.prior().logit().item())
-        if self.config.loss.fused_head:
-            open_head(model, (3, self.image_size, self.image_size))
-        return model
-
-    def prior(self) -> Tensor:
+    def prior(self) -> float:
         """The mean share of the training images that a class is in."""
         file = self.data.train.file
         present = sum(len(file.labels[file.rows(i)][~file.crowd[file.rows(i)]].unique()) for i in range(len(file)))
-        return torch.tensor(present / (len(file) * len(self.data.classes)))
-
-    def share(self, batch: Batch) -> Tensor:
-        return self.criterion.share(batch)
-
-    def loss(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
-        return self.criterion(output, batch, normalizer)
+        return present / (len(file) * len(self.data.classes))
 
     def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
         """Each image's share of labels that are right."""
@@ -176,7 +158,7 @@ class Multilabel:
 
     def count(self, counts: MultilabelCounts, output: Tensor, batch: Batch) -> None:
         loss = self.loss(output, batch, torch.ones((), device=output.device))
-        counts.add(self.criterion.probabilities(output.float()), batch.target, loss.float(), self.share(batch))
+        counts.add(self.criterion.probabilities(output.float()), batch.target, loss.float(), self.normalizer(batch))
 
     def pictures(self, result: MultilabelResult, folder: Path) -> list[Path]:
         path = folder / "average_precision.png"
@@ -190,3 +172,10 @@ class Multilabel:
 
     def rows(self, best: dict[str, float]) -> dict[str, str]:
         return {"held-out mAP": f"{best['map']:.4f}", "held-out F1": f"{best['f1']:.4f}"}
+
+
+def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Multilabel:
+    scenes, norm = cast(DetectionDataConfig, config.data), model_norm(config.model, saved)
+    size = size_of(scenes, None)
+    data = load_label_sets(scenes, list(size), norm, device, config.seed, in_memory=cast(MultilabelConfig, config.task).in_memory)
+    return Multilabel(config, data, size[0], device)

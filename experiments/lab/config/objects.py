@@ -1,0 +1,19 @@
+"""What a user brings in code: found by `package.module:name` or `path/to/file.py:name`."""
+
+from typing import Any
+
+from lab.config.errors import UserError
+
+
+def find(setting: str, target: str) -> Any:
+    """The object that `target` names, which `setting` has given; modules are looked for in the working directory, too.
+
+    Raises:
+        UserError: there is no such file, module or name, or the module's own code fails.
+    """
+    from lossforge.losses.custom import named
+
+    try:
+        return named(target)
+    except Exception as error:
+        raise UserError(f"{setting}={target}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,92 @@
+"""Images of one class each."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lab.config.schema import ClassificationConfig, ImagesConfig, TrainConfig
+from lab.data.augment import Mix
+from lab.data.batch import Batch
+from lab.data.load import load_data
+from lab.data.sets import Data, Norm
+from lab.tasks.classification.metrics import ClassificationCounts, ClassificationResult
+from lab.tasks.fonts import letters_of
+from lab.tasks.heads import HeadInput, sum_of_rows
+from lab.tasks.losses import Criterion
+from lab.tasks.models import model_norm
+from lab.tasks.plots import calibration_picture, confusion_picture
+from lab.tasks.task import ClassifierTask
+from lab.train.distributed import own_seed
+
+
+class Classification(ClassifierTask):
+    monitor = "top1"
+    score_names: tuple[str, ...] = ("top1", "top5")
+
+    def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
+        images = cast(ImagesConfig, config.data)
+        criterion = Criterion(config.loss, images, len(data.classes), data.groups, device, data.counts)
+        super().__init__(config, criterion, images.image_size, device)
+        self.data, self.channels, self.settings = data, data.channels, cast(ClassificationConfig, config.task)
+        self.mix = Mix(images.mixup, images.cutmix, images.mix_probability, device, own_seed(config.seed))
+
+    def prepare(self, batch: Batch, *, training: bool) -> Batch:
+        return self.mix(batch) if training else batch
+
+    def state(self) -> dict[str, Any]:
+        return self.mix.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.mix.load_state(state)
+
+    def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
+        """Hits among the first and the first five; of mixed samples the class with the larger share counts."""
+        target = batch.target
+        if batch.target_b is not None and batch.lam is not None and batch.lam < 0.5:
+            target = batch.target_b
+
+        def hits(logits: Tensor, target: Tensor) -> Tensor:
+            found = logits.topk(min(5, logits.shape[1])).indices == target[:, None]
+            return torch.stack([found[:, 0].sum(), found.sum()])
+
+        return sum_of_rows(hits, output, target)
+
+    def counts(self) -> ClassificationCounts:
+        return ClassificationCounts(len(self.data.classes), self.settings.calibration_bins, self.data.groups, self.device)
+
+    def count(self, counts: ClassificationCounts, output: Tensor, batch: Batch) -> None:
+        one = torch.ones((), device=output.device)
+        loss = self.loss(output, batch, one)
+        counts.add(self.criterion.probabilities(output.float()), batch.target, batch.group, loss.float(), self.normalizer(batch))
+
+    def pictures(self, result: ClassificationResult, folder: Path) -> list[Path]:
+        confusion, calibration = folder / "confusion_matrix.png", folder / "calibration.png"
+        with letters_of(self.data.classes):
+            confusion_picture(result, self.data.classes, confusion)
+        calibration_picture(result, calibration)
+        return [confusion, calibration]
+
+    def headline(self, result: ClassificationResult) -> str:
+        values = result.values
+        return f"held-out top-1 {values['top1']:.2%} · top-5 {values['top5']:.2%} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
+
+    def rows(self, best: dict[str, float]) -> dict[str, str]:
+        rows = {
+            "held-out top-1": f"{best['top1']:.2%}",
+            "held-out top-5": f"{best['top5']:.2%}",
+            "balanced accuracy": f"{best['balanced_accuracy']:.2%}",
+            "calibration error": f"{best['ece']:.4f}",
+        }
+        if self.data.groups:
+            weights = self.criterion.group_weight
+            use = f"loss weights {weights.tolist()}" if weights is not None else "measured only: the loss has no group weights"
+            shown = ", ".join(f"{best[f'top1_group_{number}']:.2%}" for number in range(self.data.groups))
+            rows["top-1 by group"] = f"{shown} ({use})"
+        return rows
+
+
+def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Classification:
+    data = load_data(cast(ImagesConfig, config.data), model_norm(config.model, saved), device, config.seed, saved)
+    return Classification(config, data, device)

@@ -1,0 +1,26 @@
+"""Distillation: a classifier that learns from labels and from another classifier's logits."""
+
+from dataclasses import dataclass
+
+from lab.config.fields import number, setting
+from lab.config.loss_schema import LOSSES, CustomConfig
+from lab.config.schema import ClassificationConfig, ImagesConfig
+from lab.tasks.spec import TaskSpec
+
+
+@dataclass
+class DistillationConfig(ClassificationConfig):
+    """The loss is (1 - weight) · loss= + weight · T² KL(teacher ‖ student), T the temperature."""
+
+    name: str = setting("distillation", "the task")
+    teacher: str = setting("???", "checkpoint of the classifier to learn from")
+    temperature: float = number(4.0, "divisor T of both models' logits", above=0)
+    weight: float = number(0.9, "share of the teacher's part in the loss", least=0, most=1)
+
+
+SPEC = TaskSpec(
+    config=DistillationConfig,
+    data=ImagesConfig,
+    losses=tuple(name for name, schema in LOSSES.items() if schema.activation == "softmax" and schema is not CustomConfig),
+    build="lab.tasks.distillation.task:build",
+)

@@ -1,0 +1,45 @@
+"""What a task registers: all that the app must know of it before torch is imported."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from lab.config.schema import ClassifierConfig, DataConfig, ModelConfig, TaskConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """A task, as its own folder describes it; lab.config.choices lists the app's, and `task=custom` takes one of a user's own.
+
+    config: the schema of the group `task`; the default of its field `name` is the task's name.
+    data, model: the schemas of which the run's data and model must be.
+    losses: names of the losses that fit, `custom` among them where a loss of one's own does.
+    build: a function of (config, device, norm), or its module:name, which opens the data and returns a lab.tasks.task.Task. norm is what
+        a saved model's images were normalised by, None for a new model.
+    data_schemas, model_schemas: of data sets and models that come with the task, by name.
+    example: words for a model that fits, for a message.
+    boxes: whether the group `box_loss` has a meaning.
+    fused_head: whether `loss.fused_head` fits: the task has one loss, of one head's logits.
+    """
+
+    config: type[TaskConfig]
+    data: type[DataConfig]
+    losses: tuple[str, ...]
+    build: str | Callable[..., Any]
+    model: type[ModelConfig] = ClassifierConfig
+    data_schemas: Mapping[str, type[DataConfig]] = field(default_factory=dict)
+    model_schemas: Mapping[str, type[ModelConfig]] = field(default_factory=dict)
+    example: str = "a classifier, such as resnet18"
+    boxes: bool = False
+    fused_head: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.config().name
+
+    def builder(self) -> Callable[..., Any]:
+        if not isinstance(self.build, str):
+            return self.build
+        module, _, name = self.build.partition(":")
+        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
