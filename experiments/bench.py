@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.config.command import command
 from lab.config.errors import UserError, unknown
 from lab.config.schema import BenchConfig
 from lab.config.settings import BENCH, Settings, load_for
@@ -19,18 +20,17 @@ CHANGE_FIGURES = (*FILTERS, "milliseconds", "seed", "forward", "graphs")
 """Settings that a report keeps; the others are places and names of one machine."""
 
 
-def main(words: list[str]) -> int:
-    if {"--help", "-h"} & set(words):
-        print(help_text())
-        return 0
+def main(argv: list[str]) -> int:
     try:
+        given = command(argv)
+        if "--help" in given.flags:
+            print(help_text())
+            return 0
         refuse_several("experiments/bench.py")
-        settings = load_for(BENCH, [as_list(word) for word in words if word != "--cfg"])
+        settings = load_for(BENCH, [as_list(word) for word in given.words])
         cases, names = chosen(settings.config)
-        if "--cfg" in words:
-            import yaml
-
-            print(yaml.safe_dump(settings.tree(), sort_keys=False), end="")
+        if "--cfg" in given.flags:
+            print(settings.text(), end="")
             return 0
         return bench(settings, cases, names)
     except UserError as error:

@@ -48,10 +48,11 @@ def test_loss_settings_and_their_ranges_are_the_signatures():
 
 @pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in groups().items() for option in options])
 def test_every_option_composes(group, option):
-    required = {(name, "custom"): [f"{name}.target=my_loss:loss"] for name in ("loss", "box_loss")} | {
+    required = {(name, "custom"): [f"{name}.target=my_loss:loss"] for name in ("loss", "box_loss", "model")} | {
         ("model", m): ["model.name=resnet18"] for m in ("timm", "fcos", "retinanet")
     }
     required |= {(group, "distillation"): ["task.teacher=last.pt"] for group in ("task", "experiment")}
+    required[("task", "custom")] = ["task.target=lab.tasks.classification.spec:SPEC"]
     required |= {("loss", "bradley_terry"): ["task=preference"], ("data", "digit_pairs"): ["task=preference"]}
     extra = required.get((group, option), [])
     if option.startswith(("fcos", "retinanet")) or (option in (*DETECTION_DATA, *BOX_LOSSES) and group in ("data", "box_loss")):
@@ -84,7 +85,7 @@ def test_no_config_holds_a_machines_path():
 def test_detections_losses_are_those_of_the_detectors():
     assert set(TASKS["detection"].losses) <= set(LOSSES)
     assert set(groups()["box_loss"]) == set(BOX_LOSSES) == {"auto", "custom", *ENCODED, *DECODED}
-    assert set(groups()["task"]) == set(TASKS)
+    assert set(groups()["task"]) == {*TASKS, "custom"}
     assert all(set(spec.losses) <= set(LOSSES) for spec in TASKS.values())
 
 

@@ -166,10 +166,10 @@ def test_values_by_hand():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["loss.target=nowhere"], r'loss.target=nowhere: a loss is named "module:name" or "path/to/file.py:name"'),
+        (["loss.target=nowhere"], r'loss.target=nowhere: an object is named "module:name" or "path/to/file.py:name"'),
         (["loss.target=nowhere.py:loss"], "loss.target=nowhere.py:loss: no file nowhere.py"),
         (["loss.target=no_such_module:loss"], "loss.target=.*: No module named 'no_such_module'"),
-        (["loss.target=math:pi"], "pi in math is a float, not a loss; losses there: none"),
+        (["loss.target=math:pi"], "loss.target=math:pi: is a float; a loss, a function of"),
         (["loss.hyper.margn=1"], r"loss.hyper.margn: .*\nDid you mean 'margin'"),
     ],
     ids=lambda value: None if isinstance(value, list) else " ",

@@ -1,1 +1,43 @@
-"""What the experiment apps share: configs, data, models, losses, tasks, trainer, tracking."""
+"""The experiments as a library: `lab.train("loss=focal")` does what `experiments/train.py loss=focal` does."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab.train.session import TrainResult
+
+__all__ = ["train"]
+
+
+def train(*words: str, config_dir: str | Path | None = None, callbacks: Sequence[Any] = ()) -> "TrainResult":
+    """Train a model, and return what came of it; the run is in runs/ and in MLflow as any other.
+
+    Args:
+        words: those of the command line, such as "loss=focal", "trainer.epochs=3", "resume=runs/RUN".
+        config_dir: a folder of settings of one's own, as --config-dir.
+        callbacks: objects with some of the methods of lab.train.callbacks.Callback, beside those of trainer.callbacks.
+
+    Returns:
+        The run's folder, metrics, model and status; the status is KILLED after Ctrl-C, and `resume=` goes on.
+
+    Raises:
+        UserError: a setting or the data is wrong. Any other error: that of the training, whose run is FAILED.
+
+    Example:
+        >>> result = lab.train("experiment=quick", "loss=focal")
+        >>> result.values["best/top1"], result.checkpoint
+    """
+    from lab.config.command import command
+    from lab.runs.resume import chosen
+    from lab.train.session import run_training
+    from lab.train.stop import signals_given_back
+
+    argv = list(words) if config_dir is None else [f"--config-dir={os.fspath(config_dir)}", *words]
+    settings, earlier = chosen(command(argv).words)
+    with signals_given_back():
+        result = run_training(settings, earlier, callbacks)
+    if result.failure is not None:
+        raise result.failure
+    return result

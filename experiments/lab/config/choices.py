@@ -1,12 +1,17 @@
 """The options of those groups of conf/ whose option decides the settings, and which of them go together."""
 
 from collections.abc import Mapping
+from dataclasses import make_dataclass
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from lab.config.errors import UserError, unknown
 from lab.config.loss_schema import LOSSES
+from lab.config.objects import find
 from lab.config.schema import (
     ClassifierConfig,
+    CustomModelConfig,
     DataConfig,
     DigitsConfig,
     DownloadedConfig,
@@ -23,8 +28,10 @@ from lab.tasks.multilabel.spec import SPEC as MULTILABEL
 from lab.tasks.preference.spec import SPEC as PREFERENCE
 from lab.tasks.spec import TaskSpec
 
+OWN = "custom"
+"""The option of a group that takes code of the user's own, which its setting `target` names."""
 TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (CLASSIFICATION, DETECTION, MULTILABEL, DISTILLATION, PREFERENCE)}
-MODELS: dict[str, type[ModelConfig]] = {"classifier": ClassifierConfig}
+MODELS: dict[str, type[ModelConfig]] = {"classifier": ClassifierConfig, OWN: CustomModelConfig}
 DATA: dict[str, type[DataConfig]] = {
     "digits": DigitsConfig,
     "folder": FolderConfig,
@@ -35,17 +42,38 @@ DATA: dict[str, type[DataConfig]] = {
 for spec in TASKS.values():
     MODELS |= spec.model_schemas
     DATA |= spec.data_schemas
-TASK_SCHEMAS: dict[str, type[TaskConfig]] = {name: spec.config for name, spec in TASKS.items()}
+TASK_SCHEMAS: dict[str, type[TaskConfig]] = {name: spec.config for name, spec in TASKS.items()} | {OWN: TaskConfig}
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASK_SCHEMAS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
 
 def spec_of(config: TaskConfig) -> TaskSpec:
-    return TASKS[config.name]
+    return TASKS[config.name] if config.name in TASKS else own_task(str(config.target))
+
+
+def own_task(target: str) -> TaskSpec:
+    """The record of a user's own task, whose schemas of data and models are known from now on.
+
+    Raises:
+        UserError: `target` names none.
+    """
+    spec = find("task.target", target)
+    if not isinstance(spec, TaskSpec):
+        raise UserError(f"task.target={target}: is a {type(spec).__name__}; a lab.tasks.spec.TaskSpec is expected.")
+    MODELS.update(spec.model_schemas)
+    DATA.update(spec.data_schemas)
+    return spec
 
 
 def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
-    """The schema of what conf/ gives a group: by its name, a model's by whether it is a detector, and which."""
-    return schemas[given.get("detector", "classifier") if group == "model" else given.name]
+    """The schema of what conf/ gives a group: by its name, a model's by which detector it is, a task of one's own by its record."""
+    if group == "task" and given.name == OWN:
+        if OmegaConf.is_missing(given, "target"):
+            return TaskConfig
+        own = own_task(given.target).config
+        return make_dataclass(own.__name__, [("name", str, OWN), ("target", str, given.target)], bases=(own,))
+    if group == "model":
+        return schemas[given.get("detector") or (OWN if given.get("name") == OWN else "classifier")]
+    return schemas[given.name]
 
 
 def agree(config: TrainConfig) -> None:

@@ -1,7 +1,5 @@
 """The settings of detection data."""
 
-# ruff: noqa: RUF009 (number, choice and some return dataclass fields)
-
 from dataclasses import dataclass
 
 from lab.config.fields import choice, number, some

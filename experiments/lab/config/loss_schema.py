@@ -1,12 +1,10 @@
 """The settings of each loss: those of its signature, from loss_settings.py, and what the app adds."""
 
-# ruff: noqa: RUF009 (number and choice return dataclass fields)
-
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar, TypeVar
 
 from lab.config import loss_settings
-from lab.config.fields import choice, number
+from lab.config.fields import choice, number, setting, some
 
 Config = TypeVar("Config")
 
@@ -81,11 +79,14 @@ class BradleyTerryConfig(LossConfig):
 
 @dataclass
 class CustomConfig(LossConfig):
-    """A loss of one's own: target is module:name or path/to/file.py:name. It takes logits; an element-wise one teaches sigmoids."""
+    """A loss of one's own, of lossforge's decorators or plain torch: a function or a module of (logits, target)."""
 
-    name: str = "custom"
-    target: str = "???"
-    hyper: dict[str, float] = field(default_factory=dict)
+    name: str = setting("custom", "a loss of one's own")
+    target: str = setting("???", "the loss, as module:name or path/to/file.py:name")
+    hyper: dict[str, float] = some(dict, "its hyper-parameters, by name")
+    probabilities: str = choice(
+        "auto", "auto", "softmax", "sigmoid", meaning="what its logits are trained for; auto: sigmoid for an element-wise loss"
+    )
 
     @property
     def title(self) -> str:

@@ -15,5 +15,7 @@ def find(setting: str, target: str) -> Any:
 
     try:
         return named(target)
+    except (ImportError, FileNotFoundError, ValueError, TypeError) as error:
+        raise UserError(f"{setting}={target}: {error}") from error
     except Exception as error:
-        raise UserError(f"{setting}={target}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{setting}={target}: its own code fails: {type(error).__name__}: {error}") from error

@@ -1,24 +1,24 @@
 """The settings of a run as dataclasses: names, types, defaults, ranges."""
 
-# ruff: noqa: RUF009 (number, choice and some return dataclass fields)
-
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any
 
 from lab.config.errors import UserError, unknown
-from lab.config.fields import choice, number, some
+from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import LOSSES, LossConfig
 
 
 @dataclass
 class TaskConfig:
-    name: str = "classification"
+    name: str = setting("classification", "the task")
+    target: str | None = setting(None, "of task=custom: the lab.tasks.spec.TaskSpec, as module:name or path/to/file.py:name")
 
 
 @dataclass
 class ClassificationConfig(TaskConfig):
-    calibration_bins: int = number(15, least=2, most=1000)
+    calibration_bins: int = number(15, "bins of confidence in the calibration error", least=2, most=1000)
+    metrics: dict[str, str] = some(dict, "own metrics of (probability, target), by name: module:name or path/to/file.py:name")
 
 
 @dataclass
@@ -36,6 +36,18 @@ class ModelConfig:
 class ClassifierConfig(ModelConfig):
     drop_rate: float = number(0.0, least=0, below=1)
     drop_path_rate: float | None = number(None, least=0, below=1)
+
+
+@dataclass
+class CustomModelConfig(ClassifierConfig):
+    """Called with num_classes, in_chans and img_size, those of them that it takes, and with args."""
+
+    name: str = setting("custom", "a model of one's own")
+    target: str = setting("???", "a callable that returns a torch.nn.Module, as module:name or path/to/file.py:name")
+
+    @property
+    def title(self) -> str:
+        return self.target.rpartition(":")[2]
 
 
 @dataclass
@@ -162,6 +174,7 @@ class TrainerConfig:
     timing_warmup: int = number(10, least=0)
     max_nonfinite: int = number(10, least=1)
     runs: str | None = None
+    callbacks: list[str] = some(list, "own code to call while it trains (lab.train.callbacks): module:name or file.py:name")
 
 
 @dataclass

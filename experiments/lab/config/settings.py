@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from lab.config.choices import SCHEMAS, agree, schema_of
+from lab.config.command import config_folders
 from lab.config.errors import UserError, nearest, unknown
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
 from lab.runs.masks import masked_tree
@@ -42,6 +43,12 @@ class Settings(Generic[Config]):
         """The resolved settings as plain containers, without the credentials of addresses: they go into files, tags and messages."""
         return cast(dict[str, Any], masked_tree(_plain(self.config)))
 
+    def text(self) -> str:
+        """The resolved settings as YAML, as --cfg prints them."""
+        import yaml
+
+        return yaml.safe_dump(self.tree(), sort_keys=False)
+
     def flat(self) -> dict[str, str]:
         """The resolved settings as one level of dotted names."""
         return flat(self.tree())
@@ -69,12 +76,23 @@ def resolved(what: str, text: str) -> str:
 
 
 def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
-    """Each group of conf/ that the app has, with its options."""
+    """Each group that the app has, with its options: those of conf/ and of the user's own config folders.
+
+    Raises:
+        UserError: two folders have the same option, of which only the first would be read.
+    """
     import yaml
 
     defaults = yaml.safe_load((CONF / f"{app.name}.yaml").read_text(encoding="utf-8"))["defaults"]
-    names = sorted(name for each in defaults if isinstance(each, dict) for name in each)
-    return {name: sorted(file.stem for file in (CONF / name).glob("*.yaml")) for name in names}
+    found: dict[str, list[str]] = {}
+    for name in sorted(name for each in defaults if isinstance(each, dict) for name in each):
+        files: dict[str, Path] = {}
+        for folder in (CONF, *config_folders()):
+            for file in sorted((folder / name).glob("*.yaml")):
+                if (first := files.setdefault(file.stem, file)) != file:
+                    raise UserError(f"{file}: {first.parent} has a file of this name, which would be read in its place; rename yours.")
+        found[name] = sorted(files)
+    return found
 
 
 def help_text(script: str) -> str:
@@ -146,6 +164,11 @@ def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str
     chosen, values = [], []
     for override in parsed(words):
         key = override.key_or_group
+        if key.startswith(("hydra/", "hydra.")):
+            raise UserError(
+                f"{override.input_line}: Hydra's own settings are hydra/launcher= and hydra.launcher.<setting>=, of a sweep (-m); "
+                "a run's folder is made under trainer.runs=."
+            )
         if override.is_delete():
             raise UserError(f"{override.input_line}: settings cannot be deleted; give the value null instead.")
         if override.is_sweep_override():
@@ -166,7 +189,8 @@ def _composed(app: App[Any], chosen: list[str]) -> Any:
 
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(app.name, overrides=chosen)
+            own = [f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in config_folders())}]"]
+            return compose(app.name, overrides=[*own, *chosen] if config_folders() else chosen)
     except HydraException as error:
         raise UserError(f"conf/: {' '.join(str(error).partition('Config search path')[0].split())}") from None
     except yaml.MarkedYAMLError as error:
@@ -196,6 +220,9 @@ def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+    for override in values:
+        if override.key_or_group == "task.target" and "task" in composed:  # it decides the schema
+            OmegaConf.update(composed, "task.target", override.value(), force_add=True)
     tree = _typed(app, composed)
     for override in values:
         _apply(app, tree, override, known)
@@ -240,8 +267,6 @@ def parsed(words: Sequence[str]) -> list[Any]:
     from hydra.errors import HydraException
 
     for word in words:
-        if word.startswith("-"):
-            raise unknown("option", word, ["--help", "--cfg", "--multirun", "-m"])
         if "=" not in word and not word.startswith("~"):
             raise UserError(f"{word!r}: expected name=value, such as loss=focal or optim.lr=1e-3 (--help lists the groups).")
     try:

@@ -1,7 +1,5 @@
 """The settings of pairs' data."""
 
-# ruff: noqa: RUF009 (number and some return dataclass fields)
-
 from dataclasses import dataclass
 
 from lab.config.fields import number, some

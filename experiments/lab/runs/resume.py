@@ -6,16 +6,17 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
-from lab.config.settings import ROOT, Settings, absolute, flat, load, reload
+from lab.config.settings import ROOT, Settings, absolute, flat, load, reload, value_of
 from lab.runs.folder import running
 from lab.runs.records import NAME, read_history
 from lab.sweep.run_record import read_config
+from lab.train.ranks import launched_first
 
 HARMLESS = (
     *("resume", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
     *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic", "loss.fused_head"),
     *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite"),
-    *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes"),
+    *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.callbacks", "task.metrics"),
 )
 """Settings that a continued run may change, and groups of them: where and how it computes, what it notes and saves, not what it learns."""
 
@@ -31,6 +32,16 @@ class Earlier:
     checkpoint: Path | None  # None where it was interrupted before the first one: it begins anew, in its folder
     settings: Settings[TrainConfig]
     changed: dict[str, str] = field(default_factory=dict)  # settings that are no more what they were
+
+
+def chosen(words: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
+    """The settings, and the run to go on with, if `resume=` names or finds one."""
+    resume = value_of(words, "resume")
+    if resume is not None and resume != "auto":
+        earlier = named(resume, words)
+        return earlier.settings, earlier
+    settings = load(words)
+    return settings, newest(settings) if resume and launched_first() else None
 
 
 def named(given: str, words: list[str]) -> Earlier:

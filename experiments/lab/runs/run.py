@@ -57,12 +57,12 @@ class Run:
         return cls(folder, tracking, uri, patient=app == "train")
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note how what is inside ends: finished, killed by a signal, or failed with an exception, which is not raised any further."""
+    def noted(self, status: str = "FINISHED") -> Iterator[None]:
+        """Note how what is inside ends: well, as `status`, killed by a signal, or failed with an exception, which is not raised further."""
         try:
             yield
             if self.failure is None:
-                self.status = "FINISHED"
+                self.status = status
         except (KeyboardInterrupt, StoppedError):
             self.status = "KILLED"
         except Exception as error:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from lab.config.errors import UserError, unknown
 from lab.config.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LogitAdjustedConfig, LossConfig, PreferenceConfig
+from lab.config.objects import find
 from lab.config.schema import DataConfig, ImagesConfig
 from lab.data.batch import Batch
 from lab.tasks.heads import HeadInput
+from lab.tasks.plain_loss import PlainLoss, plain_loss
 
 
 class Criterion:
@@ -31,16 +33,20 @@ class Criterion:
 
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
-        self.loss = custom_loss("loss", config.target, config.hyper) if isinstance(config, CustomConfig) else LOSSES[config.name]
-        self.fused = fuse_linear(self.loss.function)
+        self.loss = custom_loss("loss", config.target, config.hyper, device) if isinstance(config, CustomConfig) else LOSSES[config.name]
+        self.activation = activation_of(config)
+        self.class_weight = self.pos_weight = self.group_weight = None
         self.rowwise = self.loss.template == "rowwise"
+        if isinstance(self.loss, PlainLoss):
+            if config.fused_head:
+                raise UserError(f"loss.fused_head=true: {self.loss.setting} is no loss of lossforge's, and cannot be fused.")
+            return
+        self.fused = fuse_linear(self.loss.function)
         names = {field.name for field in fields(config)} & set(self.loss.hyper)
         self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
-        self.activation = activation_of(config)
         self.tensors: dict[str, Tensor] = {}
         if isinstance(config, LogitAdjustedConfig) and counts is not None:
             self.tensors["log_prior"] = (counts.clamp(min=1) / counts.sum()).log().to(device)
-        self.class_weight = self.pos_weight = self.group_weight = None
         if isinstance(config, CrossEntropyConfig):
             self.class_weight = _per_class("loss.class_weight", config.class_weight, classes, device)
             for name in ("z_loss", "softcap", "scale"):
@@ -68,6 +74,8 @@ class Criterion:
                 data has them.
             normalizer: divisor of the sum, a 0-d tensor.
         """
+        if isinstance(self.loss, PlainLoss):
+            return self.loss(cast(Tensor, output).float(), batch, normalizer)
         if isinstance(output, Tensor) and self.config.takes != "logits":
             output = probabilities(output.float(), self.config.takes)
         if self.rowwise:
@@ -135,7 +143,9 @@ class Criterion:
 def activation_of(config: LossConfig) -> str:
     """softmax or sigmoid: what the loss teaches a model's logits to mean."""
     if isinstance(config, CustomConfig):
-        return "softmax" if custom_loss("loss", config.target, config.hyper).template == "rowwise" else "sigmoid"
+        if config.probabilities != "auto":
+            return config.probabilities
+        return "sigmoid" if custom_loss("loss", config.target, config.hyper).template == "elementwise" else "softmax"
     return config.activation
 
 
@@ -144,14 +154,25 @@ def probabilities(logits: Tensor, kind: str) -> Tensor:
     return logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
 
 
-def custom_loss(group: str, target: str, hyper: Mapping[str, float]) -> Any:
-    """The registry's kind of entry for a loss of one's own, which the settings of `group` name."""
-    from lossforge.losses.custom import find
+def has_kernels(config: LossConfig) -> bool:
+    """Whether lossforge has kernels for it; the others are plain torch."""
+    if isinstance(config, CustomConfig):
+        return not isinstance(custom_loss("loss", config.target, config.hyper), PlainLoss)
+    return config.kernels
 
-    try:
-        loss = find(target).loss
-    except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
-        raise UserError(f"{group}.target={target}: {problem}") from None
+
+def custom_loss(group: str, target: str, hyper: Mapping[str, float], device: torch.device | None = None) -> Any:
+    """The registry's kind of entry for a loss of one's own, which the settings of `group` name; a PlainLoss for one without kernels.
+
+    Raises:
+        UserError: it cannot be found, or is no loss.
+    """
+    from lossforge.losses.custom import CustomLoss
+
+    found = find(f"{group}.target", target)
+    if not isinstance(found, CustomLoss):
+        return plain_loss(f"{group}.target={target}", found, hyper, device or torch.device("cpu"))
+    loss = found.loss
     for name in hyper:
         if name not in loss.hyper:
             raise unknown(f"{group}.hyper.{name}", name, loss.hyper)

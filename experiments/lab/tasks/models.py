@@ -1,5 +1,6 @@
 """Models by timm's names."""
 
+import inspect
 import math
 from dataclasses import asdict
 from typing import Any
@@ -8,8 +9,15 @@ import torch
 from torch import nn
 
 from lab.config.errors import UserError, nearest
-from lab.config.schema import ClassifierConfig, ModelConfig
+from lab.config.objects import find
+from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig
 from lab.data.sets import Norm
+
+
+def check_model(config: ModelConfig) -> None:
+    """Raise UserError unless it is a model of the user's own or one that timm knows."""
+    if not isinstance(config, CustomModelConfig):
+        check_model_name(config.name)
 
 
 def check_model_name(name: str) -> None:
@@ -43,8 +51,11 @@ def model_norm(config: ModelConfig, saved: Norm | None = None) -> dict[str, Any]
 
 
 def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:
-    """The timm model for images of this size and number of channels."""
+    """The timm model for images of this size and number of channels, or one of the user's own."""
     import timm
+
+    if isinstance(config, CustomModelConfig):
+        return own_model(config, {"num_classes": classes, "in_chans": channels, "img_size": image_size})
 
     options: dict[str, Any] = {"in_chans": channels, "num_classes": classes, "drop_rate": config.drop_rate}
     if config.drop_path_rate is not None:
@@ -59,6 +70,32 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
         if config.pretrained:
             reason += f" (model.pretrained=true needs the network once, for the weights of {config.name})"
         raise UserError(f"model.name={config.name} cannot be made with {options | config.args}: {reason}") from None
+
+
+def own_model(config: CustomModelConfig, options: dict[str, int]) -> nn.Module:
+    """The model that the callable `config.target` returns; it is given those of `options` that it takes by name.
+
+    Raises:
+        UserError: it cannot be found or called, or does not turn images into as many logits as there are classes.
+    """
+    given = f"model.target={config.target}"
+    function = find("model.target", config.target)
+    try:
+        taken = inspect.signature(function).parameters
+        model = function(**{name: value for name, value in options.items() if name in taken}, **config.args)
+    except Exception as error:
+        raise UserError(f"{given}: cannot be called: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{given}: returns a {type(model).__name__}; a torch.nn.Module is expected.")
+    images = torch.zeros(2, options["in_chans"], options["img_size"], options["img_size"])
+    try:
+        with torch.no_grad():
+            shape = tuple(model.eval()(images).shape)
+    except Exception as error:
+        raise UserError(f"{given}: fails on images of the shape {tuple(images.shape)}: {type(error).__name__}: {error}") from error
+    if shape != (2, options["num_classes"]):
+        raise UserError(f"{given}: makes {shape} of images {tuple(images.shape)}; logits (2, {options['num_classes']}) are expected.")
+    return model.train()
 
 
 def set_prior(model: nn.Module, probability: float) -> None:

@@ -1,5 +1,8 @@
 """From checked settings to a trainer that is ready to start."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import nn
 
 from lab.config.choices import spec_of
@@ -7,31 +10,37 @@ from lab.config.schema import TrainConfig
 from lab.config.settings import Settings
 from lab.data.sets import Norm
 from lab.runs.machine import pick_device, seed_all, seed_rank
-from lab.tasks.models import check_model_name
+from lab.tasks.models import check_model
 from lab.train import distributed
+from lab.train.callbacks import Callbacks
 from lab.train.optim import check_optimizer_name
 from lab.train.trainer import Trainer
 
 
-def assemble(settings: Settings[TrainConfig], model: nn.Module | None = None, norm: Norm | None = None) -> Trainer:
+def assemble(
+    settings: Settings[TrainConfig], model: nn.Module | None = None, norm: Norm | None = None, callbacks: Sequence[Any] = ()
+) -> Trainer:
     """Open the data, make the task, its model (unless one is given) and the trainer; nothing is written.
 
     Args:
         settings: of the run.
         model: in place of one that the settings describe.
+        callbacks: objects beside those of trainer.callbacks.
         norm: what a saved model was trained with; None for what the data or a pretrained model says.
 
     Raises:
         UserError: a name or a value that only the libraries or the data could judge is wrong.
     """
     config = settings.config
-    check_model_name(config.model.name)
+    check_model(config.model)
     check_optimizer_name(config.optim.name)
+    called = Callbacks(config.trainer.callbacks, callbacks)
     device = pick_device(config.trainer.device)
     distributed.start(device)
     seed_all(config)
     with distributed.in_turn():
         task = spec_of(config.task).builder()(config, device, norm)
     trainer = Trainer(config, task, task.data, model or task.model(), device, settings.tree())
+    trainer.callbacks = called
     seed_rank(config)
     return trainer

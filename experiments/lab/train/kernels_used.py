@@ -3,12 +3,13 @@
 import torch
 
 from lab.config.loss_schema import LossConfig
+from lab.tasks.losses import has_kernels
 
 
 class KernelsUsed:
     def __init__(self, config: LossConfig, device: torch.device) -> None:
-        self.lossforge = config.implementation == "lossforge" and config.kernels
-        self.backend = "torch's own loss" if config.kernels else "plain torch"
+        self.lossforge = config.implementation == "lossforge" and has_kernels(config)
+        self.backend = "torch's own loss" if has_kernels(config) else "plain torch, without kernels"
         if self.lossforge:
             from lossforge.losses import backend
 

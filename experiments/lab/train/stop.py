@@ -4,11 +4,23 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 
 class StoppedError(Exception):
     """The run has ended because it was asked to; it can go on later."""
+
+
+@contextlib.contextmanager
+def signals_given_back() -> Iterator[None]:
+    """A run takes SIGINT and SIGTERM; a program that goes on after it has its own handlers again."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Stop:

@@ -21,6 +21,7 @@ from lab.runs.machine import memory
 from lab.tasks.models import placed
 from lab.tasks.task import Task
 from lab.train import distributed
+from lab.train.callbacks import Callbacks
 from lab.train.clock import Clock
 from lab.train.console import Console
 from lab.train.guard import Guard, NonFiniteError
@@ -75,6 +76,7 @@ class Trainer:
         self.pictured: Any = None
         self.skipped = 0
         self.stop: Stop | None = None
+        self.callbacks = Callbacks()
         self._clear_window()
 
     def fit(self, folder: RunFolder, console: Console, stop: Stop | None = None) -> None:
@@ -118,6 +120,7 @@ class Trainer:
         for group in islice(self.groups(), left):
             self.update(group)
             self.batch += len(group)
+            self.callbacks("on_update", self)
             self.console.advance(self.done)
             if self.done % self.settings.log_every == 0:
                 self.report()
@@ -137,6 +140,7 @@ class Trainer:
             self.save("best.pt", whole=False)
         if last or self.epoch % self.settings.save_every == 0:
             self.save("last.pt", whole=True)
+        self.callbacks("on_epoch", self)
         if not last:
             self.end_if_wanted()
 
@@ -254,6 +258,7 @@ class Trainer:
         self.folder.metrics(self.done, values)
         self.folder.evaluation(self.done, result.tree())
         self.console.say(f"epoch {self.epoch}/{self.settings.epochs} · {self.task.headline(result)}")
+        self.callbacks("on_evaluation", self, result.values)
         score = result.values[self.task.monitor]
         if score <= self.best.score:
             return False
@@ -304,6 +309,7 @@ class Trainer:
         if not whole:
             about = {name: state[name] for name in ("classes", "norm", "config", "updates")}
             checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
+        self.callbacks("on_checkpoint", self, path)
 
     def see_best_again(self) -> None:
         """Evaluate the best weights where an earlier process of the run did: its pictures are not drawn yet."""

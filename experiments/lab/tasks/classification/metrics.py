@@ -1,18 +1,22 @@
 """Counts of an evaluation, kept on the device until they are asked for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lab.tasks.own_metrics import OwnMetrics
 from lab.train import distributed
 
 
 class ClassificationCounts:
     """Adds up batches; every sample counts once, whatever the batch sizes."""
 
-    def __init__(self, classes: int, bins: int, groups: int, device: torch.device) -> None:
+    def __init__(self, classes: int, bins: int, groups: int, device: torch.device, own: Mapping[str, str] | None = None) -> None:
+        """own: targets of the user's own metrics, by name."""
+        self.own = OwnMetrics(own or {})
         self.classes, self.bins, self.groups = classes, bins, groups
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
         self.calibration = torch.zeros(bins, 3, dtype=torch.float64, device=device)  # samples, correct, sum of confidence
@@ -30,6 +34,7 @@ class ClassificationCounts:
             loss_sum: the batch's loss before division.
             share: what the batch adds to the divisor.
         """
+        self.own.add(probability, target)
         confidence, guess = probability.float().max(-1)
         correct = guess == target
         self.confusion.index_add_(0, target * self.classes + guess, torch.ones_like(target))
@@ -64,6 +69,7 @@ class ClassificationCounts:
         if self.groups:
             for number, (samples, correct) in enumerate(self.by_group.tolist()):
                 values[f"top1_group_{number}"] = correct / samples if samples else float("nan")
+        values |= self.own.values()
         return ClassificationResult(values, confusion.tolist(), calibration.tolist())
 
 

@@ -30,6 +30,7 @@ class Classification(ClassifierTask):
         criterion = Criterion(config.loss, images, len(data.classes), data.groups, device, data.counts)
         super().__init__(config, criterion, images.image_size, device)
         self.data, self.channels, self.settings = data, data.channels, cast(ClassificationConfig, config.task)
+        self.counts()  # finds the metrics before anything starts
         self.mix = Mix(images.mixup, images.cutmix, images.mix_probability, device, own_seed(config.seed))
 
     def prepare(self, batch: Batch, *, training: bool) -> Batch:
@@ -54,7 +55,9 @@ class Classification(ClassifierTask):
         return sum_of_rows(hits, output, target)
 
     def counts(self) -> ClassificationCounts:
-        return ClassificationCounts(len(self.data.classes), self.settings.calibration_bins, self.data.groups, self.device)
+        return ClassificationCounts(
+            len(self.data.classes), self.settings.calibration_bins, self.data.groups, self.device, self.settings.metrics
+        )
 
     def count(self, counts: ClassificationCounts, output: Tensor, batch: Batch) -> None:
         one = torch.ones((), device=output.device)
@@ -79,6 +82,7 @@ class Classification(ClassifierTask):
             "balanced accuracy": f"{best['balanced_accuracy']:.2%}",
             "calibration error": f"{best['ece']:.4f}",
         }
+        rows |= {f"held-out {name}": f"{best[name]:.4f}" for name in self.settings.metrics}
         if self.data.groups:
             weights = self.criterion.group_weight
             use = f"loss weights {weights.tolist()}" if weights is not None else "measured only: the loss has no group weights"

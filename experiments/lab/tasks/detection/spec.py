@@ -1,7 +1,5 @@
 """Detection: RetinaNet and FCOS under any of the losses that take class indices; the settings of detectors and of their boxes' loss."""
 
-# ruff: noqa: RUF009 (number, choice and some return dataclass fields)
-
 from dataclasses import dataclass, field
 
 from lab.config import loss_settings

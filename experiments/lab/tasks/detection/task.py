@@ -137,7 +137,8 @@ def _own(group: str, config: CustomConfig | CustomBoxConfig, template: str) -> L
     """The loss that the settings of `group` name, of this template."""
     found = cast(Loss, custom_loss(group, config.target, config.hyper))
     if found.template != template:
-        kind = {"rowwise": "of rows under a softmax", "elementwise": "of elements", "boxes": "of pairs of boxes"}[found.template]
+        kinds = {"rowwise": "of rows under a softmax", "elementwise": "of elements", "boxes": "of pairs of boxes"}
+        kind = kinds.get(found.template, "without kernels")
         raise UserError(f"{group}.target={config.target}: is a loss {kind}; {WANTED[template]}.")
     return found
 

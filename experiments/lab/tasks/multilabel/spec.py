@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lab.config.detection_schema import DETECTION_DATA, DetectionDataConfig
-from lab.config.fields import number, setting
+from lab.config.fields import number, setting, some
 from lab.config.schema import TaskConfig
 from lab.tasks.spec import TaskSpec
 
@@ -16,6 +16,7 @@ class MultilabelConfig(TaskConfig):
 
     name: str = setting("multilabel", "the task")
     threshold: float = number(0.5, "probability above which a class counts as present, in F1 and right labels", above=0, below=1)
+    metrics: dict[str, str] = some(dict, "own metrics of (probability, target), by name: module:name or path/to/file.py:name")
     in_memory: bool = setting(False, "hold all images on the device, without workers: for small sets")
 
 

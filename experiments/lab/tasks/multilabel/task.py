@@ -1,6 +1,6 @@
 """The multi-label task: which classes are in an image, under losses of independent yes-or-no decisions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from lab.tasks.heads import HeadInput, sum_of_rows
 from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm
 from lab.tasks.multilabel.spec import MultilabelConfig
+from lab.tasks.own_metrics import OwnMetrics
 from lab.tasks.plots import average_precision_picture
 from lab.tasks.task import ClassifierTask
 from lab.train import distributed
@@ -93,13 +94,16 @@ class MultilabelResult:
 class MultilabelCounts:
     """Keeps every sample's probabilities, which average precision ranks."""
 
-    def __init__(self, classes: list[str], threshold: float, device: torch.device) -> None:
+    def __init__(self, classes: list[str], threshold: float, device: torch.device, own: Mapping[str, str] | None = None) -> None:
+        """own: targets of the user's own metrics, by name."""
+        self.own = OwnMetrics(own or {})
         self.classes, self.threshold = classes, threshold
         self.probability: list[Tensor] = []
         self.target: list[Tensor] = []
         self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
 
     def add(self, probability: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:
+        self.own.add(probability, target)
         self.probability.append(probability)
         self.target.append(target)
         self.loss += torch.stack([loss_sum, share]).double()
@@ -122,6 +126,7 @@ class MultilabelCounts:
             "samples": float(len(target)),
             **{f"ap/{name}": value for name, value in each.items()},
         }
+        values |= self.own.values()
         return MultilabelResult(values, probability, target)
 
 
@@ -137,6 +142,7 @@ class Multilabel(ClassifierTask):
             )
         super().__init__(config, criterion, image_size, device)
         self.data, self.settings = data, cast(MultilabelConfig, config.task)
+        self.counts()  # finds the metrics before anything starts
 
     def prior(self) -> float:
         """The mean share of the training images that a class is in."""
@@ -154,7 +160,7 @@ class Multilabel(ClassifierTask):
         return sum_of_rows(right, output, batch.target)
 
     def counts(self) -> MultilabelCounts:
-        return MultilabelCounts(self.data.classes, self.settings.threshold, self.device)
+        return MultilabelCounts(self.data.classes, self.settings.threshold, self.device, self.settings.metrics)
 
     def count(self, counts: MultilabelCounts, output: Tensor, batch: Batch) -> None:
         loss = self.loss(output, batch, torch.ones((), device=output.device))
@@ -171,7 +177,8 @@ class Multilabel(ClassifierTask):
         return f"held-out mAP {values['map']:.4f} · F1 {values['f1']:.4f} · loss {values['loss']:.4f}"
 
     def rows(self, best: dict[str, float]) -> dict[str, str]:
-        return {"held-out mAP": f"{best['map']:.4f}", "held-out F1": f"{best['f1']:.4f}"}
+        own = {f"held-out {name}": f"{best[name]:.4f}" for name in self.settings.metrics}
+        return {"held-out mAP": f"{best['map']:.4f}", "held-out F1": f"{best['f1']:.4f}"} | own
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Multilabel:

@@ -26,18 +26,19 @@ def named(target: str) -> Any:
     Raises:
         ValueError: target has no such form, or the module has no such name. ImportError, FileNotFoundError: as they say.
     """
-    return _found(target, object, "name")
+    return _found(target, object, "object")
 
 
 def _found(target: str, kind: type, word: str) -> Any:
+    article = "an" if word[0] in "aeiou" else "a"
     place, colon, name = target.rpartition(":")
     if not (place and colon and name):
-        raise ValueError(f'a {word} is named "module:name" or "path/to/file.py:name", got {target!r}')
+        raise ValueError(f'{article} {word} is named "module:name" or "path/to/file.py:name", got {target!r}')
     module = _file(Path(place)) if place.endswith(".py") else _module(place)
     if isinstance(found := getattr(module, name, None), kind) and hasattr(module, name):
         return found
     known = [each for each, value in vars(module).items() if isinstance(value, kind) and not each.startswith("_")]
-    what = f"is a {type(found).__name__}, not a {word}" if hasattr(module, name) else "does not exist"
+    what = f"is a {type(found).__name__}, not {article} {word}" if hasattr(module, name) else "does not exist"
     raise ValueError(f"{name} in {place} {what}; {word}{'es' if word.endswith('s') else 's'} there: {', '.join(known) or 'none'}")
 
 

@@ -1,0 +1,64 @@
+"""Metrics that a user brings, of an evaluation's probabilities and targets."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.config.errors import UserError
+from lab.config.objects import find
+from lab.train import distributed
+
+
+class OwnMetrics:
+    """Keeps probabilities (N, C) and targets of an evaluation, and gives all of them to each metric at its end.
+
+    A metric is a function of (probability, target) that returns a number, or a torchmetrics.Metric, or its class.
+    """
+
+    def __init__(self, targets: Mapping[str, str]) -> None:
+        """
+        Raises:
+            UserError: one is not found, or cannot be called.
+        """
+        self.targets = targets
+        self.metrics = {name: _metric(f"task.metrics.{name}", target) for name, target in targets.items()}
+        self.probability: list[Tensor] = []
+        self.target: list[Tensor] = []
+
+    def add(self, probability: Tensor, target: Tensor) -> None:
+        if self.metrics:
+            self.probability.append(probability.float().cpu())
+            self.target.append(target.cpu())
+
+    def values(self) -> dict[str, float]:
+        """Of all ranks together.
+
+        Raises:
+            UserError: a metric fails, or gives something else than a number.
+        """
+        if not self.metrics:
+            return {}
+        parts = distributed.gathered((torch.cat(self.probability), torch.cat(self.target)))
+        probability, target = (torch.cat([each[part] for each in parts]) for part in (0, 1))
+        values = {}
+        for name, metric in self.metrics.items():
+            try:
+                getattr(metric, "reset", lambda: None)()  # of a torchmetrics.Metric, which adds up what it is given
+                values[name] = float(metric(probability, target))
+            except Exception as error:
+                raise UserError(f"task.metrics.{name}={self.targets[name]}: {type(error).__name__}: {error}") from error
+        return values
+
+
+def _metric(setting: str, target: str) -> Any:
+    found = find(setting, target)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except TypeError as error:
+            raise UserError(f"{setting}={target}: is a class that cannot be made without arguments ({error}); give an instance.") from None
+    if not callable(found):
+        raise UserError(f"{setting}={target}: is a {type(found).__name__}; a function or a torchmetrics.Metric is expected.")
+    return found

@@ -1,0 +1,133 @@
+"""One run of training, from checked settings to its end."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.config.schema import TrainConfig
+from lab.config.settings import Settings
+from lab.runs.resume import Earlier, load_state
+from lab.train.ranks import launched, launched_first
+
+
+@dataclass
+class TrainResult:
+    """What a run came to.
+
+    status: FINISHED, KILLED (by a signal; `resume=` goes on) or FAILED. values: the last value of each metric, such as `best/top1`,
+    `val/loss` and `run/images_per_second`. model: as it was at the end, averaged weights if there are any. exit_status: of a process that
+    did no more.
+    """
+
+    status: str
+    exit_status: int
+    folder: Path | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)
+    model: Any = None
+    failure: Exception | None = None
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The best checkpoint, if the run came to one."""
+        path = self.folder and self.folder / "checkpoints" / "best.pt"
+        return path if path and path.is_file() else None
+
+
+def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None, callbacks: Sequence[Any] = ()) -> TrainResult:
+    """Train from the beginning, or go on with an earlier run; what goes wrong in training is in the result, and on stderr.
+
+    Raises:
+        UserError: nothing was started, for a setting or the data is wrong.
+    """
+    config = settings.config
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
+
+    from lab.tasks.models import check_model
+
+    check_model(config.model)
+
+    from lab.runs.machine import SystemSampler
+    from lab.runs.summary import rows
+    from lab.train import distributed
+    from lab.train.assemble import assemble
+    from lab.train.console import Console
+    from lab.train.failures import explained
+    from lab.train.follow import follow
+    from lab.train.peers import watched
+
+    with explained(config):
+        trainer = assemble(settings, callbacks=callbacks)
+    earlier = distributed.of_first(earlier)
+    if not launched_first():
+        status = follow(trainer, earlier)
+        return TrainResult("FAILED" if status else "FINISHED", status)
+    run, name = _opened(settings, trainer, earlier)
+    sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)
+    sampler.start()
+    console = Console(trainer.updates, done=trainer.done)
+    samples = f"{trainer.data.train.samples} training and {trainer.data.val.samples} held-out samples"
+    console.say(f"{name}: {samples} on {trainer.device}, loss by {trainer.kernels.backend}")
+    if launched() > 1:
+        console.say(trainer.parallel.says(config.data.batch_size * config.trainer.accumulate))
+    if earlier:
+        console.say(f"going on with {os.path.relpath(earlier.path)} after update {trainer.done} of {trainer.updates}")
+        if run.folder.copy_of:
+            console.say(f"it is a copy of {run.folder.copy_of}: it gets a run of its own in MLflow")
+    elif config.resume:
+        console.say("resume=auto: no unfinished run has these settings; this is a new one")
+
+    if run.feeder:
+        run.feeder.say = console.say
+    with run.noted(), watched(run.abandon), explained(config, trainer, run.folder):
+        trainer.fit(run.folder, console, run.stop)
+        distributed.stop()
+    run.stop.deaf = launched() > 1  # torchrun stops all when another process has failed
+    console.stop_bar()
+    sampler.stop()
+    figures: dict[str, float] = {}
+    if run.status != "KILLED":  # what is killed is to end soon; its figures come when it has gone on to its end
+        with run.noted():
+            figures = trainer.finish() | trainer.kernels.counts() | {"run/seconds": run.seconds()}
+            run.folder.metrics(trainer.done, figures)
+    with run.noted(run.status):
+        trainer.callbacks("on_end", trainer, run.status)
+    places = run.close()
+    values = trainer.values | figures
+    console.table(f"{name}: {run.status.lower()}", rows(trainer, values) | places)
+    if run.status == "KILLED":
+        console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py resume={places['run folder']}")
+    model = trainer.model if trainer.ema is None else trainer.ema.module
+    return TrainResult(run.status, run.exit_status(), run.folder.path, values, trainer.data.classes, model, run.failure)
+
+
+def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | None) -> tuple[Any, str]:
+    """The run, new or gone on with, and its name; the trainer is put where the run was."""
+    from lab.runs.folder import RunFolder
+    from lab.runs.machine import describe
+    from lab.runs.run import Run, record_start
+    from lab.runs.tracking import read_state, tracking_uri
+    from lab.train.trainer import restore
+
+    config = settings.config
+    name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
+    tags = describe(trainer.device) | trainer.kernels.tags() | {"monitor": trainer.task.monitor}
+    if earlier is None:
+        return Run.start("train", settings, name, config.trainer.runs, tags), name
+    state = load_state(earlier)
+    known = state["tracking"] if state else {}
+    recorded = {**known, **read_state(earlier.path)}.get("uri")
+    uri = tracking_uri(config.tracking, recorded) if config.tracking.enabled else None
+    folder = RunFolder.reopen(earlier.path)
+    if state is not None:
+        restore(trainer, state)
+    if earlier.changed:
+        folder.write_config(settings.tree())
+    if folder.history.start is None:  # it was killed before it could say so
+        record_start(folder, "train", settings, name, tags)
+    else:
+        folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
+        folder.artifact(folder.path / "config.yaml")
+    return Run(folder, config.tracking, uri, patient=True, known=known), name

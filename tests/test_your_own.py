@@ -1,0 +1,141 @@
+"""docs/your_own.md from another folder: its files are written there, its commands are run there as a reader would."""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+SCRIPT = str(ROOT / "experiments" / "train.py")
+
+
+def files(text: str) -> dict[str, str]:
+    """The code blocks that begin with a file's name in a comment."""
+    return {name: code for _, name, code in re.findall(r"^```(python|yaml)\n# (\S+)\n(.*?)^```", text, re.M | re.S)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, code in files(PAGE).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def main(monkeypatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    return importlib.import_module("train").main
+
+
+def run(folder: Path, command: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = command.replace("uv run ../lossforge/experiments/train.py", f"{sys.executable} {SCRIPT}")
+    command = command.replace("PYTHONPATH=../lossforge/experiments uv run --project ../lossforge python", sys.executable)
+    argv = [*shlex.split(command), *more]
+    path = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "LOSSFORGE"))} | {"PYTHONPATH": path}
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+def last_values(folder: Path) -> dict[str, float]:
+    """Of each metric of the only run."""
+    (record,) = (folder / "runs").glob("*/metrics.jsonl")
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert lines[-1]["kind"] == "end"
+    assert lines[-1]["status"] == "FINISHED"
+    return {name: value for line in lines if line["kind"] == "metrics" for name, value in line["values"].items()}
+
+
+@pytest.mark.parametrize("title", [title for title in SECTIONS if title != "As a library"])
+def test_a_section_works_from_another_folder(folder, title):
+    (command,) = re.findall(r"```sh\n(.*?)\n```", SECTIONS[title], re.S)
+    done = run(folder, command, "trainer.runs=runs", "tracking=none", "trainer.device=cpu")
+    assert done.returncode == 0, done.stderr
+    values = last_values(folder)
+    wanted = {"A metric": ["val/brier", "val/mcc"], "A callback": ["own/gap"], "A task": ["val/top1"]}.get(title, ["val/loss"])
+    assert set(wanted) <= set(values)
+    if title == "A loss":
+        assert "plain torch, without kernels" in done.stdout
+    if title == "A task":
+        assert values["val/top5"] == 1  # of two classes
+
+
+def test_the_library_gives_what_came_of_the_run(folder):
+    script = (folder / "my_script.py").read_text().replace('"trainer.epochs=1"', '"trainer.epochs=1", "trainer.runs=runs", "tracking=none"')
+    (folder / "my_script.py").write_text(script)
+    done = run(folder, re.findall(r"```sh\n(.*?)\n```", SECTIONS["As a library"], re.S)[0])
+    assert done.returncode == 0, done.stderr
+    status, top1, checkpoint = done.stdout.splitlines()[-1].split()
+    assert status == "FINISHED"
+    assert float(top1) == last_values(folder)["best/top1"]
+    assert Path(checkpoint).is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model=custom", "model.target=my_model.py:perceptro"], "perceptro in my_model.py does not exist; .*perceptron"),
+        (["model=custom", "model.target=my_model.py:perceptron", "model.args.widht=3"], "cannot be called: TypeError: .*widht"),
+        (["model=custom", "model.target=json:loads"], "model.target=json:loads: cannot be called: TypeError"),
+        (["model=custom", "model.target=no_such.py:net"], "model.target=no_such.py:net: no file no_such.py"),
+        (
+            ["task.metrics={x: 'my_metrics.py:torch'}"],
+            "task.metrics.x=my_metrics.py:torch: is a module; a function or",
+        ),
+        (["trainer.callbacks=['my_model.py:perceptron']"], "has none of the methods on_update"),
+        (["task=custom", "task.target=my_task.py:build"], "is a function; a lab.tasks.spec.TaskSpec is expected"),
+        (["task=custom", "task.target=my_task.py:SPEC", "task.boundry=4"], "boundry.*not known.\nDid you mean 'boundary'"),
+        (["task=custom", "task.target=my_task.py:SPEC", "loss=mae"], "loss=mae with task=custom"),
+        (["--config-dir=my_conf", "model=smal"], "Did you mean 'small'"),
+        (["--config-dir=missing"], "missing: there is no such folder"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_said_before_anything_starts(main, folder, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LOSSFORGE_CONFIG_DIR", "")
+    assert main([*words, "trainer.runs=runs", "tracking=none", "trainer.device=cpu"]) == 1
+    assert re.search(said, capsys.readouterr().err)
+    assert not (folder / "runs").exists()
+
+
+def test_an_option_of_ones_own_may_not_hide_behind_ours(main, folder, monkeypatch, capsys):
+    (folder / "my_conf" / "model" / "resnet18.yaml").write_text("name: resnet10t\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LOSSFORGE_CONFIG_DIR", "my_conf")
+    assert main(["model=resnet18", "--cfg"]) == 1
+    assert "has a file of this name, which would be read in its place; rename yours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cfg", "hydra"], "--cfg hydra: Hydra's own settings have no effect here"),
+        (["--info"], "Hydra's option is not taken: --cfg prints the settings"),
+        (["-sc", "install=bash"], "a shell completes `uv run`"),
+        (["hydra.run.dir=elsewhere"], "a run's folder is made under trainer.runs="),
+        (["hydra/launcher=joblib"], "of a sweep"),
+        (["~model"], "settings cannot be deleted"),
+        (["--config-dir"], "--config-dir: a folder is expected"),
+        (["--config-nam=x"], "'--config-nam' is not known"),
+    ],
+    ids=str,
+)
+def test_words_of_hydra_that_have_no_effect_are_refused(main, capsys, words, said):
+    assert main(words) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--cfg", "job", "++optim.lr=0.5"], ["--cfg=job", "+optim.lr=0.5"], ["-c", "optim.lr=0.5"]], ids=str)
+def test_words_of_hydra_that_work(main, capsys, words):
+    assert main(words) == 0
+    assert "\n  lr: 0.5\n" in capsys.readouterr().out
