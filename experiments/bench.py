@@ -10,6 +10,7 @@ from typing import Any
 
 from lab.config.command import command
 from lab.config.errors import UserError, unknown
+from lab.config.help import settings_text
 from lab.config.schema import BenchConfig
 from lab.config.settings import BENCH, Settings, load_for
 from lab.train.ranks import refuse_several
@@ -143,12 +144,8 @@ def help_text() -> str:
             f"  dtype       {names(DTYPES)}",
             f"  contenders  {names(CONTENDERS)}",
             "",
-            "settings:",
-            "  mode=profile          a trace, and every kernel's time, registers and spills, for ours",
-            "  out=FILE              write the report there, too (lossforge.bench.compare reads two)",
-            "  milliseconds=80       how long to repeat for each figure",
-            "  commit=NAME           where the sources are not a git checkout",
-            "  tracking=none         no MLflow",
+            "settings, each with its value and what it takes:",
+            settings_text(BENCH, []),
             "",
             "examples:",
             "  experiments/bench.py loss=ce dtype=bf16 contenders=lossforge*,torch",

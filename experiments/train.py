@@ -7,7 +7,7 @@ import sys
 
 from lab.config.command import command
 from lab.config.errors import UserError
-from lab.config.settings import help_text
+from lab.config.help import train_help
 from lab.runs.resume import chosen
 from lab.train.ranks import launched, refuse_several
 
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     try:
         given = command(argv, "--multirun")
         if "--help" in given.flags:
-            print(help_text("experiments/train.py"))
+            print(train_help("experiments/train.py", given.words))
             return 0
         if "--multirun" in given.flags:
             refuse_several("--multirun")

@@ -39,7 +39,7 @@ def main(monkeypatch) -> Any:
 
 def run(folder: Path, command: str, *more: str) -> subprocess.CompletedProcess[str]:
     command = command.replace("uv run ../lossforge/experiments/train.py", f"{sys.executable} {SCRIPT}")
-    command = command.replace("PYTHONPATH=../lossforge/experiments uv run --project ../lossforge python", sys.executable)
+    command = command.replace("uv run --project ../lossforge python", sys.executable)
     argv = [*shlex.split(command), *more]
     path = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "LOSSFORGE"))} | {"PYTHONPATH": path}

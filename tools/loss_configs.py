@@ -18,6 +18,34 @@ from torch import Tensor
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.types import Range
 
+MEANINGS = {
+    "alpha": "weight of positives, 1 - alpha that of negatives; -1 or null: none",
+    "softmax_focal.alpha": "factor of the loss; null: none",
+    "varifocal.alpha": "factor of negatives",
+    "beta": "exponent of the distance to the quality",
+    "smooth_l1.beta": "distance at which the square becomes a line",
+    "box_smooth_l1.beta": "distance at which the square becomes a line",
+    "clip": "how far probabilities of negatives are shifted down; null: not",
+    "delta": "distance at which the square becomes a line",
+    "eps": "what keeps divisions finite for boxes without area",
+    "asymmetric_single_label.eps": "share of label smoothing",
+    "epsilon": "coefficient of the polynomial's first term",
+    "gamma": "focusing exponent: the larger, the less easy examples count",
+    "gamma_neg": "focusing exponent of negatives",
+    "gamma_pos": "focusing exponent of positives",
+    "iou_weighted": "weigh positives by their IoU",
+    "label_smoothing": "share of the target that is spread over all classes",
+    "order": "how many terms of the series of the logarithm",
+    "q": "0: cross entropy, 1: mean absolute error",
+    "scale": "factor of the logits",
+    "smoothing": "share of the target that is spread",
+    "softcap": "limit c of the logits, c tanh(z / c); null: none",
+    "target_threshold": "targets above it are 1, others 0; null: as they are",
+    "tau": "strength of the adjustment by the classes' shares",
+    "z_loss": "coefficient of the squared log-sum-exp",
+}
+"""A hyper-parameter's line in the app's help, by its name, or by loss and name."""
+
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "experiments" / "lab" / "config" / "loss_settings.py"
 HEAD = '''"""Written by tools/loss_configs.py from the signatures: what a loss takes of a classifier, what it teaches, its settings."""
@@ -48,7 +76,8 @@ def setting(loss: Loss, name: str) -> str:
         names.append("None" if plain is types.NoneType else plain.__name__)
         known = (found for found in ranges if isinstance(found, Range))
         limits += "".join(f", {k}={v:g}" for found in known for k, v in found._asdict().items() if v is not None)
-    return f'"{name}": ({" | ".join(names)}, number({loss.hyper[name]!r}{limits}))'
+    meaning = MEANINGS.get(f"{loss.name}.{name}") or MEANINGS[name]
+    return f'"{name}": ({" | ".join(names)}, number({loss.hyper[name]!r}, "{meaning}"{limits}))'
 
 
 def settings(loss: Loss) -> str:

@@ -204,23 +204,23 @@ class TrainConfig:
 
 @dataclass
 class BenchConfig:
-    """What is measured: names or globs, all where none is given; `--help` lists them."""
+    """What is measured: names or globs, all where none is given."""
 
-    name: str | None = None
-    mode: str = choice("measure", "measure", "profile")
-    suite: list[str] = field(default_factory=list)
-    loss: list[str] = field(default_factory=list)
-    shape: list[str] = field(default_factory=list)
-    dtype: list[str] = field(default_factory=list)
-    contenders: list[str] = field(default_factory=list)
-    device: str = "auto"
-    milliseconds: float = number(80.0, above=0)
-    seed: int = number(0, least=0)
-    forward: bool = True
-    graphs: bool = True
-    out: str | None = None
-    commit: str | None = None
-    runs: str | None = None
+    name: str | None = setting(None, "the run's name; null: made of the filters")
+    mode: str = choice("measure", "measure", "profile", meaning="profile: a trace, and every kernel's time, registers and spills, for ours")
+    suite: list[str] = some(list, "names of suites, or globs")
+    loss: list[str] = some(list, "names of losses, or globs")
+    shape: list[str] = some(list, "names of shapes, or globs")
+    dtype: list[str] = some(list, "names of dtypes, or globs")
+    contenders: list[str] = some(list, "names of contenders, or globs")
+    device: str = setting("auto", "where to measure: auto, cuda, cuda:N or cpu")
+    milliseconds: float = number(80.0, "how long to repeat for each figure", above=0)
+    seed: int = number(0, "of the samples", least=0)
+    forward: bool = setting(True, "measure forward alone, too")
+    graphs: bool = setting(True, "measure replays of CUDA graphs, too")
+    out: str | None = setting(None, "a file to write the report to as well (lossforge.bench.compare reads two)")
+    commit: str | None = setting(None, "the commit's name where the sources are no git checkout")
+    runs: str | None = setting(None, "folder of runs; null: runs/")
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

@@ -95,31 +95,6 @@ def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
     return found
 
 
-def help_text(script: str) -> str:
-    lines = [
-        f"usage: {script} [group=option ...] [group.setting=value ...]",
-        "       -m, --multirun   a sweep: run every combination of comma-separated values; the same words again go on where it ended",
-        "       --cfg            print the resolved settings and stop",
-        "       --help           this text",
-        "",
-        "groups and their options (conf/):",
-    ]
-    lines += [f"  {name:<11} {', '.join(options)}" for name, options in groups().items()]
-    lines += ["", "of a sweep:", f"  {'search':<11} {', '.join(groups(SEARCH)['search'])}"]
-    lines += ["  hydra/launcher  basic; with uv sync --extra sweeps: joblib, submitit_local, submitit_slurm"]
-    lines += [
-        "",
-        "examples:",
-        f"  {script} loss=focal model=resnet50",
-        f"  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20",
-    ]
-    lines += [f"  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images", f"  {script} experiment=fair_digits"]
-    lines += [f"  {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2"]
-    lines += [f"  {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal"]
-    lines += [f"  {script} resume=runs/RUN   # go on with a run that was interrupted"]
-    return "\n".join(lines)
-
-
 def load(words: Sequence[str]) -> Settings[TrainConfig]:
     """The settings of a training run, as `load_for` says."""
     return load_for(TRAIN, words)
@@ -131,10 +106,19 @@ def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
     Raises:
         UserError: a name, type or range is wrong; the message holds the valid choices and the nearest spelling.
     """
+    return _settled(app, typed(app, words))
+
+
+def typed(app: App[Any], words: Sequence[str]) -> Any:
+    """The settings in their schemas, as OmegaConf has them, before what must be given is asked for.
+
+    Raises:
+        UserError: as `load_for`.
+    """
     known = groups(app)
     chosen, values = _sorted(words, known)
     with _refusing():
-        return _settled(app, _composed(app, chosen), values, known)
+        return _changed(app, _composed(app, chosen), values, known)
 
 
 def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfig]:
@@ -156,7 +140,7 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
             for word in chosen:
                 group = word.partition("=")[0]
                 composed[group] = fresh[group]
-        return _settled(TRAIN, composed, values, known)
+        return _settled(TRAIN, _changed(TRAIN, composed, values, known))
 
 
 def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
@@ -215,10 +199,9 @@ def _refusing(what: str = "") -> Iterator[None]:
         raise UserError(f"{what or error.full_key or 'conf/'}: {said}{hint}") from None
 
 
-def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Settings[Config]:
-    """What conf/ gives, with single settings changed, typed and checked."""
+def _changed(app: App[Any], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Any:
+    """What conf/ gives, in its schemas, with single settings changed."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
     for override in values:
         if override.key_or_group == "task.target" and "task" in composed:  # it decides the schema
@@ -226,14 +209,23 @@ def _settled(app: App[Config], composed: Any, values: list[Any], known: dict[str
     tree = _typed(app, composed)
     for override in values:
         _apply(app, tree, override, known)
-    if missing := sorted(OmegaConf.missing_keys(tree)):
-        raise UserError(f"{', '.join(missing)}: must be given, for example {missing[0]}=...")
-    try:
-        config = cast(Config, OmegaConf.to_object(tree))
-    except InterpolationResolutionError:
-        raise
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    return tree
+
+
+def _settled(app: App[Config], tree: Any) -> Settings[Config]:
+    """Whole and checked settings."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+    with _refusing():
+        if missing := sorted(OmegaConf.missing_keys(tree)):
+            raise UserError(f"{', '.join(missing)}: must be given, for example {missing[0]}=...")
+        try:
+            config = cast(Config, OmegaConf.to_object(tree))
+        except InterpolationResolutionError:
+            raise
+        except OmegaConfBaseException as error:
+            raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     check(config)
     app.agree(config)
     return Settings(config)

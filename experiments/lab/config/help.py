@@ -1,0 +1,114 @@
+"""What can be set: each setting with its value, its range and a line of meaning, for `--help` and for the documentation."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, cast
+
+from lab.config.schema import range_text
+from lab.config.settings import SEARCH, TRAIN, App, groups, typed
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A setting. value: as these settings have it, `???` where it must be given."""
+
+    name: str
+    value: str
+    takes: str
+    meaning: str
+
+    @property
+    def group(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def entries(app: App[Any], words: Sequence[str] = ()) -> list[Entry]:
+    """All settings of an app, with the options and values that `words` choose.
+
+    Raises:
+        UserError: a word is wrong.
+    """
+    return [each for each in _walked(typed(app, words)) if each.name not in app.named_by_group]
+
+
+def _walked(tree: Any, path: str = "") -> Iterator[Entry]:
+    from omegaconf import DictConfig, OmegaConf
+
+    for item in fields(cast(Any, OmegaConf.get_type(tree))):
+        name = f"{path}{item.name}"
+        node = None if OmegaConf.is_missing(tree, item.name) else tree[item.name]
+        if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
+            yield from _walked(node, f"{name}.")
+        else:
+            missing = OmegaConf.is_missing(tree, item.name)
+            yield Entry(name, "???" if missing else _text(node), takes(item), item.metadata.get("meaning", ""))
+
+
+def takes(item: Any) -> str:
+    """What a field takes: its choices, or its type and range."""
+    if choices := item.metadata.get("choices"):
+        return " | ".join(choices)
+    kind = getattr(item.type, "__name__", str(item.type)) if isinstance(item.type, type) else str(item.type)
+    for python, word in (("typing.Any", "value"), ("float", "number"), ("int", "integer"), ("bool", "true | false"), ("str", "text")):
+        kind = kind.replace(python, word)
+    kind = kind.replace("None", "null")
+    return ", ".join(filter(None, (kind, range_text(item.metadata))))
+
+
+def _text(value: Any) -> str:
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return "null" if plain is None else str(plain).lower() if isinstance(plain, bool) else str(plain)
+
+
+def settings_text(app: App[Any], words: Sequence[str]) -> str:
+    """The part of `--help` that lists settings. Words without `=` name groups or settings that alone are listed.
+
+    Raises:
+        UserError: a word is wrong.
+    """
+    chosen = [word for word in words if "=" not in word]
+    found = entries(app, [word for word in words if "=" in word])
+    shown = [each for each in found if not chosen or any(each.name == word or each.name.startswith(f"{word}.") for word in chosen)]
+    if not shown:
+        from lab.config.errors import unknown
+
+        raise unknown(f"--help {' '.join(chosen)}", chosen[0], {each.group for each in found} | set(groups(app)))
+    return "\n".join(f"  {f'{each.name}={each.value}':<38}  {each.meaning} ({each.takes})" for each in shown)
+
+
+def train_help(script: str, words: Sequence[str]) -> str:
+    """`--help` of train.py; with words, the settings that they choose.
+
+    Raises:
+        UserError: as `settings_text`.
+    """
+    settings = settings_text(TRAIN, words)
+    if words:
+        return settings
+    options = "\n".join(f"  {name:<11} {', '.join(each)}" for name, each in groups().items())
+    return f"""usage: {script} [group=option ...] [group.setting=value ...]
+       -m, --multirun     a sweep: run every combination of comma-separated values; the same words again go on where it ended
+       --config-dir=PATH  options of your own, in groups as conf/ has them
+       --cfg              print the resolved settings and stop
+       --help             this text; --help trainer lists one group, --help task=detection what another option has
+
+groups and their options (conf/):
+{options}
+
+of a sweep:
+  search      {", ".join(groups(SEARCH)["search"])}
+  hydra/launcher  basic; with uv sync --extra sweeps: joblib, submitit_local, submitit_slurm
+
+settings, each with its value and what it takes:
+{settings}
+
+examples:
+  {script} loss=focal model=resnet50
+  {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20
+  {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images
+  {script} experiment=fair_digits
+  {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2
+  {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal
+  {script} resume=runs/RUN   # go on with a run that was interrupted"""
