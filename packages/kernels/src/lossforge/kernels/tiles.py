@@ -71,7 +71,10 @@ def box_tiles(n: int, itemsize: int) -> BoxTiles:
 
 
 class RowTiles(NamedTuple):
-    """Rows and classes of a tile, whether a row fits one, neighbouring classes that a lane sums, warps, and tiles on their way at once."""
+    """Rows and classes of a tile, whether a row fits one, neighbouring classes that a lane sums, warps, and tiles on their way at once.
+
+    programs: as of ElementTiles.
+    """
 
     rows: int
     classes: int
@@ -79,6 +82,7 @@ class RowTiles(NamedTuple):
     vector: int
     warps: int
     stages: int = 1
+    programs: int = 1
 
 
 class BackwardTiles(NamedTuple):
@@ -149,8 +153,8 @@ def similarity_gradient_tiles() -> SimilarityGradientTiles:
     return on_trial(SimilarityGradientTiles) or SimilarityGradientTiles(32, 64, 4)
 
 
-def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool) -> RowTiles:
-    """For two tensors of logits, read side by side. itemsize: the smaller of theirs."""
+def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool, lean: bool) -> RowTiles:
+    """For two tensors of logits, read side by side. itemsize: the smaller of theirs. lean: 40 registers hold what a program needs."""
     if (tried := on_trial(RowTiles)) is not None:
         return tried
     whole = next_power_of_2(classes)
@@ -162,7 +166,7 @@ def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool) -> RowTil
         return RowTiles(tile_rows, whole, True, 1, max(2, min(16, whole * tile_rows * itemsize // 1024)))
     if itemsize == 4 and classes <= 65536:
         return RowTiles(1, 16384, False, 4, 32)
-    return RowTiles(1, 8192, False, 16 // itemsize, 16)
+    return RowTiles(1, 8192, False, 16 // itemsize, 16, programs=3 if lean else 1)
 
 
 class ResidentTiles(NamedTuple):

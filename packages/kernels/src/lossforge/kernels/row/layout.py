@@ -8,7 +8,7 @@ from lossforge.kernels.engine.launch import Plan, aligned
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
 from lossforge.kernels.row.rows import Logits
 from lossforge.kernels.row.sweep import Config
-from lossforge.kernels.tiles import BackwardTiles, RowTiles
+from lossforge.kernels.tiles import BackwardTiles, RowTiles, most_registers
 
 Steps = tuple[int, int, int]
 """Strides of outer, rows, classes."""
@@ -59,8 +59,10 @@ class RowLayout(NamedTuple):
         blocks = -(-self.rows // tiles.rows)
         grid: tuple[int, ...] = (self.outer * blocks,)
         arguments = (*arguments, self.rows, blocks)
+        limits: dict[str, int] = {}
         if isinstance(tiles, RowTiles):
             shift = 1 if tiles.one else self.shift
+            limits = most_registers(tiles.warps, tiles.programs)
             arguments = (*arguments, counted)
             constants |= {"VEC": tiles.vector, "ONE_TILE": tiles.one, "COUNT": counted > 0}
         else:
@@ -69,7 +71,7 @@ class RowLayout(NamedTuple):
             constants["BACKWARD"] = True
         multiple = 16 if self.adjacent and self.rows % 16 == 0 else 1
         config = Config(tiles.rows, tiles.classes, WIDE=self.wide, ALIGN=self.align, SHIFT=shift, MULTIPLE=multiple, **constants)
-        return Plan(kernel, grid, arguments, totals=totals, config=config, num_warps=tiles.warps)
+        return Plan(kernel, grid, arguments, totals=totals, config=config, num_warps=tiles.warps, **limits)
 
 
 def row_layout(shape: Sequence[int], tensors: Sequence[Any], read: int, written: Any) -> RowLayout | None:
