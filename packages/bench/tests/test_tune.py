@@ -16,6 +16,7 @@ SMALL = {
     "weighted, class indices": lambda: [tune.elements("focal", (10, 80), torch.float32, CPU, target="class index", weighted=True)],
     "diagonal": lambda: [tune.elements("bce_with_logits", (10, 12), torch.bfloat16, CPU, target="diagonal")],
     "boxes": lambda: [tune.box_pairs("ciou", 100, CPU)],
+    "bins": lambda: [tune.distributions(100, 17, torch.float32, CPU)],
     "short divergences": lambda: [tune.divergences("kl", 4, 1000, torch.bfloat16, CPU)],
     "long divergences": lambda: [tune.divergences("js", 2, 9000, torch.float32, CPU)],
     "similarities": lambda: tune.similarities(40, torch.float32, CPU),

@@ -107,6 +107,11 @@ def _scored(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": index, "score": _uniform(index.shape, x, generator)}
 
 
+def _positions(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Between the first bin and the last, in float32, since bfloat16 holds few."""
+    return {"target": (x.shape[-1] - 1) * torch.rand(x.shape[:-1], device=x.device, generator=generator)}
+
+
 def _nothing(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {}
 
@@ -180,6 +185,7 @@ _MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
     "dense": _dense,
     "multi-label": _multi_label,
     "scored": _scored,
+    "positions": _positions,
     "nothing": _nothing,
     "preference": _preference,
     "preference of probabilities": _preference_of_probabilities,

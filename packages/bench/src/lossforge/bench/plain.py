@@ -85,6 +85,14 @@ def _varifocal(x: Tensor, target: Tensor, *, score: Tensor, alpha: float, gamma:
     return _reduced(factor * F.binary_cross_entropy_with_logits(x, y, reduction="none"), reduction)
 
 
+def _distribution_focal(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """As mmdetection and YOLOv8 write it: two cross entropies, of the bins on the left and on the right."""
+    left = target.long().flatten()
+    of_left, of_right = (F.cross_entropy(x.flatten(0, -2), bin, reduction="none").view_as(target) for bin in (left, left + 1))
+    share = target - target.floor()
+    return _reduced(of_left * (1 - share) + of_right * share, reduction)
+
+
 def _siglip(x: Tensor, *, reduction: str = "mean") -> Tensor:
     labels = 2 * torch.eye(len(x), x.shape[1], dtype=x.dtype, device=x.device) - 1
     return -F.logsigmoid(labels * x).sum() / (len(x) if reduction == "mean" else 1)
@@ -285,6 +293,7 @@ _EAGER: dict[str, Call] = {
     "poly_bce": _poly_bce,
     "quality_focal": _quality_focal,
     "varifocal": _varifocal,
+    "distribution_focal": _distribution_focal,
     "siglip": _siglip,
     "clip": _clip,
     "softmax_focal": _softmax_focal,

@@ -20,9 +20,10 @@ import torch
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
 from lossforge.kernels import trial
-from lossforge.kernels.call import BoxCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, end_of_tensors
+from lossforge.kernels.call import BoxCall, DistributionCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, end_of_tensors
 from lossforge.kernels.tiles import (
     BackwardTiles,
+    BinTiles,
     BoxTiles,
     ElementTiles,
     OverlapTiles,
@@ -160,6 +161,17 @@ def box_pairs(name: str, n: int, device: torch.device) -> Trials:
     return f"{name} {n}x4", tried, both(BoxCall(name, boxes1, boxes2, hyper=[1e-7]), gradient, None)
 
 
+def distributions(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Trials:
+    """Distribution focal loss; bins that are no power of two in one tile, and in two."""
+    x = torch.randn(n, bins, device=device).to(dtype)
+    target, gradient = (bins - 1) * torch.rand(n, device=device), torch.empty_like(x)
+    whole = 1 << (bins - 1).bit_length()
+    splits = {(whole, 0), (whole // 2, 1 << (bins - whole // 2 - 1).bit_length())} if bins < whole else {(whole, 0)}
+    sides = itertools.product(sorted(splits), (32, 64, 128, 256), (1, 2, 4, 8))
+    tried = [BinTiles(r, size, tail, w) for (size, tail), r, w in sides if 8 <= r * size // (w * 32) <= 32]
+    return f"bins {n}x{bins} {dtype}", tried, both(DistributionCall("cross_entropy", x, target), gradient)
+
+
 def divergences(name: str, n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Trials:
     x, teacher = (torch.randn(n, classes, device=device).to(dtype) for _ in range(2))
     gradient = torch.empty_like(x)
@@ -234,6 +246,8 @@ def launches(device: torch.device) -> Iterable[Trials]:
         yield elements("bce_with_logits", (16384, 16384), dtype, device, target="diagonal")
     for name in ("iou", "ciou"):
         yield box_pairs(name, 2**22, device)
+    for (n, bins), dtype in itertools.product(((16 * 89600, 17), (16 * 89600, 16), (16 * 22400, 33)), DTYPES):
+        yield distributions(n, bins, dtype, device)
     for dtype in DTYPES:
         for name, (n, classes) in itertools.product(("kl", "js"), ((16384, 1000), (8192, 32000), (8192, 128256))):
             yield divergences(name, n, classes, dtype, device)

@@ -70,6 +70,30 @@ def box_tiles(n: int, itemsize: int) -> BoxTiles:
     return BoxTiles(128 if itemsize == 4 else 256, 4)
 
 
+class BinTiles(NamedTuple):
+    """Rows of a tile, its bins, those of a second one for the last few bins (0: there is none), and warps."""
+
+    rows: int
+    bins: int
+    tail: int
+    warps: int
+
+
+def bin_tiles(bins: int) -> BinTiles:
+    """Where bins are no power of two, rows begin at no aligned address: a warp then has a tile of its own, and waits for no other.
+
+    17 bins are tiles of 16 and of 1, because in one of 32 half of the lanes would be idle.
+    """
+    if (tried := on_trial(BinTiles)) is not None:
+        return tried
+    whole = next_power_of_2(bins)
+    if bins == whole:
+        return BinTiles(max(1, 1024 // whole), whole, 0, max(4, whole // 512))
+    half, tail = whole // 2, next_power_of_2(bins - whole // 2)
+    size, tail = (half, tail) if tail <= half // 2 else (whole, 0)
+    return BinTiles(max(1, min(32, 1024 // size)), size, tail, max(1, size // 1024))
+
+
 class RowTiles(NamedTuple):
     """Rows and classes of a tile, whether a row fits one, neighbouring classes that a lane sums, warps, and tiles on their way at once.
 

@@ -15,6 +15,8 @@ USES = {
     "retinanet-800x1344": "RetinaNet 800×1344",
     "detr": "DETR",
     "large": "2²⁸ elements",
+    "gfl-800x1344": "GFL 800×1344",
+    "yolo-640": "YOLOv8 640²",
     "open-images": "Open Images labels",
     "imagenet-21k": "ImageNet-21k",
     "clip-16384": "a batch of 16384 pairs",
@@ -31,6 +33,7 @@ LOSSES |= {"asymmetric": "asymmetric", "poly_bce": "Poly-1 BCE", "bce_smoothed":
 LOSSES |= {
     "quality_focal": "quality focal",
     "varifocal": "varifocal",
+    "distribution_focal": "distribution focal",
     "preference_bce_probability": "preference-weighted BCE of probabilities",
     "bce_probability": "BCE of probabilities",
     "kl_div": "KL divergence of log-probabilities",

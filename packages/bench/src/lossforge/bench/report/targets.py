@@ -65,7 +65,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "overlap": OVERLAP,
     "divergence": ("kl", "js", "total_variation"),
 }
-"""Losses that go over memory in the same way. The similarity loss is alone in its own."""
+"""Losses that go over memory in the same way. The similarity loss and the distribution focal loss are alone in theirs."""
 
 
 def _key(case: Case) -> Key:

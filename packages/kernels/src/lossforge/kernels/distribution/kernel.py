@@ -5,7 +5,8 @@ the two bins around the target t:
 
     L = Σⱼ wⱼ φ(zⱼ)        dL/dxⱼ = pⱼ Σₖ wₖ φ′(zₖ) - wⱼ φ′(zⱼ)
 
-A program has tiles of many rows and all their bins in registers: one reading of the logits gives the value, the gradient or both.
+A program has tiles of many rows and all their bins in registers: one reading of the logits gives the value, the gradient or both. The two
+bins around the target are read again, from the cache: the formula is computed for two numbers a row, not for every bin.
 """
 
 from typing import Any, NamedTuple
@@ -15,19 +16,23 @@ import triton.language as tl
 
 from lossforge.kernels.box.kernel import Boxes
 from lossforge.kernels.element.kernel import Outputs, Space, all_tiles, coordinates, settled
-from lossforge.kernels.engine.layout import END, Strided, address, load, load_tile
+from lossforge.kernels.engine.layout import END, Strided, address, load, load_tile, longer
 from lossforge.kernels.engine.reduce import finish, scales
 from lossforge.kernels.math import LOG2E, exp2, log, reciprocal
 
 
 class Bins(NamedTuple):
-    """Logits, where their gradient goes, and targets; COUNT bins, in tiles of SIZE. WIDE: 32 bits do not hold the offsets of bins."""
+    """Logits, where their gradient goes, and targets; COUNT bins, read as SIZE and then TAIL, which may reach beyond the last bin.
+
+    WIDE: 32 bits do not hold the offsets of bins.
+    """
 
     x: Boxes
     gradient: Boxes
     target: Strided
     COUNT: int
     SIZE: int
+    TAIL: int
     WIDE: bool
 
 
@@ -45,9 +50,8 @@ class Given(NamedTuple):
 
 
 @triton.jit
-def of_bins(t, at, r, bins):
-    """Where the bins of the rows `at` of `t` lie."""
-    j = tl.arange(0, bins.SIZE)[None, :]
+def of_bins(t, at, r, j, bins):
+    """Where the bins j, (rows or 1, …), of the rows `at` of `t` lie."""
     if t.step is None:
         where = t.ptr + bins.COUNT * at.start + (bins.COUNT * r[:, None] + j)
     else:
@@ -56,34 +60,82 @@ def of_bins(t, at, r, bins):
 
 
 @triton.jit
+def numbered(i: tl.constexpr, bins):
+    """Bins of a tile: the first SIZE, or the TAIL."""
+    if i == 0:
+        j = tl.arange(0, bins.SIZE)[None, :]
+    else:
+        j = bins.SIZE + tl.arange(0, bins.TAIL)[None, :]
+    return j
+
+
+@triton.jit
+def exists(i: tl.constexpr, j, mask, bins):
+    """Which of the bins j of a tile there are; true where all are."""
+    WHOLE: tl.constexpr = bins.SIZE + (bins.TAIL if i else 0) <= bins.COUNT
+    inside = tl.full([1, 1], True, tl.int1) if WHOLE else j < bins.COUNT
+    if mask is not None:
+        inside = inside & mask[:, None]
+    return inside
+
+
+@triton.jit
+def load_all(t, at, r, mask, bins):
+    """The tiles of all bins in float32; -inf where there is none."""
+    TILES: tl.constexpr = 2 if bins.TAIL else 1
+    tiles = ()
+    for i in tl.static_range(TILES):
+        j = numbered(i, bins)
+        tiles = longer(tiles, load_tile(of_bins(t, at, r, j, bins), exists(i, j, mask, bins), float("-inf"), "").to(tl.float32))
+    return tiles
+
+
+@triton.jit
+def exponentials(tile, top):
+    return exp2((tile - top[:, None]) * LOG2E)
+
+
+@triton.jit
 def one_tile(part, ahead, start, r, rest, given, formula):
     """part with the values of one tile; gradients and values are stored where they are asked for. rest: rows inside; None: all."""
+    TILES: tl.constexpr = 2 if given.bins.TAIL else 1
     at = coordinates(start, r, 0, given.space)
     mask = None if rest is None else r < rest
-    j = tl.arange(0, given.bins.SIZE)[None, :]
-    inside = None if given.bins.SIZE == given.bins.COUNT else j < given.bins.COUNT
-    if mask is not None:
-        inside = mask[:, None] & (j < given.bins.COUNT)
-    x = load_tile(of_bins(given.bins.x, at, r, given.bins), inside, float("-inf"), "").to(tl.float32)
     target = load(given.bins.target, at, mask, 0.0).to(tl.float32)
-    w = tl.where((target >= 0.0) & (target <= given.bins.COUNT - 1.0), 1.0, float("nan"))
+    valid = (target >= 0.0) & (target <= given.bins.COUNT - 1.0)
+    w = tl.where(valid, 1.0, float("nan"))
     if given.weight.ptr is not None:
         w *= load(given.weight, at, mask, 0.0).to(tl.float32)
 
-    top = tl.max(x, 1)
-    below = top[:, None] - x
-    e = exp2(below * -LOG2E)
-    sum = tl.sum(e, 1)
-    value, slope = formula.value(below + log(sum)[:, None], *given.hyper)
-    near = 1.0 - tl.abs(j - target[:, None])
-    value = tl.where(near > 0.0, near * value, 0.0)  # elsewhere p may be 0, and φ inf
-    slope = tl.where(near > 0.0, near * slope, 0.0)
+    tiles = load_all(given.bins.x, at, r, mask, given.bins)
+    low = tl.minimum(tl.where(valid, target, 0.0).to(tl.int32), given.bins.COUNT - 2)
+    two = tl.arange(0, 2)[None, :]
+    at_two = of_bins(given.bins.x, at, r, low[:, None] + two, given.bins)
+    near = load_tile(at_two, None if mask is None else mask[:, None] & (two < 2), 0.0, "").to(tl.float32)
+
+    top = tl.max(tiles[0], 1)
+    for i in tl.static_range(1, TILES):
+        top = tl.maximum(top, tl.max(tiles[i], 1))
+    sum = tl.sum(exponentials(tiles[0], top), 1)
+    for i in tl.static_range(1, TILES):
+        sum += tl.sum(exponentials(tiles[i], top), 1)
+    share = 1.0 - tl.abs((low[:, None] + two).to(tl.float32) - target[:, None])
+    value, slope = formula.value((top[:, None] - near) + log(sum)[:, None], *given.hyper)
+    value = tl.where(share > 0.0, share * value, 0.0)  # elsewhere p may be 0, and φ inf
+    slope = tl.where(share > 0.0, share * slope, 0.0)
     if given.bins.gradient.ptr is not None:
         factor = w * given.factor
         if given.outputs.grad_output.ptr is not None:
             factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
-        share = (tl.sum(slope, 1) * reciprocal(sum))[:, None]
-        tl.store(of_bins(given.bins.gradient, at, r, given.bins), (e * share - slope) * factor[:, None], mask=inside)
+        slope *= factor[:, None]
+        first, second = tl.split(slope)
+        of_p = (first + second) * reciprocal(sum)
+        tl.debug_barrier()  # the gradient may take the place of logits that another thread reads as near ones
+        for i in tl.static_range(TILES):
+            j = numbered(i, given.bins)
+            own = tl.where(j == low[:, None], first[:, None], tl.where(j == low[:, None] + 1, second[:, None], 0.0))
+            g = exponentials(tiles[i], top) * of_p[:, None] - own
+            tl.store(of_bins(given.bins.gradient, at, r, j, given.bins), g, mask=exists(i, j, mask, given.bins))
     return settled(part, tl.sum(value, 1) * w, None, at, mask, given.outputs, given.scale)
 
 

@@ -1,6 +1,4 @@
-"""Host side of the template of distributions over bins: tiles, and the launch."""
-
-from typing import NamedTuple
+"""Host side of the template of distributions over bins: how its tensors lie in memory, and the launch."""
 
 import triton
 from torch import Tensor
@@ -11,26 +9,10 @@ from lossforge.kernels.call import DistributionCall, Formulas
 from lossforge.kernels.distribution.kernel import Bins, distribution_kernel
 from lossforge.kernels.element.kernel import Formula, Outputs, Space
 from lossforge.kernels.element.launch import Wanted
-from lossforge.kernels.engine.launch import Plan, Template, launch, new_like, on_trial, sum_slots
+from lossforge.kernels.engine.launch import Plan, Template, launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, Tensors, constants, strided
 from lossforge.kernels.engine.reduce import Scaling
-from lossforge.kernels.tiles import PROGRAMS
-
-
-class BinTiles(NamedTuple):
-    """Rows and bins of a tile, and warps."""
-
-    rows: int
-    bins: int
-    warps: int
-
-
-def bin_tiles(bins: int) -> BinTiles:
-    if (tried := on_trial(BinTiles)) is not None:
-        return tried
-    whole = triton.next_power_of_2(bins)
-    rows = max(1, 2048 // whole)
-    return BinTiles(rows, whole, max(4, whole // 512))
+from lossforge.kernels.tiles import PROGRAMS, bin_tiles
 
 
 def _plan(call: DistributionCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
@@ -45,7 +27,8 @@ def _plan(call: DistributionCall, wanted: Wanted, formulas: Formulas) -> Plan | 
     target, weight, grad_output, out = (strided(t, strides) for t in by_row)
     count = call.x.shape[-1]
     n, tiles = call.x.numel() // count, bin_tiles(count)
-    bins = Bins(x, gradient, target, COUNT=count, SIZE=tiles.bins, WIDE=tiles.bins * max(s or 0 for s in steps) >= 2**31)
+    wide_bins = (tiles.bins + tiles.tail) * max(s or 0 for s in steps) >= 2**31
+    bins = Bins(x, gradient, target, COUNT=count, SIZE=tiles.bins, TAIL=tiles.tail, WIDE=wide_bins)
     arguments = (
         constants(bins),
         weight,
