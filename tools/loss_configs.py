@@ -48,7 +48,7 @@ MEANINGS = {
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "experiments" / "lab" / "config" / "loss_settings.py"
-HEAD = '''"""Written by tools/loss_configs.py from the signatures: what a loss takes of a classifier, what it teaches, its settings."""
+HEAD = '''"""Written by tools/loss_configs.py from the signatures: a loss's input, the activation of its logits, its settings."""
 # fmt: off
 # ruff: noqa: E501
 
@@ -84,7 +84,7 @@ def settings(loss: Loss) -> str:
     return f"{{{', '.join(setting(loss, name) for name in loss.hyper)}}}"
 
 
-def says(loss: Loss) -> str:
+def activation(loss: Loss) -> str:
     """Return what the logits of a classifier mean that was trained with a loss."""
     return "softmax" if loss.template == "rowwise" or loss.given == "softmax" else "sigmoid"
 
@@ -96,7 +96,7 @@ def option(loss: Loss) -> str:
 
 def text() -> str:
     """Return the settings."""
-    losses = [f'    "{loss.name}": ("{loss.given}", "{says(loss)}", {settings(loss)}),\n' for loss in LOSSES.values() if loss.given]
+    losses = [f'    "{loss.name}": ("{loss.given}", "{activation(loss)}", {settings(loss)}),\n' for loss in LOSSES.values() if loss.given]
     boxes = [f'    "{option(loss)}": {settings(loss)},\n' for loss in LOSSES.values() if loss.template == "boxes"]
     first = "LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {\n"
     return f"{HEAD}{first}{''.join(losses)}}}\nBOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {{\n{''.join(boxes)}}}\n"

@@ -14,15 +14,14 @@ class LossConfig:
     """takes: what the loss takes of a model: its logits, or their softmax or sigmoid. activation: what makes probabilities of its logits.
 
     kernels: whether it has any; what has none is plain torch.
-    fused_head: compute it together with the classifier's last layer, so that in training the logits of a batch never exist at once.
     """
 
     takes: ClassVar[str] = "logits"
     activation: ClassVar[str] = "softmax"
     kernels: ClassVar[bool] = True
-    name: str = "ce"
-    implementation: str = choice("lossforge", "lossforge", "torch")
-    fused_head: bool = False
+    name: str = setting("ce", "the loss")
+    implementation: str = choice("lossforge", "lossforge", "torch", meaning="whose code computes it")
+    fused_head: bool = setting(False, "compute it with the classifier's last layer, so that logits of a training batch never exist at once")
 
     @property
     def title(self) -> str:
@@ -31,24 +30,23 @@ class LossConfig:
 
 @dataclass
 class CrossEntropyConfig(LossConfig):
-    class_weight: list[float] | None = number(None, least=0)
+    class_weight: list[float] | None = number(None, "a factor for each class", least=0)
 
 
 @dataclass
 class SigmoidConfig(LossConfig):
-    """prior_bias: start a classifier's probabilities at the classes' mean share rather than at a half."""
-
-    prior_bias: bool = True
+    prior_bias: bool = setting(True, "start probabilities at the classes' mean share rather than at a half")
 
 
 @dataclass
 class BceConfig(SigmoidConfig):
-    pos_weight: list[float] | None = number(None, least=0)
+    pos_weight: list[float] | None = number(None, "a factor for the positives of each class", least=0)
 
 
 @dataclass
 class AsymmetricConfig(SigmoidConfig):
-    prior_bias: bool = False  # negatives count by p^γ₋: at the share of a rare class they would hardly be learned from
+    # negatives count by p^γ₋: at the share of a rare class they would hardly be learned from
+    prior_bias: bool = setting(False, "start probabilities at the classes' mean share rather than at a half")
 
 
 @dataclass
@@ -58,23 +56,20 @@ class LogitAdjustedConfig(LossConfig):
 
 @dataclass
 class PreferenceConfig(SigmoidConfig):
-    group_weight: list[float] | None = number(None, least=0)
+    group_weight: list[float] | None = number(None, "a factor for each group of annotators", least=0)
 
 
 @dataclass
 class BradleyTerryConfig(LossConfig):
-    """Of pairs. margin: by how much the preferred one's reward shall lead. label_smoothing: share of preferences taken to be swapped.
-
-    center_rewards_coefficient: draws rewards to a mean of zero.
-    """
+    """Of pairs."""
 
     activation: ClassVar[str] = "sigmoid"
     kernels: ClassVar[bool] = False
-    name: str = "bradley_terry"
-    implementation: str = choice("lossforge", "lossforge")
-    margin: float = number(0.0, least=0)
-    label_smoothing: float = number(0.0, least=0, most=0.5)
-    center_rewards_coefficient: float = number(0.0, least=0)
+    name: str = setting("bradley_terry", "the loss")
+    implementation: str = choice("lossforge", "lossforge", meaning="whose code computes it")
+    margin: float = number(0.0, "by how much the preferred one's reward shall lead", least=0)
+    label_smoothing: float = number(0.0, "share of preferences that are taken to be swapped", least=0, most=0.5)
+    center_rewards_coefficient: float = number(0.0, "how strongly rewards are drawn to a mean of zero", least=0)
 
 
 @dataclass

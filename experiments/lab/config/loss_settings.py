@@ -1,4 +1,4 @@
-"""Written by tools/loss_configs.py from the signatures: what a loss takes of a classifier, what it teaches, its settings."""
+"""Written by tools/loss_configs.py from the signatures: a loss's input, the activation of its logits, its settings."""
 # fmt: off
 # ruff: noqa: E501
 

@@ -118,10 +118,10 @@ class FolderConfig(ImagesConfig):
 
 @dataclass
 class BoxLossConfig:
-    """name: auto is the detector's own, L1 of encoded boxes or GIoU. weight: factor beside the classes' loss."""
+    """auto is the detector's own: L1 of encoded boxes for RetinaNet, GIoU for FCOS."""
 
-    name: str = "auto"
-    weight: float = number(1.0, least=0)
+    name: str = setting("auto", "the loss of boxes")
+    weight: float = number(1.0, "factor beside the classes' loss", least=0)
 
 
 SCHEDULES = ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
@@ -129,25 +129,26 @@ SCHEDULES = ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "con
 
 @dataclass
 class ScheduleConfig:
-    name: str = choice("cosine", *SCHEDULES)
-    warmup_epochs: float | None = number(None, least=0)
-    warmup_lr: float = number(1e-5, least=0)
-    min_lr: float = number(0.0, least=0)
-    decay_epochs: float | None = number(None, above=0)
-    decay_milestones: list[int] = some(lambda: [90, 180, 270], least=1)
-    decay_rate: float = number(0.1, above=0)
+    name: str = choice("cosine", *SCHEDULES, meaning="how the learning rate falls (timm's schedules)")
+    warmup_epochs: float | None = number(None, "epochs in which it rises; null: a tenth of the run", least=0)
+    warmup_lr: float = number(1e-5, "learning rate at the start of the warm-up", least=0)
+    min_lr: float = number(0.0, "learning rate at the end of the schedule", least=0)
+    decay_epochs: float | None = number(None, "epochs between two steps of step, and of the decay of wsd; null: timm's", above=0)
+    decay_milestones: list[int] = some(lambda: [90, 180, 270], "epochs of the steps of multistep", least=1)
+    decay_rate: float = number(0.1, "factor at each step of step and multistep; power of poly", above=0)
 
 
 @dataclass
 class OptimConfig:
-    name: str = "adamw"
-    lr: float = number(1e-3, above=0)
-    weight_decay: float = number(0.05, least=0)
-    momentum: float = number(0.9, least=0, below=1)
-    layer_decay: float | None = number(None, above=0, most=1)
-    clip: float | None = number(None, above=0)
-    clip_mode: str = choice("norm", "norm", "value", "agc")
-    args: dict[str, Any] = field(default_factory=dict)
+    name: str = setting("adamw", "a timm optimiser (timm.optim.list_optimizers()), or custom")
+    target: str | None = setting(None, "of name=custom: a torch.optim.Optimizer class, as module:name or path/to/file.py:name")
+    lr: float = number(1e-3, "learning rate after the warm-up", above=0)
+    weight_decay: float = number(0.05, "weight decay; biases and norms have none", least=0)
+    momentum: float = number(0.9, "momentum of the optimisers that have one", least=0, below=1)
+    layer_decay: float | None = number(None, "factor of the learning rate from layer to layer, towards the input", above=0, most=1)
+    clip: float | None = number(None, "largest norm or value of gradients; null: not clipped", above=0)
+    clip_mode: str = choice("norm", "norm", "value", "agc", meaning="what clip limits: the whole norm, each value, or adaptively")
+    args: dict[str, Any] = some(dict, "further arguments of the optimiser")
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
@@ -189,9 +190,9 @@ class TrackingConfig:
 
 @dataclass
 class TrainConfig:
-    name: str | None = None
-    seed: int = number(0, least=0)
-    resume: str | None = None
+    name: str | None = setting(None, "the run's name; null: loss-model-data")
+    seed: int = number(0, "of weights, order, augmentation and dropout", least=0)
+    resume: str | None = setting(None, "a run's folder or checkpoint to go on with; auto: the newest unfinished run of these settings")
     task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LOSSES["ce"])

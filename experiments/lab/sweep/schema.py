@@ -2,24 +2,22 @@
 
 from dataclasses import dataclass, field
 
-from lab.config.fields import number
+from lab.config.fields import number, setting
 
 
 @dataclass
 class SearchConfig:
     """Every combination of the values given."""
 
-    name: str = "grid"
+    name: str = setting("grid", "how jobs are chosen")
 
 
 @dataclass
 class OptunaConfig(SearchConfig):
-    """trials: how many jobs in all. parallel: how many are chosen at a time. seed: of the choice."""
-
-    name: str = "optuna"
-    trials: int = number(20, least=1)
-    parallel: int = number(1, least=1)
-    seed: int = number(0, least=0)
+    name: str = setting("optuna", "how jobs are chosen")
+    trials: int = number(20, "jobs in all", least=1)
+    parallel: int = number(1, "jobs that are chosen at a time", least=1)
+    seed: int = number(0, "of the choice", least=0)
 
 
 SEARCHES: dict[str, type[SearchConfig]] = {"grid": SearchConfig, "optuna": OptunaConfig}
