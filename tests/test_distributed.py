@@ -13,7 +13,7 @@ from distributed_worker import CASES, LABELS, PAIRS, SCENES, VIT, assembled, eva
 from folder_parts import digit_files
 
 from lab.config.errors import UserError
-from lab.data.places import Shares
+from lab.data.loading import Shares
 from lab.data.seeds import seed_of
 
 ROOT = Path(__file__).resolve().parents[1]

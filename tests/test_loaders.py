@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lab.data.places import Epochs, Places
+from lab.data.loading import MOST_WORKERS, Epochs, SeededBatches, number_of_workers
 from lab.data.samples import Annotations
 from lab.data.sets import MemoryLoader, Split
-from lab.data.workers import MOST, number_of_workers
 
 SAMPLES, BATCH = 22, 4  # six batches, the last one of two
 
@@ -31,23 +30,23 @@ class Told(Dataset):
 
 @pytest.fixture(params=[0, 2], ids=["no workers", "two workers"])
 def epochs(request, tmp_path):
-    places = Places(SAMPLES, BATCH, seed=7)
+    sampler = SeededBatches(SAMPLES, BATCH, seed=7)
     loader = DataLoader(
         Told(tmp_path / "made"),
-        batch_sampler=places,
+        batch_sampler=sampler,
         collate_fn=list,
         num_workers=request.param,
         persistent_workers=request.param > 0,
         generator=torch.Generator(),
     )
-    return Epochs(loader, places)
+    return Epochs(loader, sampler)
 
 
 def epoch_of(number):
     """The batches of one epoch."""
-    places = Places(SAMPLES, BATCH, seed=7)
-    places.begin(number)
-    return list(islice(places, len(places)))
+    sampler = SeededBatches(SAMPLES, BATCH, seed=7)
+    sampler.begin(number)
+    return list(islice(sampler, len(sampler)))
 
 
 def test_epochs_follow_each_other(epochs):
@@ -79,9 +78,9 @@ def test_what_comes_next_is_asked_for_without_a_new_beginning(epochs):
 
 
 def test_workers_begin_the_next_epoch_before_it_is_asked_for(tmp_path):
-    places = Places(SAMPLES, BATCH, seed=7)
-    loader = DataLoader(Told(tmp_path / "made"), batch_sampler=places, collate_fn=list, num_workers=2, generator=torch.Generator())
-    epochs = Epochs(loader, places)
+    sampler = SeededBatches(SAMPLES, BATCH, seed=7)
+    loader = DataLoader(Told(tmp_path / "made"), batch_sampler=sampler, collate_fn=list, num_workers=2, generator=torch.Generator())
+    epochs = Epochs(loader, sampler)
     list(epochs)
     made = 0
     deadline = time.monotonic() + 30
@@ -93,10 +92,10 @@ def test_workers_begin_the_next_epoch_before_it_is_asked_for(tmp_path):
 
 
 def test_held_out_data_is_read_once_through():
-    places = Places(SAMPLES, BATCH, seed=None)
-    batches = list(places)
+    sampler = SeededBatches(SAMPLES, BATCH, seed=None)
+    batches = list(sampler)
     assert [position for batch in batches for position, _ in batch] == list(range(SAMPLES))
-    assert batches == list(places)
+    assert batches == list(sampler)
 
 
 def nudge(images, generator):
@@ -152,4 +151,4 @@ def test_workers_share_the_cores(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert number_of_workers(None) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(256)))
-    assert number_of_workers(None) == MOST
+    assert number_of_workers(None) == MOST_WORKERS

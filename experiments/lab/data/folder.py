@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from lab.config.errors import UserError
 from lab.config.schema import FolderConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.images import UNREADABLE, Faults, as_seen, corrupt, unreadable
-from lab.data.places import Epochs, Places
+from lab.data.loading import WorkerLoader
 from lab.data.samples import Annotations, annotate
 from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, count_groups, readable_folder
-from lab.data.workers import number_of_workers, shielded
 
 
 class Images(Dataset[tuple[Tensor, int, int]]):
@@ -38,26 +37,10 @@ class Images(Dataset[tuple[Tensor, int, int]]):
         return image, target, index
 
 
-class FolderLoader:
+class FolderLoader(WorkerLoader):
     def __init__(self, folder: Any, notes: Annotations, config: FolderConfig, device: torch.device, seed: int | None) -> None:
-        train = seed is not None
-        self.samples, self.device, self.notes = len(folder), device, notes
-        self.places = Places(len(folder), config.batch_size if train else config.eval_batch_size, seed)
-        workers = number_of_workers(config.workers)
-        loader = DataLoader(
-            Images(folder),
-            batch_sampler=self.places,
-            # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
-            generator=torch.Generator(),
-            num_workers=workers,
-            worker_init_fn=shielded,
-            persistent_workers=train and workers > 0,
-            pin_memory=device.type == "cuda",
-        )
-        self.epochs = Epochs(loader, self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
+        super().__init__(Images(folder), config, device, seed)
+        self.notes = notes
 
     def __iter__(self) -> Iterator[Batch]:
         for images, target, index in self.epochs:
@@ -69,9 +52,6 @@ class FolderLoader:
         if self.device.type != "cuda":
             return value
         return (value if value.is_pinned() else value.pin_memory()).to(self.device, non_blocking=True)
-
-    def begin(self, epoch: int, batch: int = 0) -> None:
-        self.epochs.begin(epoch, batch)
 
 
 def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:

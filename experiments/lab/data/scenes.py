@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
 from lab.config.errors import UserError
-from lab.data.workers import number_of_workers
+from lab.data.loading import number_of_workers
 
 DRAWING = 1  # counted up when other pictures are drawn from the same settings, so that no old folder is taken for the new one
 LUMA = np.array([0.299, 0.587, 0.114])

@@ -14,7 +14,7 @@ from lab.config.schema import DigitsConfig, DownloadedConfig
 from lab.config.settings import ROOT, absolute
 from lab.config.task_schema import DigitPairsConfig
 from lab.data.batch import Batch
-from lab.data.places import Shares
+from lab.data.loading import Shares
 from lab.data.samples import Annotations
 from lab.data.seeds import seed_of
 from lab.train import distributed

@@ -12,7 +12,7 @@ from torch import nn
 
 from lab.config.errors import UserError
 from lab.config.schema import ImagesConfig, TrainConfig
-from lab.data.workers import number_of_workers
+from lab.data.loading import number_of_workers
 
 MIB = 2**20
 TOO_FEW = "Expected more than 1 value per channel when training"  # torch's batch norms

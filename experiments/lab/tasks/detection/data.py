@@ -7,16 +7,14 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lab.config.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
 from lab.config.errors import UserError
 from lab.config.settings import ROOT, absolute
 from lab.data.coco import CocoImages, Collate, power_of_two
 from lab.data.coco_file import CocoFile, read_coco
-from lab.data.places import Epochs, Places
+from lab.data.loading import WorkerLoader
 from lab.data.sets import Loader, Norm
-from lab.data.workers import number_of_workers, shielded
 from lab.tasks.detection.augment import Prepare
 from lab.tasks.detection.batch import DetectionBatch
 
@@ -24,7 +22,7 @@ from lab.tasks.detection.batch import DetectionBatch
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class DetectionLoader:
+class DetectionLoader(WorkerLoader):
     """Batches on the device; they travel as uint8 and are normalised there."""
 
     def __init__(
@@ -36,27 +34,11 @@ class DetectionLoader:
         device: torch.device,
         seed: int | None,
     ) -> None:
-        train = seed is not None
-        self.file, self.device, self.samples = file, device, len(file)
-        self.mean, self.deviation = (value.view(1, 3, 1, 1).to(device) for value in norm)
         fill = (norm[0] * 255).round().int().tolist()
-        self.places = Places(len(file), config.batch_size if train else config.eval_batch_size, seed)
-        workers = number_of_workers(config.workers)
-        loader = DataLoader(
-            CocoImages(file, Prepare(config, fixed_size, fill, train=train)),
-            batch_sampler=self.places,
-            collate_fn=Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size)),
-            # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
-            generator=torch.Generator(),
-            num_workers=workers,
-            worker_init_fn=shielded,
-            persistent_workers=train and workers > 0,
-            pin_memory=device.type == "cuda",
-        )
-        self.epochs = Epochs(loader, self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
+        collate = Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size))
+        super().__init__(CocoImages(file, Prepare(config, fixed_size, fill, train=seed is not None)), config, device, seed, collate)
+        self.file = file
+        self.mean, self.deviation = (value.view(1, 3, 1, 1).to(device) for value in norm)
 
     def __iter__(self) -> Iterator[DetectionBatch]:
         for batch in self.read():
@@ -67,9 +49,6 @@ class DetectionLoader:
     def read(self) -> Iterator[DetectionBatch]:
         """Batches on the host, pixels as the files have them."""
         yield from self.epochs
-
-    def begin(self, epoch: int, batch: int = 0) -> None:
-        self.epochs.begin(epoch, batch)
 
 
 class FileLoader(Loader, Protocol):

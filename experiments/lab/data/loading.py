@@ -1,0 +1,201 @@
+"""Loading by worker processes: which samples come when, an epoch at a time, and how the workers end."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from lab.config.errors import UserError
+from lab.data.seeds import seed_of
+from lab.train import distributed
+from lab.train.ranks import launched_here
+
+MOST_WORKERS = 16  # where a setting leaves it open
+
+
+class Shares:
+    """How the samples of an epoch are shared out: every batch among all ranks.
+
+    A batch has `batch_size` samples a rank; the last one has what is left, as even as can be. Where that is less than two samples a rank,
+    which batch norm cannot normalise by, the last two batches have as many each, or are one. So all ranks have as many batches, none
+    of one sample but where the batch size or the number of samples leaves no choice, and a sample is in one batch of one rank.
+
+    Raises:
+        UserError: there are fewer samples than ranks.
+    """
+
+    def __init__(self, samples: int, batch_size: int, rank_of: tuple[int, int] | None = None) -> None:
+        """rank_of: another rank and number of ranks than those of this process."""
+        self.rank, self.ranks = rank_of or (distributed.rank(), distributed.ranks())
+        if samples < self.ranks:
+            raise UserError(f"{samples} samples cannot be shared out among {self.ranks} processes: start no more than there are samples.")
+        whole = batch_size * self.ranks
+        self.sizes = [whole] * (samples // whole)
+        if rest := samples % whole:
+            least = 2 * self.ranks
+            if rest < least and self.sizes:
+                rest += self.sizes.pop()
+                if rest >= 2 * least:
+                    self.sizes.append(rest - rest // 2)
+                    rest //= 2
+            self.sizes.append(rest)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def of(self, order: Tensor) -> list[Tensor]:
+        """This rank's part of each batch, of samples (N,) in the order of the epoch."""
+        return [batch[self.rank :: self.ranks] for batch in order.split(self.sizes)]
+
+
+class SeededBatches(Sampler[list[tuple[int, int]]]):
+    """Batches of positions in the data set, each position with the seed of its augmentation.
+
+    Without a seed it goes once through all positions in order. With a seed it gives shuffled epochs without an end, from the one that
+    `begin` names. The order of an epoch follows from the seed and the epoch's number, so that any batch can be the first.
+    """
+
+    def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
+        self.samples, self.seed = samples, seed
+        self.shares = Shares(samples, batch_size)
+        self.begin(1)
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration begin at this epoch's batch number `batch`."""
+        self.epoch, self.batch = epoch, batch
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        if self.seed is None:
+            order = torch.arange(self.samples)
+            yield from self._batches(order, torch.zeros_like(order), 0)
+            return
+        epoch, first = self.epoch, self.batch
+        while True:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+            order = torch.randperm(self.samples, generator=generator)
+            yield from self._batches(order, torch.randint(2**62, (self.samples,), generator=generator), first)
+            epoch, first = epoch + 1, 0
+
+    def _batches(self, order: Tensor, seeds: Tensor, first: int) -> Iterator[list[tuple[int, int]]]:
+        for positions, theirs in zip(self.shares.of(order)[first:], self.shares.of(seeds)[first:], strict=True):
+            yield list(zip(positions.tolist(), theirs.tolist(), strict=True))
+
+
+class Epochs:
+    """What a DataLoader makes of `SeededBatches`, an epoch at a time.
+
+    Training data is read on without an end: while an epoch's last batches are trained on, and while the model is evaluated and saved,
+    the workers prepare the next epoch's first ones. Each iteration is the epoch after the one before, unless `begin` says otherwise.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", sampler: SeededBatches) -> None:
+        self.loader, self.sampler = loader, sampler
+        self.coming: Iterator[Any] | None = None
+        self.next = (1, 0)  # epoch, and number of the batch
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration be this epoch's, from its batch number `batch` on."""
+        if (epoch, batch) != self.next:
+            self.next, self.coming = (epoch, batch), None
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._batches()
+        except UserError as error:
+            # a worker's error comes with the traceback in front
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+
+    def _batches(self) -> Iterator[Any]:
+        if self.sampler.seed is None:
+            yield from self.loader
+            return
+        epoch, batch = self.next
+        if self.coming is None:
+            self.sampler.begin(epoch, batch)
+            self.coming = iter(self.loader)
+        while self.next[0] == epoch:
+            made = next(self.coming)
+            batch += 1
+            self.next = (epoch, batch) if batch < len(self.sampler) else (epoch + 1, 0)
+            yield made
+
+
+class Reading(Protocol):
+    """The settings that reading by workers needs."""
+
+    batch_size: int
+    eval_batch_size: int
+    workers: int | None
+
+
+class WorkerLoader:
+    """The part of a loader that every data set of files shares.
+
+    Args:
+        dataset: asked for a sample by its position and a seed.
+        config: batch sizes and workers.
+        device: where batches are wanted.
+        seed: of the order and the augmentation; None for data that is evaluated.
+        collate: from samples to a batch; None for torch's.
+    """
+
+    def __init__(
+        self, dataset: Any, config: Reading, device: torch.device, seed: int | None, collate: Callable[[list[Any]], Any] | None = None
+    ) -> None:
+        train, workers = seed is not None, number_of_workers(config.workers)
+        self.device, self.samples = device, len(dataset)
+        sampler = SeededBatches(len(dataset), config.batch_size if train else config.eval_batch_size, seed)
+        loader = DataLoader(
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=collate,
+            # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
+            generator=torch.Generator(),
+            num_workers=workers,
+            worker_init_fn=ignore_signals,
+            persistent_workers=train and workers > 0,
+            pin_memory=device.type == "cuda",
+        )
+        self.epochs = Epochs(loader, sampler)
+
+    def __len__(self) -> int:
+        return len(self.epochs.sampler)
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        self.epochs.begin(epoch, batch)
+
+
+def number_of_workers(wanted: int | None) -> int:
+    """As many as are wanted, but no more than there are cores; None: this process's share of the cores, up to MOST_WORKERS."""
+    cores = len(os.sched_getaffinity(0))
+    if wanted is None:
+        return max(1, min(MOST_WORKERS, cores // launched_here()))
+    return min(wanted, cores)
+
+
+def ignore_signals(_worker: int) -> None:
+    """Let a worker, as it starts, be ended by the run's own process alone, and by no signal that all processes get.
+
+    Ctrl-C goes to every process of the terminal's group, a scheduler's SIGTERM often to every process of the job; a worker that died of
+    it would take the run with it before its checkpoint is written.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+
+
+def _end_with_the_run() -> None:
+    """The run's process ends its workers by SIGTERM, too."""
+    run = multiprocessing.parent_process()
+    while run is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != run.pid:
+        pass
+    os._exit(0)
