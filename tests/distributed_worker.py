@@ -33,7 +33,15 @@ PAIRS = [
     *SMALL,
 ]
 FSDP, FUSED = "trainer.parallel=fsdp", "loss.fused_head=true"
-LONG = ["model=tiny_vit", "model.drop_rate=0.2", "trainer.device=cpu", "data.mixup=0.3", "trainer.max_updates=6", "trainer.log_every=3"]
+LONG = [
+    "model=tiny_vit",
+    "model.drop_rate=0.2",
+    "trainer.device=cpu",
+    "data.mixup=0.3",
+    "trainer.max_updates=6",
+    "trainer.log_every=3",
+    "data.test=0.1",
+]
 RUN = ["model=tiny_resnet", "data.image_size=16", "trainer.device=cpu", "trainer.max_updates=6", "trainer.ema=0.9", "trainer.accumulate=2"]
 
 
@@ -122,7 +130,9 @@ def continued(folder: Path, *words: str) -> dict[str, Any]:
     resumed.fit(run, console)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     kinds = {type(value).__name__ for value in torch.utils._pytree.tree_leaves(state["optimizer"])}
-    return {"straight": state_of(straight), "resumed": state_of(resumed), "stopped at": at, "kinds": sorted(kinds), "path": str(path)}
+    tested = [{name: value for name, value in each.values.items() if name.startswith("test/")} for each in (straight, resumed)]
+    about = {"stopped at": at, "kinds": sorted(kinds), "path": str(path), "tested": tested}
+    return {"straight": state_of(straight), "resumed": state_of(resumed)} | about
 
 
 CASES: dict[str, Any] = {

@@ -255,6 +255,18 @@ def test_seeds_of_both_names_are_paired(journal, look):
     assert (row["difference_n"], float(row["difference_mean"])) == ("2", pytest.approx(0.15))
 
 
+def test_folds_are_averaged_and_paired_as_seeds_are(journal, look):
+    for fold in range(3):
+        given = {"data.folds": 3, "data.fold": fold}
+        journal.run("ce", "m", 0, 0.5 + fold / 10, settings=given, metrics={"test/top1": 0.4}, experiment="folds")
+        journal.run("focal", "m", 0, 0.6 + fold / 10, settings=given, metrics={"test/top1": 0.45 + fold / 100}, experiment="folds")
+    found = look("experiment=folds")
+    row = found.csv()[1]
+    assert (row["difference_n"], float(row["difference_mean"])) == ("3", pytest.approx(0.1))
+    assert "Folds share training images" in found.text
+    assert "Test top-1, best epoch" in look("experiment=folds", "metric=test/top1").text
+
+
 def test_seeds_that_only_one_has_are_said(journal, look):
     for seed in (0, 1, 2):
         journal.run("focal", "m", seed, 0.6 + seed / 8, experiment="some")

@@ -7,13 +7,15 @@ from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.data.corruption import noisy, tail_counts
 from lab.data.load import load_data
+from lab.data.sets import Norm
 
 CPU = torch.device("cpu")
+NORM = Norm([0.5], [0.5])
 PLAIN = ["data.image_size=8", "data.augment=false"]
 
 
 def data_of(*words):
-    return load_data(load([*PLAIN, *words]).config.data, {}, CPU, 0)
+    return load_data(load([*PLAIN, *words]).config.data, NORM, CPU, 0)
 
 
 @pytest.fixture(scope="module")

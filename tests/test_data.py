@@ -51,7 +51,7 @@ def test_folder_trains_and_counts_each_image_once(make_trainer, run_folder, quie
 def test_weights_and_groups_of_a_csv_file_reach_their_images(make_trainer, pictures, tmp_path):
     loss = ["loss=preference_bce", "loss.group_weight=[1,3]"]
     trainer = make_trainer(*words(pictures, table(tmp_path, every_row()), *loss))
-    paths = [path for path, _ in trainer.data.train.epochs.loader.dataset.folder.samples]
+    paths = trainer.data.train.keys
     for batch in trainer.data.train:
         for index, weight, group, target in zip(batch.index, batch.weight, batch.group, batch.target, strict=True):
             number = int(paths[index].rpartition("/")[2].removesuffix(".png"))

@@ -1,6 +1,7 @@
 """COCO folders, as a stranger brings them."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,11 @@ from PIL import Image
 from lab.config.detection_schema import CocoConfig
 from lab.config.errors import UserError
 from lab.data import images
+from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
 
 CPU = torch.device("cpu")
-NORM = {"mean": (0.5, 0.4, 0.2), "std": (0.2, 0.25, 0.5)}
+NORM = Norm([0.5, 0.4, 0.2], [0.2, 0.25, 0.5])
 RED, BLUE, GREY = (230, 20, 30), (20, 30, 230), (128, 102, 51)
 
 
@@ -78,7 +80,7 @@ def coco(tmp_path):
 
 def pixels_of(images):
     """The colours that a batch was normalised from."""
-    mean, deviation = (torch.tensor(NORM[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    mean, deviation = (torch.tensor(each).view(1, 3, 1, 1) for each in (NORM.mean, NORM.std))
     return (images * deviation + mean) * 255
 
 
@@ -354,6 +356,37 @@ def test_a_mistake_is_named(coco, given, damage, said):
     with pytest.raises(UserError) as caught:
         load_detection_data(config, fixed_size, NORM, CPU, 0)
     assert said in str(caught.value)
+
+
+def test_a_third_file_is_scored_at_the_end(coco):
+    shutil.copytree(coco.path / "val", coco.path / "test")
+    tree = coco.trees["val"]
+    kept = [image for image in tree["images"] if image["id"] != 105]
+    boxes = [each for each in tree["annotations"] if each["image_id"] != 105]
+    (coco.path / "test.json").write_text(json.dumps(tree | {"images": kept, "annotations": boxes}))
+    data = coco.load(test_images="test", test_annotations="test.json")
+    assert [loader.samples for loader in (data.train, data.val, data.test)] == [4, 4, 3]
+    assert [id for batch in data.test for id in batch.image_ids.tolist()] == [111, 108, 109]
+    assert data.held_out == "of val.json"
+    assert [batch.index.tolist() for batch in data.plain()] == [[0, 1, 2, 3]]
+    assert coco.load().test is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"test_images": "val"}, "data.test_images=val: data.test_annotations is expected with it."),
+        ({"test_annotations": "val.json"}, "data.test_annotations=val.json: data.test_images is expected with it."),
+        (
+            {"test_annotations": "./val.json", "test_images": "val"},
+            "data.test_annotations=./val.json: is data.val_annotations, too; images that nothing else uses are expected.",
+        ),
+    ],
+)
+def test_a_third_file_that_is_none_is_refused(coco, given, said):
+    with pytest.raises(UserError) as caught:
+        coco.load(**given)
+    assert str(caught.value) == said
 
 
 def test_categories_of_one_name_are_told_apart(coco):

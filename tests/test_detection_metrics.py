@@ -11,11 +11,13 @@ from PIL import Image
 
 from lab.config.detection_schema import CocoConfig
 from lab.data.coco_file import read_coco
+from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
 from lab.tasks.detection.metrics import DetectionCounts
 from lab.tasks.detection.plots import CROWD, PALETTE, _drawn, detections_picture, precision_recall_picture, true_boxes
 
 CPU = torch.device("cpu")
+NORM = Norm([0.5] * 3, [0.25] * 3)
 IDS = [2, 5, 9, 40]
 NAMES = ["ant", "bee", "cat", "dog"]
 
@@ -47,7 +49,7 @@ def load(folder, fixed_size=None, **given):
     files = {"train_images": "images", "val_images": "images", "train_annotations": "truth.json", "val_annotations": "truth.json"}
     sizes = {"shortest": 120, "longest": 200, "eval_batch_size": 7}
     config = CocoConfig(root=str(folder), workers=0, **files | sizes | given)
-    return load_detection_data(config, fixed_size, {}, CPU, 0)
+    return load_detection_data(config, fixed_size, NORM, CPU, 0)
 
 
 def guesses(batch, seed=0):

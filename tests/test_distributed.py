@@ -129,6 +129,9 @@ def test_all_ranks_stop_when_one_is_asked_to_and_go_on_as_if_they_had_not(result
     for each in (one, other) if case == "continued" else (one,):
         assert_same(each["resumed"], each["straight"], **EXACT)
     assert "DTensor" not in one["kinds"]
+    (first, second), others = one["tested"], other["tested"]
+    assert first == second == others[0] == others[1]
+    assert first["test/samples"] == 180
 
 
 def test_a_checkpoint_of_shards_is_a_whole_models(results):
@@ -136,7 +139,7 @@ def test_a_checkpoint_of_shards_is_a_whole_models(results):
     from lab.train.trainer import restore
 
     state = torch.load(results["continued fsdp"][0]["path"], weights_only=True)
-    trainer = assembled("model=tiny_vit", "trainer.device=cpu")
+    trainer = assembled("model=tiny_vit", "trainer.device=cpu", "data.test=0.1")
     trainer.model.load_state_dict(state["model"])
     trainer.updater.load_state(state)
     assert_same(trainer.model.state_dict(), results["continued fsdp"][0]["straight"]["model"], **EXACT)

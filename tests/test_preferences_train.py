@@ -46,22 +46,22 @@ def test_annotators_follow_bradley_and_terry():
 def test_the_majority_decides_and_its_lead_is_the_weight(make_trainer):
     data = make_trainer(*SMALL, "data.votes=5", "data.rationality=[1.0,0.2]").data
     config = DigitPairsConfig(votes=5, rationality=[1.0, 0.2])
-    for loader, part, labels in ((data.train, 0, None), (data.val, 1, data.share)):
+    for part, (name, loader) in enumerate((name, getattr(data, name)) for name in ("train", "val")):
         from lab.data.sets import digits
 
-        drawn = draw_pairs(digits(config)[1 + part].targets, loader.samples, config, part)
+        drawn = draw_pairs(getattr(digits(config), name).targets, loader.samples, config, part)
         assert torch.equal(loader.targets, (drawn.share > 0.5).float())
         torch.testing.assert_close(loader.weight, (2 * drawn.share - 1).abs())
         assert set((loader.weight * 5).round().int().tolist()) <= {1, 3, 5}
         assert torch.equal(loader.group, drawn.group)
-        assert labels is None or torch.equal(labels, drawn.share)
+        assert torch.equal(loader.share, drawn.share)
 
 
 def test_a_batch_holds_both_images_of_each_pair(make_trainer):
     from lab.data.sets import digits, resized
 
     config = load([*SMALL]).config.data
-    _, train, _ = digits(config)
+    train = digits(config).train
     pairs = draw_pairs(train.targets, 64, config, 0)
     data = make_trainer(*SMALL, "data.augment=false").data
     batch = next(iter(data.train))

@@ -62,7 +62,7 @@ def test_balanced_accuracy_is_the_mean_recall(make_trainer):
 
     trainer = make_trainer("experiment=long_tail")
     target, guess = torch.tensor([0, 0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 0, 2])
-    counts = trainer.task.counts()
+    counts = trainer.task.counts(trainer.data.val)
     counts.add(torch.nn.functional.one_hot(guess, 10).float(), target, None, torch.tensor(1.0), torch.tensor(7.0))
     wanted = balanced_accuracy_score(target, guess)
     assert counts.result().values["balanced_accuracy"] == pytest.approx(wanted)

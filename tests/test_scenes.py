@@ -11,9 +11,11 @@ import torch
 from lab.config.detection_schema import DigitScenesConfig
 from lab.config.errors import UserError
 from lab.data.scenes import _digits, draw_scene, scenes_folder
+from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
 
 CPU = torch.device("cpu")
+NORM = Norm([0.5] * 3, [0.25] * 3)
 SMALL = DigitScenesConfig(train_scenes=6, val_scenes=3, scene_pixels=64, digit_pixels=[14, 24], digits=[2, 4], workers=0)
 
 
@@ -31,7 +33,7 @@ def test_scenes_are_drawn_once_and_from_their_seed(tmp_path):
 
 
 def test_scenes_are_a_coco_data_set(tmp_path):
-    data = load_detection_data(replace(SMALL, root=str(tmp_path)), None, {}, CPU, 0)
+    data = load_detection_data(replace(SMALL, root=str(tmp_path)), None, NORM, CPU, 0)
     assert data.classes == [str(digit) for digit in range(10)]
     assert data.category_ids == list(range(1, 11))
     assert (data.train.samples, data.val.samples) == (6, 3)

@@ -183,7 +183,8 @@ def _differing(cells: list[Cell], laid_out: list[str]) -> dict[str, dict[str, li
 
 
 def _is_seed(name: str) -> bool:
-    return name.rpartition(".")[2] == "seed" or name.endswith("_seed")
+    """Whether runs that differ in it are averaged: a seed, or which fold is held out."""
+    return name.rpartition(".")[2] == "seed" or name.endswith("_seed") or name == "data.fold"
 
 
 def _beside(name: str, laid_out: list[str]) -> bool:

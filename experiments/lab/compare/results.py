@@ -75,6 +75,7 @@ class Comparison:
         kind, _, last = self.metric.rpartition("/")
         name = NAMES.get(last, last)
         words = {"best": f"held-out {name}, best epoch", "val": f"held-out {name}, last epoch", "train": f"training {name}, last"}
+        words["test"] = f"test {name}, best epoch"
         return words.get(kind, self.metric)
 
     @property
@@ -208,6 +209,8 @@ def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str
     if fewest < 3:
         few = {1: "A single seed has no interval and no test", 2: "Two seeds have very wide intervals"}[fewest]
         notes.append(f"{few}: train three or more of what you compare.")
+    if any(len({run.settings.get("data.fold") for run in cell.runs.values()}) > 1 for cell in grid.cells):
+        notes.append("Folds share training images, so their scores vary together: intervals and tests over them are too sure.")
     for each in results:
         if each.baseline and each.difference is None:
             notes.append(f"{each.row} × {each.column}: no seed is shared with the baseline.")

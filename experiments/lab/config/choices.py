@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from lab.config.errors import UserError, unknown
 from lab.config.loss_schema import LOSSES
+from lab.config.model_view import fill_from_model
 from lab.config.objects import find
 from lab.config.schema import (
     ClassifierConfig,
@@ -77,7 +78,7 @@ def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
 
 
 def agree(config: TrainConfig) -> None:
-    """Raise UserError unless model, data and losses are of the task."""
+    """Raise UserError unless model, data and losses are of the task; give what the data leaves to the model its values."""
     task, spec = config.task.name, spec_of(config.task)
     if not isinstance(config.model, spec.model):
         raise UserError(f"task={task} takes {spec.example}; got model.name={config.model.name} of another task.")
@@ -90,6 +91,8 @@ def agree(config: TrainConfig) -> None:
         _check_fused_head(config)
     if not spec.boxes and config.box_loss.name != "auto":
         raise UserError(f"box_loss={config.box_loss.name}: only task=detection has boxes.")
+    if isinstance(config.data, FolderConfig):
+        fill_from_model(config.data, config.model)
 
 
 def _check_fused_head(config: TrainConfig) -> None:

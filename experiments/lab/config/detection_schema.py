@@ -2,54 +2,47 @@
 
 from dataclasses import dataclass
 
-from lab.config.fields import choice, number, some
-from lab.config.schema import DataConfig
+from lab.config.fields import choice, number, setting, some
+from lab.config.schema import DataConfig, SplitConfig
 
 
 @dataclass
 class DetectionDataConfig(DataConfig):
-    """A batch is padded to its largest image, unless model.fixed_size says how large all are.
-
-    shortest, longest: what the image's shorter edge becomes, unless the longer one would exceed `longest`.
-    scale: range of the random scale; above 1 the image is cropped, below 1 padded.
-    min_visible: share of a box that a crop must leave for the box to be kept.
-    check: how much of the images is looked at before the run starts.
-    workers: processes that read and prepare images; None takes this process's share of the cores, up to 16.
-    """
+    """A batch is padded to its largest image, unless model.fixed_size says how large all are."""
 
     name: str = "digit_scenes"
-    root: str | None = None
-    batch_size: int = number(16, least=1)
-    eval_batch_size: int = number(32, least=1)
-    workers: int | None = number(None, least=0)
-    augment: bool = True
-    scale: list[float] = some(lambda: [0.8, 1.25], above=0, most=16)
-    min_visible: float = number(0.3, least=0, most=1)
-    horizontal_flip: float = number(0.0, least=0, most=1)
-    photometric: float = number(0.0, least=0, most=1)
-    shortest: int | None = number(None, least=8)
-    longest: int | None = number(None, least=8)
-    divisor: int = number(32, least=1)
-    max_boxes: int | None = number(None, least=1)
-    check: str = choice("headers", "off", "headers", "pixels")
-    skip_corrupt: bool = False
+    root: str | None = setting(None, "folder of the data; null: data/ of the repository")
+    batch_size: int = number(16, "training images a batch, on each process", least=1)
+    eval_batch_size: int = number(32, "images a batch where the model is evaluated", least=1)
+    workers: int | None = number(None, "processes that read images; null: the share of the cores, up to 16", least=0)
+    scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16)
+    min_visible: float = number(0.3, "share of a box that a crop must leave for the box to stay", least=0, most=1)
+    horizontal_flip: float = number(0.0, "share of the training images that are mirrored", least=0, most=1)
+    photometric: float = number(0.0, "share of the training images whose colours are changed", least=0, most=1)
+    shortest: int | None = number(None, "pixels of the shorter edge; null: as in the file", least=8)
+    longest: int | None = number(None, "most pixels of the longer edge, before data.shortest", least=8)
+    divisor: int = number(32, "padded sizes are multiples of it", least=1)
+    max_boxes: int | None = number(None, "most boxes of an image; null: found in the data", least=1)
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is looked at before the run")
+    skip_corrupt: bool = setting(False, "leave out images and boxes that cannot be used")
 
 
 @dataclass
-class DigitScenesConfig(DetectionDataConfig):
-    """Scenes drawn from handwritten digits; `digits` and `digit_pixels` are ranges, `clutter` scales noise, strokes and shapes."""
+class DigitScenesConfig(SplitConfig, DetectionDataConfig):
+    """Scenes drawn from handwritten digits; those of each split have digits of their own."""
 
-    train_scenes: int = number(1000, least=1)
-    val_scenes: int = number(200, least=1)
-    scene_pixels: int = number(128, least=32, most=2048)
-    digits: list[int] = some(lambda: [1, 8], least=1, most=100)
-    digit_pixels: list[int] = some(lambda: [14, 48], least=8)
-    max_iou: float = number(0.1, least=0, most=1)
-    max_cover: float = number(0.25, least=0, most=1)
-    clutter: float = number(1.0, least=0, most=4)
-    scene_seed: int = number(0, least=0)
-    held_out: float = number(0.2, above=0, below=1)
-    split_seed: int = number(0, least=0)
+    train_scenes: int = number(1000, "scenes to train on", least=1)
+    val_scenes: int = number(200, "held-out scenes", least=1)
+    test_scenes: int = number(200, "test scenes, where data.test is set", least=1)
+    scene_pixels: int = number(128, "pixels of a scene's side", least=32, most=2048)
+    digits: list[int] = some(lambda: [1, 8], "fewest and most digits of a scene", least=1, most=100)
+    digit_pixels: list[int] = some(lambda: [14, 48], "smallest and largest digit, in pixels", least=8)
+    max_iou: float = number(0.1, "most IoU of two digits' boxes", least=0, most=1)
+    max_cover: float = number(0.25, "most of a digit's box that another one covers", least=0, most=1)
+    clutter: float = number(1.0, "factor of noise, strokes and shapes in the background", least=0, most=4)
+    scene_seed: int = number(0, "decides what is drawn", least=0)
+    held_out: float = number(0.2, "share of the digits that are in held-out scenes alone", above=0, below=1)
+    test: float | None = number(None, "share of the digits that are in test scenes alone, scored at the end", above=0, below=1)
 
 
 @dataclass
@@ -57,14 +50,16 @@ class CocoConfig(DetectionDataConfig):
     """Folders and files count from `root`."""
 
     name: str = "coco"
-    horizontal_flip: float = number(0.5, least=0, most=1)
-    photometric: float = number(0.5, least=0, most=1)
-    shortest: int | None = number(800, least=8)
-    longest: int | None = number(1333, least=8)
-    train_images: str = "train2017"
-    val_images: str = "val2017"
-    train_annotations: str = "annotations/instances_train2017.json"
-    val_annotations: str = "annotations/instances_val2017.json"
+    horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
+    photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
+    shortest: int | None = number(800, "pixels of the shorter edge; null: as in the file", least=8)
+    longest: int | None = number(1333, "most pixels of the longer edge, before data.shortest", least=8)
+    train_images: str = setting("train2017", "folder of the training images")
+    val_images: str = setting("val2017", "folder of the held-out images")
+    test_images: str | None = setting(None, "folder of the images scored once at the end")
+    train_annotations: str = setting("annotations/instances_train2017.json", "file of the training images' boxes")
+    val_annotations: str = setting("annotations/instances_val2017.json", "file of the held-out images' boxes")
+    test_annotations: str | None = setting(None, "file of the test images' boxes")
 
 
 DETECTION_DATA: dict[str, type[DetectionDataConfig]] = {"digit_scenes": DigitScenesConfig, "coco": CocoConfig}

@@ -53,67 +53,85 @@ class CustomModelConfig(ClassifierConfig):
 @dataclass
 class DataConfig:
     name: str = "digits"
-    batch_size: int = number(64, least=1)
-    eval_batch_size: int = number(256, least=1)
-    augment: bool = True
+    batch_size: int = number(64, "training samples a batch, on each process", least=1)
+    eval_batch_size: int = number(256, "samples a batch where the model is evaluated", least=1)
+    augment: bool = setting(True, "change training images at random")
+
+
+@dataclass
+class SplitConfig:
+    """Which images are held out of a set that does not say: a share of each class, at random."""
+
+    held_out: float = number(0.2, "share of the images held out, to choose the best epoch by", above=0, below=1)
+    split_seed: int = number(0, "decides which images are held out", least=0)
+
+
+@dataclass
+class FoldConfig(SplitConfig):
+    folds: int = number(5, "parts that data.fold divides the images into", least=2)
+    fold: int | None = number(None, "the part held out in place of data.held_out, from 0", least=0)
 
 
 @dataclass
 class ImagesConfig(DataConfig):
-    """Images of one class each. class_balance: β of the class-balanced weights of training images, null for none."""
+    """Images of one class each."""
 
-    image_size: int = number(32, least=8)
-    mixup: float = number(0.0, least=0)
-    cutmix: float = number(0.0, least=0)
-    mix_probability: float = number(1.0, least=0, most=1)
-    class_weight: dict[Any, float] = some(dict, least=0)
-    class_group: dict[Any, int] = some(dict, least=0)
-    class_balance: float | None = number(None, least=0, below=1)
-    csv: str | None = None
+    image_size: int = number(32, "pixels a side that the model sees", least=8)
+    mixup: float = number(0.0, "α of mixup, which blends pairs of images; 0: none", least=0)
+    cutmix: float = number(0.0, "α of cutmix, which pastes a box of another image; 0: none", least=0)
+    mix_probability: float = number(1.0, "share of the batches that mixup or cutmix changes", least=0, most=1)
+    class_weight: dict[Any, float] = some(dict, "weight of a class's images, by its name or number", least=0)
+    class_group: dict[Any, int] = some(dict, "group of a class's images, by its name or number", least=0)
+    class_balance: float | None = number(None, "β of the class-balanced weights of training images", least=0, below=1)
+    csv: str | None = setting(None, "file with a column path or index, and weight, group or both")
 
 
 @dataclass
 class MemoryConfig(ImagesConfig):
-    """Images held in memory, whose training part can be made harder, as corruption_seed has it.
+    """Images held in memory, whose training part can be made harder."""
 
-    train_share: share of each class's images that stay.
-    imbalance: how many times as many images the first class has as the last; counts fall exponentially in between.
-    label_noise: share of the training labels that are replaced by another class.
-    """
-
-    train_share: float = number(1.0, above=0, most=1)
-    imbalance: float = number(1.0, least=1)
-    label_noise: float = number(0.0, least=0, below=1)
-    corruption_seed: int = number(0, least=0)
+    train_share: float = number(1.0, "share of each class's training images that stay", above=0, most=1)
+    imbalance: float = number(1.0, "times as many images of the first class as of the last", least=1)
+    label_noise: float = number(0.0, "share of the training labels that become another class", least=0, below=1)
+    corruption_seed: int = number(0, "decides which images stay and which labels change", least=0)
 
 
 @dataclass
-class DigitsConfig(MemoryConfig):
-    held_out: float = number(0.2, above=0, below=1)
-    split_seed: int = number(0, least=0)
+class DigitsConfig(FoldConfig, MemoryConfig):
+    test: float | None = number(None, "share kept apart, scored once at the end", above=0, below=1)
 
 
 @dataclass
-class DownloadedConfig(MemoryConfig):
-    root: str | None = None
-    download: bool = True
+class DownloadedConfig(FoldConfig, MemoryConfig):
+    """Sets with test images of their own, which are held out unless `test` or `fold` has others held out."""
+
+    held_out: float = number(0.1, "share of the training images held out with data.test=true", above=0, below=1)
+    test: bool = setting(False, "score the set's own test images once at the end; hold others out")
+    root: str | None = setting(None, "folder with the files; null: data/ of the repository")
+    download: bool = setting(True, "download what is not there")
 
 
 @dataclass
-class FolderConfig(ImagesConfig):
-    """check: how much of the images is looked at before the run starts; skip_corrupt leaves out those that cannot be used."""
+class FolderConfig(FoldConfig, ImagesConfig):
+    """Images in one folder a class."""
 
-    root: str | None = None
-    train: str = "train"
-    val: str = "val"
-    workers: int | None = number(None, least=0)  # that read and prepare images; None: the share of the cores, up to 16
-    color_jitter: float = number(0.4, least=0)
-    auto_augment: str | None = None
-    crop_scale: float = number(0.08, above=0, most=1)
-    horizontal_flip: float = number(0.5, least=0, most=1)
-    random_erase: float = number(0.0, least=0, most=1)
-    check: str = choice("headers", "off", "headers", "pixels")
-    skip_corrupt: bool = False
+    # a number from `fill_from_model` on
+    image_size: int | None = number(None, "pixels a side that the model sees; null: the model's own", least=8)  # type: ignore[assignment]
+    crop_pct: float | None = number(None, "share of a held-out image's side that is seen; null: the model's", above=0, most=1)
+    crop_mode: str | None = choice(None, "center", "border", "squash", meaning="how a held-out image is made square; null: the model's")
+    interpolation: str | None = choice(None, "bilinear", "bicubic", "nearest", "lanczos", meaning="of resizing; null: the model's own")
+    root: str | None = setting(None, "folder of the images; null: data/ of the repository")
+    train: str = setting("train", "folder in data.root with the training images")
+    val: str | None = setting(None, "folder with the held-out images; null: val if it is there")
+    test: str | None = setting(None, "folder with images scored once at the end")
+    workers: int | None = number(None, "processes that read images; null: the share of the cores, up to 16", least=0)
+    color_jitter: float = number(0.4, "range of random brightness, contrast and saturation", least=0)
+    auto_augment: str | None = setting(None, "timm's policy of augmentation, such as rand-m9-mstd0.5")
+    crop_scale: float = number(0.08, "least share of a training image that a random crop keeps", above=0, most=1)
+    horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
+    random_erase: float = number(0.0, "share of the training images with a box erased", least=0, most=1)
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is looked at before the run")
+    skip_corrupt: bool = setting(False, "leave out the images that cannot be read")
 
 
 @dataclass

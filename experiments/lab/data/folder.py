@@ -1,9 +1,10 @@
-"""ImageFolder data: train/ and val/ with one folder a class, read and transformed by worker processes."""
+"""Images in one folder a class, read and transformed by worker processes."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image
@@ -19,28 +20,58 @@ from lab.data.loading import WorkerLoader
 from lab.data.samples import Annotations, annotate
 from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, count_groups, readable_folder
+from lab.data.split import held_out_by, split
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+@dataclass
+class Files:
+    """Paths of images with their classes."""
+
+    folder: Path
+    classes: list[str]
+    paths: list[str]
+    targets: list[int]
+
+    def only(self, positions: Iterable[int]) -> "Files":
+        kept = list(positions)
+        return Files(self.folder, self.classes, [self.paths[i] for i in kept], [self.targets[i] for i in kept])
 
 
 class Images(Dataset[tuple[Tensor, int, int]]):
     """A sample is asked for by its position and a seed, so that its augmentation does not depend on which process prepares it."""
 
-    def __init__(self, folder: Any) -> None:
-        self.folder = folder
+    def __init__(self, files: Files, transform: Transform) -> None:
+        self.files, self.transform = files, transform
 
     def __len__(self) -> int:
-        return len(self.folder)
+        return len(self.files.paths)
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, int, int]:
-        index, seed = place
+    def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, int, int]:
+        index, seed = sample
+        path = self.files.paths[index]
+        try:
+            image = as_seen(path)
+        except UNREADABLE as error:
+            raise unreadable(path, error) from None
         with seeded(seed):
-            image, target = self.folder[index]
-        return image, target, index
+            return self.transform(image), self.files.targets[index], index
 
 
 class FolderLoader(WorkerLoader):
-    def __init__(self, folder: Any, notes: Annotations, config: FolderConfig, device: torch.device, seed: int | None) -> None:
-        super().__init__(Images(folder), config, device, seed)
-        self.notes = notes
+    def __init__(
+        self,
+        files: Files,
+        keys: list[str],
+        notes: Annotations,
+        transform: Transform,
+        config: FolderConfig,
+        device: torch.device,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(Images(files, transform), config, device, seed)
+        self.keys, self.notes = keys, notes
 
     def __iter__(self) -> Iterator[Batch]:
         for images, target, index in self.epochs:
@@ -54,52 +85,52 @@ class FolderLoader(WorkerLoader):
         return (value if value.is_pinned() else value.pin_memory()).to(self.device, non_blocking=True)
 
 
-def folder_data(config: FolderConfig, model_norm: dict[str, Any], device: torch.device, seed: int) -> Data:
-    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: int) -> Data:
+    """Open the folders of a data set.
 
+    Raises:
+        UserError: a folder, an image or a setting is wrong.
+    """
     root = readable_folder("data.root", absolute(config.root, ROOT / "data"))
-    size = (3, config.image_size, config.image_size)
-    look: dict[str, Any] = {key: model_norm[key] for key in ("mean", "std", "interpolation") if key in model_norm}
-    augmented: dict[str, Any] = {
-        "is_training": True,
-        "color_jitter": config.color_jitter or None,
-        "auto_augment": config.auto_augment,
-        "scale": (config.crop_scale, 1.0),
-        "hflip": config.horizontal_flip,
-        "re_prob": config.random_erase,
-    }
-    train = _folder("data.train", root / config.train, _transform(config, size, look | (augmented if config.augment else {})))
-    val = _folder("data.val", root / config.val, _transform(config, size, look))
-    if train.classes != val.classes:
-        odd = sorted(set(train.classes) ^ set(val.classes))
-        raise UserError(f"data.train and data.val hold different classes: {', '.join(odd[:10])} in one of them only.")
-    _leave_out_corrupt(root, (train, val), config)
-    notes, val_notes = (
-        annotate(
-            config,
-            torch.tensor(part.targets),
-            train.classes,
-            [os.path.relpath(path, root).replace(os.sep, "/") for path, _ in part.samples],
-            needed=part is train,
-        )
-        for part in (train, val)
-    )
+    found = {name: _files(f"data.{name}", path) for name, path in _folders(root, config).items()}
+    for name, files in found.items():
+        if odd := sorted(set(found["train"].classes) ^ set(files.classes)):
+            raise UserError(f"data.train and data.{name} hold different classes: {', '.join(odd[:10])} in one of them only.")
+    found = dict(zip(found, _without_corrupt(root, list(found.values()), config), strict=True))
+    held_out = f"of {found['val'].folder.name}/" if "val" in found else f"of {found['train'].folder.name}/, {held_out_by(config)}"
+    if "val" not in found:
+        train, val, _ = split(config, found["train"].targets, found["train"].classes)
+        found |= {"train": found["train"].only(train), "val": found["train"].only(val)}
+    classes = found["train"].classes
+    seen, parts = held_out_transform(config, norm), {}
+    for name, files in found.items():
+        keys = [os.path.relpath(path, root).replace(os.sep, "/") for path in files.paths]
+        parts[name] = files, keys, annotate(config, torch.tensor(files.targets), classes, keys, needed=name == "train")
+    evaluated = {name: FolderLoader(*part, seen, config, device) for name, part in parts.items() if name != "train"}
     return Data(
-        list(train.classes),
+        classes,
         3,
-        Norm(list(look.get("mean", IMAGENET_DEFAULT_MEAN)), list(look.get("std", IMAGENET_DEFAULT_STD))),
-        FolderLoader(train, notes, config, device, seed),
-        FolderLoader(val, val_notes, config, device, None),
-        count_groups(notes, val_notes),
-        torch.bincount(torch.tensor(train.targets), minlength=len(train.classes)),
+        norm,
+        FolderLoader(*parts["train"], _train_transform(config, norm) if config.augment else seen, config, device, seed),
+        evaluated["val"],
+        count_groups(*(notes for _, _, notes in parts.values())),
+        torch.bincount(torch.tensor(found["train"].targets), minlength=len(classes)),
+        evaluated.get("test"),
+        held_out,
+        lambda: FolderLoader(*parts["train"], seen, config, device),
     )
 
 
-def _transform(config: FolderConfig, size: tuple[int, int, int], options: dict[str, Any]) -> Any:
-    from timm.data import create_transform
+def held_out_transform(config: FolderConfig, norm: Norm) -> Transform:
+    """From an image in RGB to what the model sees of it, without augmentation: (3, H, W), normalised."""
+    return _transform(config, norm, crop_pct=config.crop_pct, crop_mode=config.crop_mode)
 
+
+def _train_transform(config: FolderConfig, norm: Norm) -> Transform:
+    scale, erase = (config.crop_scale, 1.0), config.random_erase
+    augmented = {"auto_augment": config.auto_augment, "scale": scale, "hflip": config.horizontal_flip, "re_prob": erase}
     try:
-        return create_transform(size, **options)
+        return _transform(config, norm, is_training=True, color_jitter=config.color_jitter or None, **augmented)
     except (AssertionError, ValueError, TypeError, LookupError) as error:
         raise UserError(
             f"data.auto_augment={config.auto_augment}: timm knows no such policy ({error or type(error).__name__}); "
@@ -107,29 +138,50 @@ def _transform(config: FolderConfig, size: tuple[int, int, int], options: dict[s
         ) from None
 
 
-def _folder(setting: str, path: Path, transform: Any) -> Any:
+def _transform(config: FolderConfig, norm: Norm, **options: Any) -> Transform:
+    from timm.data import create_transform
+
+    size: Any = (3, config.image_size, config.image_size)
+    look: dict[str, Any] = {"mean": tuple(norm.mean), "std": tuple(norm.std), "interpolation": config.interpolation}
+    made = create_transform(size, **look, **options)
+    return cast(Transform, made)
+
+
+def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
+    """The folder of each part; without one of held-out images, these are to be taken from the training images.
+
+    Raises:
+        UserError: two parts have the same folder, or there are both held-out images and a fold.
+    """
+    val = config.val or ("val" if (root / "val").is_dir() else None)
+    given = {"train": config.train, "val": val, "test": config.test}
+    if config.fold is not None and val:
+        raise UserError(f"data.fold={config.fold}: divides the images of data.train, but data.root={root} has held-out images in {val}/.")
+    folders = {name: root / folder for name, folder in given.items() if folder}
+    for name, folder in folders.items():
+        same = next(other for other in folders if folders[other].resolve() == folder.resolve())
+        if same != name:
+            raise UserError(f"data.{name}={given[name]}: is data.{same}, too; images that nothing else uses are expected.")
+    return folders
+
+
+def _files(setting: str, path: Path) -> Files:
     from torchvision.datasets import ImageFolder
 
     try:
-        return ImageFolder(str(readable_folder(setting, path)), transform, loader=_read)
+        found = ImageFolder(str(readable_folder(setting, path)))
     except FileNotFoundError as error:
         raise UserError(f"{setting}={path}: one folder of images per class is expected. {error}") from None
+    return Files(path, list(found.classes), [name for name, _ in found.samples], list(found.targets))
 
 
-def _read(path: str) -> Image.Image:
-    try:
-        return as_seen(path)
-    except UNREADABLE as error:
-        raise unreadable(path, error) from None
-
-
-def _leave_out_corrupt(root: Path, folders: tuple[Any, Any], config: FolderConfig) -> None:
-    """Look at the images of both parts and judge them together.
+def _without_corrupt(root: Path, parts: list[Files], config: FolderConfig) -> list[Files]:
+    """The files of all parts that can be used, judged together.
 
     Raises:
-        UserError: some cannot be used and are not to be skipped, or none is left.
+        UserError: some cannot be used and are not to be skipped, or none is left of a part.
     """
-    paths = [path for folder in folders for path, _ in folder.samples]
+    paths = [path for files in parts for path in files.paths]
     about = sorted({Path(path).parent for path in paths})
     wrong = corrupt({number: (path, None) for number, path in enumerate(paths)}, about, config.check)
     faults = Faults(root)
@@ -137,8 +189,8 @@ def _leave_out_corrupt(root: Path, folders: tuple[Any, Any], config: FolderConfi
         faults.add(f"{os.path.relpath(paths[number], root)}: {said}")
     faults.judge(config.skip_corrupt)
     left_out = {paths[number] for number in wrong}
-    for folder in folders:
-        folder.samples = folder.imgs = [sample for sample in folder.samples if sample[0] not in left_out]
-        folder.targets = [target for _, target in folder.samples]
-        if not folder.samples:
-            raise UserError(f"{folder.root}: has no image to use.")
+    kept = [files.only(i for i, path in enumerate(files.paths) if path not in left_out) for files in parts]
+    for files in kept:
+        if not files.paths:
+            raise UserError(f"{files.folder}: has no image to use.")
+    return kept

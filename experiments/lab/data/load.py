@@ -1,5 +1,6 @@
 """From the settings of images to a data set."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -13,12 +14,12 @@ from lab.data.samples import annotate
 from lab.data.sets import Data, MemoryLoader, Norm, check_channels, count_groups, digits, downloaded, norm_of, resized
 
 
-def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.device, seed: int, saved: Norm | None = None) -> Data:
+def load_data(config: ImagesConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
     """Open the data set a config names.
 
     Args:
         config: one of the schemas of lab.config.schema.DATA.
-        model_norm: mean, std and interpolation that a pretrained model expects (used by data=folder).
+        norm: what the pixels of files are normalised by.
         device: where batches are wanted.
         seed: of the order and the augmentation.
         saved: what a saved model was trained with; None computes it from the training images where they are held in memory.
@@ -29,27 +30,30 @@ def load_data(config: ImagesConfig, model_norm: dict[str, Any], device: torch.de
     if isinstance(config, FolderConfig):
         if saved:
             check_channels(saved, 3)
-        return folder_data(config, model_norm, device, seed)
+        return folder_data(config, norm, device, seed)
     if isinstance(config, DigitsConfig):
-        classes, train, val = digits(config)
+        sets = digits(config)
         augment: Any = wobble
     else:
-        classes, train, val = downloaded(cast(DownloadedConfig, config))
+        sets = downloaded(cast(DownloadedConfig, config))
         augment = wobble if config.name == "mnist" else crop_and_flip
-    kept, train.targets = corrupted(cast(MemoryConfig, config), train.targets, len(classes))
-    train.images, train.keys = train.images[kept], [train.keys[i] for i in kept.tolist()]
-    for split in (train, val):
-        split.images = resized(split.images, config.image_size)
-    notes = annotate(config, train.targets, classes, train.keys, needed=True)
-    val_notes = annotate(config, val.targets, classes, val.keys, needed=False)
-    norm = norm_of(train.images, saved)
-    make = partial(MemoryLoader, device=device, norm=norm)
+    classes, train = sets.classes, sets.train
+    kept, labels = corrupted(cast(MemoryConfig, config), train.targets, len(classes))
+    train = replace(train.only(kept.tolist()), targets=labels)
+    splits = [replace(split, images=resized(split.images, config.image_size)) for split in (train, sets.val, sets.test) if split]
+    notes = [annotate(config, split.targets, classes, split.keys, needed=split is splits[0]) for split in splits]
+    mean, std = norm_of(splits[0].images, saved)
+    make = partial(MemoryLoader, device=device, norm=(mean, std))
+    plain, val, *test = (partial(make, *pair, config.eval_batch_size) for pair in zip(splits, notes, strict=True))
     return Data(
         classes,
-        train.images.shape[1],
-        Norm(norm[0].tolist(), norm[1].tolist()),
-        make(train, notes, config.batch_size).shuffled(seed, augment if config.augment else None),
-        make(val, val_notes, config.eval_batch_size),
-        count_groups(notes, val_notes),
-        torch.bincount(train.targets, minlength=len(classes)),
+        splits[0].images.shape[1],
+        Norm(mean.tolist(), std.tolist()),
+        make(splits[0], notes[0], config.batch_size).shuffled(seed, augment if config.augment else None),
+        val(),
+        count_groups(*notes),
+        torch.bincount(labels, minlength=len(classes)),
+        test[0]() if test else None,
+        sets.held_out,
+        plain,
     )

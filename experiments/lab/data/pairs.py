@@ -1,7 +1,7 @@
 """Pairs of handwritten digits with the preferences of simulated annotators."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,27 +21,35 @@ from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resi
 class PairBatch(Batch):
     """Pair i is images 2i and 2i + 1; its target is 1 where the first is preferred. Weights and groups are the pairs'."""
 
+    truth: Tensor | None = None  # (pairs,) 1 where the first digit is the larger, else 0
+    share: Tensor | None = None  # (pairs,) share of the votes for the first
+
     def __len__(self) -> int:
         return self.target.shape[0]
 
 
 class PairLoader(MemoryLoader):
+    def __init__(
+        self, digits: Split, pairs: "Pairs", config: DigitPairsConfig, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]
+    ) -> None:
+        """digits: the images that the pairs are of."""
+        notes = Annotations(pairs.weight if config.votes > 1 else None, pairs.group if len(config.rationality) > 1 else None)
+        keys = ["-".join(digits.keys[i] for i in pair) for pair in pairs.digits.tolist()]
+        super().__init__(Split(digits.images[pairs.digits], pairs.preferred, keys), notes, batch_size, device, norm)
+        self.truth, self.share = pairs.truth.to(device), pairs.share.to(device)
+
     def __iter__(self) -> Iterator[Batch]:
         for batch in super().__iter__():
-            yield PairBatch(batch.images.flatten(0, 1), batch.target, batch.index, batch.weight, batch.group)
-
-
-@dataclass
-class PairData(Data):
-    truth: Tensor  # (held-out pairs,) 1 where the first digit is the larger
-    share: Tensor  # (held-out pairs,) share of the votes for the first
+            truth, share = self.truth[batch.index], self.share[batch.index]
+            images = batch.images.flatten(0, 1)
+            yield PairBatch(images, batch.target, batch.index, batch.weight, batch.group, truth=truth, share=share)
 
 
 @dataclass
 class Pairs:
     digits: Tensor  # (P, 2) positions
-    truth: Tensor  # (P,) 1 where the first digit is the larger, else 0
-    share: Tensor  # (P,) share of the votes for the first
+    truth: Tensor  # (P,) as in PairBatch
+    share: Tensor  # (P,)
     group: Tensor  # (P,) of annotators
 
     @property
@@ -53,8 +61,8 @@ class Pairs:
         return (2 * self.share - 1).abs()
 
 
-def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved: Norm | None = None) -> PairData:
-    """Training pairs of training digits and held-out pairs of held-out digits.
+def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
+    """Training pairs of training digits, and held-out and test pairs of digits of their own.
 
     Args:
         config: the pairs.
@@ -66,31 +74,23 @@ def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved:
         raise UserError(f"data.votes={config.votes}: an odd number is expected, so that no pair is tied.")
     if not config.rationality:
         raise UserError("data.rationality: one number for each group of annotators is expected; none is given.")
-    _, *splits = digits(config)
-    counts = (config.train_pairs, config.val_pairs)
-    drawn = [draw_pairs(split.targets, count, config, part) for part, (split, count) in enumerate(zip(splits, counts, strict=True))]
-    images = [resized(split.images, config.image_size) for split in splits]
-    norm = norm_of(images[0], saved)
-    make = partial(PairLoader, device=device, norm=norm)
-    held_out, several = drawn[1], len(config.rationality) > 1
-    train, val = (
-        make(
-            Split(pixels[pairs.digits], pairs.preferred, []),
-            Annotations(pairs.weight if config.votes > 1 else None, pairs.group if several else None),
-            batch_size,
-        )
-        for pixels, pairs, batch_size in zip(images, drawn, (config.batch_size, config.eval_batch_size), strict=True)
-    )
-    return PairData(
+    sets = digits(config)
+    known = [(sets.train, config.train_pairs), (sets.val, config.val_pairs), (sets.test, config.test_pairs)]
+    splits = [(replace(split, images=resized(split.images, config.image_size)), count) for split, count in known if split]
+    norm = norm_of(splits[0][0].images, saved)
+    drawn = [(split, draw_pairs(split.targets, count, config, part)) for part, (split, count) in enumerate(splits)]
+    plain, val, *test = (partial(PairLoader, *pair, config, config.eval_batch_size, device, norm=norm) for pair in drawn)
+    return Data(
         ["reward"],
         1,
         Norm(norm[0].tolist(), norm[1].tolist()),
-        train.shuffled(seed, _each if config.augment else None),
-        val,
-        len(config.rationality) if several else 0,
-        torch.tensor([len(drawn[0].truth)]),
-        held_out.truth.to(device),
-        held_out.share.to(device),
+        PairLoader(*drawn[0], config, config.batch_size, device, norm=norm).shuffled(seed, _each if config.augment else None),
+        val(),
+        len(config.rationality) if len(config.rationality) > 1 else 0,
+        torch.tensor([config.train_pairs]),
+        test[0]() if test else None,
+        sets.held_out,
+        plain,
     )
 
 
@@ -101,7 +101,7 @@ def draw_pairs(labels: Tensor, count: int, config: DigitPairsConfig, part: int) 
         labels: (N,) the digits to choose from.
         count: of pairs.
         config: votes, rationality and seed.
-        part: 0 for training, 1 for held-out pairs, which are drawn from different random numbers.
+        part: 0 for training, 1 for held-out and 2 for test pairs, which are drawn from different random numbers.
     """
     random = np.random.default_rng([config.pair_seed, part])
     values = labels.numpy()

@@ -15,19 +15,20 @@ from PIL import Image, ImageDraw
 from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
 from lab.config.errors import UserError
 from lab.data.loading import number_of_workers
+from lab.data.split import split
 
 DRAWING = 1  # counted up when other pictures are drawn from the same settings, so that no old folder is taken for the new one
 LUMA = np.array([0.299, 0.587, 0.114])
 CONTRAST = 0.4  # of a digit's ink to what lies under it
 TRIES = 40
 FEW = 100  # scenes that are sooner drawn than worker processes started
-PARTS = ("train", "val")
+PARTS = ("train", "val", "test")
 
 
 def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
     """The folder under `root` with the scenes of these settings, which are drawn if they are not there yet.
 
-    It holds images/, instances_train.json and instances_val.json. It appears whole or not at all, also
+    It holds images/ and a file instances_<part>.json for each part. It appears whole or not at all, also
     when several processes want it at once.
 
     Raises:
@@ -55,15 +56,14 @@ def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
 
 
 def _settings(config: DigitScenesConfig) -> dict[str, Any]:
-    """What decides the pictures."""
-    loading = {item.name for item in fields(DetectionDataConfig)}
+    """What decides the pictures; without test scenes nothing of them, so that scenes drawn before there were any are found."""
+    loading = {item.name for item in fields(DetectionDataConfig)} | (set() if config.test else {"test", "test_scenes"})
     return {"drawing": DRAWING} | {item.name: getattr(config, item.name) for item in fields(config) if item.name not in loading}
 
 
 def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Images (N, 8, 8) in [0, 1] and classes of the training digits and of those held out."""
+    """Images (N, 8, 8) in [0, 1] and classes of each part's digits."""
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     for name in ("digits", "digit_pixels"):
         given = getattr(config, name)
@@ -71,14 +71,9 @@ def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
             raise UserError(f"data.{name}={given}: the lowest and the highest value are expected.")
     if config.digit_pixels[1] > config.scene_pixels:
         raise UserError(f"data.digit_pixels={config.digit_pixels}: at most data.scene_pixels={config.scene_pixels}.")
-    digits = load_digits()
-    try:
-        split = train_test_split(
-            range(len(digits.target)), test_size=config.held_out, stratify=digits.target, random_state=config.split_seed
-        )
-    except ValueError as error:
-        raise UserError(f"data.held_out={config.held_out}: {error}") from None
-    return [((digits.images[part] / 16).astype(np.float32), digits.target[part]) for part in split]
+    known = load_digits()
+    parts = split(config, known.target.tolist(), [str(digit) for digit in range(10)], config.test)
+    return [((known.images[part] / 16).astype(np.float32), known.target[part]) for part in parts if part]
 
 
 @dataclass
@@ -106,7 +101,7 @@ class Drawing:
 def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tuple[np.ndarray, np.ndarray]], folder: Path) -> None:
     (folder / "images").mkdir()
     first = 1
-    for number, part in enumerate(PARTS):
+    for number, part in enumerate(PARTS[: len(digits)]):
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         for image_id, (name, found) in enumerate(_drawn(Drawing(config, number, *digits[number], folder / "images")), start=first):

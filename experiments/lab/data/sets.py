@@ -1,6 +1,6 @@
 """Data sets: held in memory on the device (digits, MNIST, CIFAR), or read by workers (ImageFolder)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from lab.data.batch import Batch
 from lab.data.loading import Shares
 from lab.data.samples import Annotations
 from lab.data.seeds import seed_of
+from lab.data.split import held_out_by, split
 from lab.train import distributed
 
 
@@ -24,6 +25,7 @@ class Loader(Protocol):
     """Batches of one task, on the device."""
 
     samples: int
+    keys: list[str]  # what each sample is called, by its position
 
     def __len__(self) -> int: ...
 
@@ -60,6 +62,21 @@ class Sets(Protocol):
     @property
     def val(self) -> Loader: ...
 
+    @property
+    def test(self) -> Loader | None:
+        """Scored once, at the end; None where there is none."""
+        ...
+
+    @property
+    def held_out(self) -> str:
+        """Which images `val` has, in words."""
+        ...
+
+    @property
+    def plain(self) -> Callable[[], Loader] | None:
+        """Makes a loader of the training samples as if they were held out: in order, without augmentation."""
+        ...
+
 
 @dataclass
 class Data:
@@ -70,6 +87,9 @@ class Data:
     val: Loader
     groups: int  # 0 where the data has no groups
     counts: Tensor  # (C,) training samples
+    test: Loader | None = None
+    held_out: str = ""
+    plain: Callable[[], Loader] | None = None
 
 
 @dataclass
@@ -77,6 +97,20 @@ class Split:
     images: Tensor  # (N, C, H, W), uint8 or float
     targets: Tensor  # (N,)
     keys: list[str]
+
+    def only(self, positions: list[int]) -> "Split":
+        return Split(self.images[positions], self.targets[positions], [self.keys[i] for i in positions])
+
+
+@dataclass
+class Splits:
+    """The images of a set; `held_out` says in words which ones are held out."""
+
+    classes: list[str]
+    train: Split
+    val: Split
+    test: Split | None
+    held_out: str
 
 
 class MemoryLoader:
@@ -92,7 +126,7 @@ class MemoryLoader:
         self.weight = None if notes.weight is None else notes.weight.to(device)
         self.group = None if notes.group is None else notes.group.to(device)
         self.mean, self.deviation = (value.view(1, -1, 1, 1).to(device) for value in norm)
-        self.device, self.samples = device, len(self.targets)
+        self.device, self.samples, self.keys = device, len(self.targets), split.keys
         self.shares = Shares(self.samples, batch_size)
         self.augment: Any = None
         self.seed: int | None = None
@@ -182,23 +216,20 @@ def resized(images: Tensor, size: int) -> Tensor:
     return scaled.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else scaled
 
 
-def digits(config: DigitsConfig | DigitPairsConfig) -> tuple[list[str], Split, Split]:
-    """Names of the classes, and the training and held-out digits of these settings."""
+def digits(config: DigitsConfig | DigitPairsConfig) -> Splits:
+    """Scikit-learn's handwritten digits."""
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     known = load_digits()
     images = torch.tensor(known.images, dtype=torch.float32)[:, None] / 16
-    targets = torch.tensor(known.target, dtype=torch.int64)
-    try:
-        train, val = train_test_split(range(len(targets)), test_size=config.held_out, stratify=known.target, random_state=config.split_seed)
-    except ValueError as error:
-        raise UserError(f"data.held_out={config.held_out}: {error}") from None
-    splits = [Split(images[part], targets[part], [str(i) for i in part]) for part in (train, val)]
-    return [str(i) for i in range(10)], splits[0], splits[1]
+    everything = Split(images, torch.tensor(known.target, dtype=torch.int64), [str(i) for i in range(len(images))])
+    names = [str(i) for i in range(10)]
+    train, val, test = (everything.only(part) for part in split(config, known.target.tolist(), names, config.test))
+    return Splits(names, train, val, test if config.test else None, f"of the digits, {held_out_by(config)}")
 
 
-def downloaded(config: DownloadedConfig) -> tuple[list[str], Split, Split]:
+def downloaded(config: DownloadedConfig) -> Splits:
+    """MNIST or CIFAR, by torchvision."""
     import socket
 
     from torchvision import datasets
@@ -229,7 +260,13 @@ def downloaded(config: DownloadedConfig) -> tuple[list[str], Split, Split]:
         images = pixels[:, None] if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
         targets = torch.as_tensor(part.targets, dtype=torch.int64)
         splits.append(Split(images.contiguous(), targets, [str(i) for i in range(len(targets))]))
-    return [str(name) for name in sets[0].classes], splits[0], splits[1]
+    names, (train, own) = [str(name) for name in sets[0].classes], splits
+    if not config.test and config.fold is None:
+        return Splits(names, train, own, None, "the set's own test images")
+    parts = split(config, train.targets.tolist(), names)
+    return Splits(
+        names, train.only(parts[0]), train.only(parts[1]), own if config.test else None, f"of the training images, {held_out_by(config)}"
+    )
 
 
 def readable_folder(setting: str, path: Path) -> Path:

@@ -77,7 +77,7 @@ def _classifier(config: TrainConfig, classes: list[str], norm: Norm, device: tor
 
     images, channels = cast(ImagesConfig, config.data), len(norm.mean)
     model = build_model(cast(ClassifierConfig, config.model), channels=channels, classes=len(classes), image_size=images.image_size)
-    read = _as_trained(images, images.image_size, norm, config)
+    read = _as_trained(images, images.image_size, norm)
     kind = activation_of(config.loss)
 
     def say(image: Image.Image) -> Said:
@@ -120,22 +120,18 @@ def _rewards(config: TrainConfig, norm: Norm, device: torch.device) -> tuple[nn.
 
     size = cast(DigitPairsConfig, config.data).image_size
     model = build_model(cast(ClassifierConfig, config.model), channels=len(norm.mean), classes=1, image_size=size)
-    read = _as_trained(config.data, size, norm, config)
+    read = _as_trained(config.data, size, norm)
     return model, lambda image: Rated(["reward"], [float(model(read(image)[None].to(device)))])
 
 
-def _as_trained(config: DataConfig, image_size: int, norm: Norm, run: TrainConfig) -> Callable[[Image.Image], Tensor]:
+def _as_trained(config: DataConfig, image_size: int, norm: Norm) -> Callable[[Image.Image], Tensor]:
     """An image as the run's held-out ones: (C, H, W), normalised."""
     from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
 
     if isinstance(config, FolderConfig):
-        from timm.data import create_transform
+        from lab.data.folder import held_out_transform
 
-        from lab.tasks.models import model_norm
-
-        interpolation = {key: value for key, value in model_norm(run.model).items() if key == "interpolation"}
-        size = (3, image_size, image_size)
-        return cast(Callable[[Image.Image], Tensor], create_transform(size, mean=tuple(norm.mean), std=tuple(norm.std), **interpolation))
+        return held_out_transform(config, norm)
 
     def read(image: Image.Image) -> Tensor:
         pixels = pil_to_tensor(image.convert("L") if len(norm.mean) == 1 else image).float() / 255

@@ -10,9 +10,9 @@ from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, reload, resolved, value_of
 
-MODEL_DATA = ("image_size", "shortest", "longest", "divisor")
-"""Settings of data that belong to the model: the size of what it sees."""
-SPLIT = ("split_seed", "held_out")
+MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "shortest", "longest", "divisor")
+"""Settings of data that belong to the model: how it sees an image."""
+SPLIT = ("split_seed", "held_out", "folds", "fold")
 """Settings of data that say which images the model has not seen."""
 
 
@@ -49,7 +49,7 @@ def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[T
 
 def _refuse_seen(ours: dict[str, str], theirs: dict[str, str]) -> None:
     """Raise UserError where `theirs` hold out what a model was trained on by `ours`."""
-    for name in (f"data.{each}" for each in SPLIT):
+    for name in (f"data.{each}" for each in SPLIT if ours["data.name"] == theirs["data.name"]):
         if ours.get(name) != theirs.get(name) and name in ours and name in theirs:
             raise UserError(
                 f"{name}={theirs[name]}: the model was trained with {name}={ours[name]}; "

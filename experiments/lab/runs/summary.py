@@ -19,7 +19,11 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
         table = trainer.task.rows(best.values) | {
             "held-out loss": f"{best.values['loss']:.4f}",
             "best epoch": f"{best.epoch} of {trainer.settings.epochs}: that of the held-out figures",
+            "held out": f"{trainer.data.val.samples} samples: {trainer.data.held_out}",
         }
+    if trainer.data.test is not None and (tested := {name[5:]: value for name, value in values.items() if name.startswith("test/")}):
+        table["test"] = f"{trainer.data.test.samples} samples, scored once with the best epoch's weights; loss {tested['loss']:.4f}"
+        table |= {f"test {name.removeprefix('held-out ')}": value for name, value in trainer.task.rows(tested).items()}
     if "train/loss" in values:
         table["training loss"] = f"{values['train/loss']:.4f}, the mean of the last updates"
     speed = "run/images_per_second"

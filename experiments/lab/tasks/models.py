@@ -2,13 +2,13 @@
 
 import inspect
 import math
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
 from lab.config.errors import UserError, nearest
+from lab.config.model_view import model_view
 from lab.config.objects import find
 from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig
 from lab.data.sets import Norm
@@ -41,13 +41,10 @@ def check_model_name(name: str) -> None:
     )
 
 
-def model_norm(config: ModelConfig, saved: Norm | None = None) -> dict[str, Any]:
-    """What a pretrained model expects of its images: mean, std, interpolation; a saved model's own mean and std."""
-    import timm
-
-    known = timm.get_pretrained_cfg(config.name)
-    expected = {key: value for key, value in (known.to_dict() if known else {}).items() if key in ("mean", "std", "interpolation")}
-    return expected | (asdict(saved) if saved else {})
+def model_norm(config: ModelConfig, saved: Norm | None = None) -> Norm:
+    """What pixels are normalised by: a saved model's own, or what a pretrained one expects."""
+    view = model_view(config)
+    return saved or Norm(list(view["mean"]), list(view["std"]))
 
 
 def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:

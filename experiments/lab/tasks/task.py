@@ -43,8 +43,8 @@ class Task(Protocol):
         """(len(score_names),) sums over the batch's samples."""
         ...
 
-    def counts(self) -> Any:
-        """Counters of a new evaluation; their `result()` has `values`, by name, and `tree()` for the run's record."""
+    def counts(self, loader: Any) -> Any:
+        """Counters of a new evaluation of this loader's samples; their `result()` has `values`, by name, and `tree()` for the record."""
         ...
 
     def count(self, counts: Any, output: Any, batch: Any) -> None: ...

@@ -64,6 +64,8 @@ class Parallel:
             return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+        if self.sharded:
+            self.model.reshard()  # type: ignore[operator]  # an evaluation leaves the outermost parameters whole
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(self.model, state if distributed.rank() == 0 and state else {}, options=options)
 

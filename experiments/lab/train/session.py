@@ -68,12 +68,16 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
     console = Console(trainer.updates, done=trainer.done)
-    samples = f"{trainer.data.train.samples} training and {trainer.data.val.samples} held-out samples"
-    console.say(f"{name}: {samples} on {trainer.device}, loss by {trainer.kernels.backend}")
+    data = trainer.data
+    samples = f"{data.train.samples} training samples, {data.val.samples} held out ({data.held_out})"
+    samples += f", {data.test.samples} to test" if data.test is not None else ""
+    console.say(f"{name}: {samples}, on {trainer.device}, loss by {trainer.kernels.backend}")
     if launched() > 1:
         console.say(trainer.parallel.says(config.data.batch_size * config.trainer.accumulate))
     if earlier:
         console.say(f"going on with {os.path.relpath(earlier.path)} after update {trainer.done} of {trainer.updates}")
+        if any(metric.startswith("test/") for metric, _ in run.folder.history.values):
+            console.say("warning: the test images were scored before; what is chosen by that score makes the next one flatter the model")
         if run.folder.copy_of:
             console.say(f"it is a copy of {run.folder.copy_of}: it gets a run of its own in MLflow")
     elif config.resume:

@@ -97,7 +97,7 @@ class Trainer:
             self.save("last.pt", whole=True)
             raise
         self.stop = None  # it is too late now
-        self.see_best_again()
+        self.score_best()
 
     def begin_epoch(self) -> bool:
         """Go on with the epoch that is not over, or to the next one; return whether there is any."""
@@ -270,7 +270,7 @@ class Trainer:
     def evaluate(self, model: nn.Module, loader: Loader) -> Any:
         model.eval()
         distributed.average_statistics(model)
-        counts = self.task.counts()
+        counts = self.task.counts(loader)
         for batch in loader:
             if self.parallel.ranks == 1:
                 self.end_if_wanted()
@@ -311,16 +311,30 @@ class Trainer:
             checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
         self.callbacks("on_checkpoint", self, path)
 
-    def see_best_again(self) -> None:
-        """Evaluate the best weights where an earlier process of the run did: its pictures are not drawn yet."""
-        if self.pictured is not None or self.best.values is None:
+    def score_best(self) -> None:
+        """Score the best weights on the test images, once: nothing is chosen by them.
+
+        Also on the held-out images, where an earlier process of the run did: its pictures are not drawn yet.
+        """
+        if self.best.values is None or (self.data.test is None and self.pictured is not None) or not self.load_weights("best.pt"):
             return
-        state = None
-        if distributed.rank() == 0 and (best := self.folder.path / "checkpoints" / "best.pt").is_file():
-            state = checkpoint.load(best)
-        if distributed.of_first(state is not None):
-            self.parallel.load_model_state(state and (state["ema"] or state["model"]))
+        if self.pictured is None:
             self.pictured = self.evaluate(self.model, self.data.val)
+        if self.data.test is not None:
+            values = {f"test/{name}": value for name, value in self.evaluate(self.model, self.data.test).values.items()}
+            self.values |= values
+            self.folder.metrics(self.done, values)
+        self.load_weights("last.pt")
+
+    def load_weights(self, name: str) -> bool:
+        """Put the weights of a checkpoint into the model on every rank, of the best one the averaged; return whether it is there."""
+        state = None
+        if distributed.rank() == 0 and (path := self.folder.path / "checkpoints" / name).is_file():
+            state = checkpoint.load(path)
+        there = bool(distributed.of_first(state is not None))
+        if there:
+            self.parallel.load_model_state(state and ((name == "best.pt" and state["ema"]) or state["model"]))
+        return there
 
     def finish(self) -> dict[str, float]:
         """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""

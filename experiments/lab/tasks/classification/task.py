@@ -10,7 +10,7 @@ from lab.config.schema import ClassificationConfig, ImagesConfig, TrainConfig
 from lab.data.augment import Mix
 from lab.data.batch import Batch
 from lab.data.load import load_data
-from lab.data.sets import Data, Norm
+from lab.data.sets import Data, Loader, Norm
 from lab.tasks.classification.metrics import ClassificationCounts, ClassificationResult
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
@@ -30,7 +30,7 @@ class Classification(ClassifierTask):
         criterion = Criterion(config.loss, images, len(data.classes), data.groups, device, data.counts)
         super().__init__(config, criterion, images.image_size, device)
         self.data, self.channels, self.settings = data, data.channels, cast(ClassificationConfig, config.task)
-        self.counts()  # finds the metrics before anything starts
+        self.counts(data.val)  # finds the metrics before anything starts
         self.mix = Mix(images.mixup, images.cutmix, images.mix_probability, device, own_seed(config.seed))
 
     def prepare(self, batch: Batch, *, training: bool) -> Batch:
@@ -54,7 +54,7 @@ class Classification(ClassifierTask):
 
         return sum_of_rows(hits, output, target)
 
-    def counts(self) -> ClassificationCounts:
+    def counts(self, loader: Loader) -> ClassificationCounts:
         return ClassificationCounts(
             len(self.data.classes), self.settings.calibration_bins, self.data.groups, self.device, self.settings.metrics
         )

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,11 +16,9 @@ from lab.data.coco import CocoImages, Collate, power_of_two
 from lab.data.coco_file import CocoFile, read_coco
 from lab.data.loading import WorkerLoader
 from lab.data.sets import Loader, Norm
+from lab.data.split import held_out_by
 from lab.tasks.detection.augment import Prepare
 from lab.tasks.detection.batch import DetectionBatch
-
-# of ImageNet, where a model does not say
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class DetectionLoader(WorkerLoader):
@@ -37,7 +36,7 @@ class DetectionLoader(WorkerLoader):
         fill = (norm[0] * 255).round().int().tolist()
         collate = Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size))
         super().__init__(CocoImages(file, Prepare(config, fixed_size, fill, train=seed is not None)), config, device, seed, collate)
-        self.file = file
+        self.file, self.keys = file, file.files
         self.mean, self.deviation = (value.view(1, 3, 1, 1).to(device) for value in norm)
 
     def __iter__(self) -> Iterator[DetectionBatch]:
@@ -65,12 +64,15 @@ class DetectionData:
     train: FileLoader
     val: FileLoader
     counts: Tensor  # (C,) training boxes
+    test: FileLoader | None = None
+    held_out: str = ""
+    plain: Callable[[], FileLoader] | None = None
 
 
 def load_detection_data(
     config: DetectionDataConfig,
     fixed_size: list[int] | None,
-    norm: dict[str, Any],
+    norm: Norm,
     device: torch.device,
     seed: int,
     loader: Callable[..., FileLoader] = DetectionLoader,
@@ -80,7 +82,7 @@ def load_detection_data(
     Args:
         config: one of the schemas of lab.config.detection_schema.DETECTION_DATA.
         fixed_size: height and width of every batch; None pads a batch to its largest image.
-        norm: mean and std that a pretrained model expects.
+        norm: what pixels are normalised by.
         device: where batches are wanted.
         seed: of the order and the augmentation.
         loader: what makes batches of it.
@@ -89,22 +91,27 @@ def load_detection_data(
         UserError: a setting, a file or an entry of a file is wrong.
     """
     _check_sizes(config, fixed_size)
-    train, val = (
-        read_coco(path, folder, settings=settings, check=config.check, skip_corrupt=config.skip_corrupt)
-        for path, folder, settings in _parts(config)
-    )
-    _refuse_different_categories(train, val)
-    for file, setting in ((train, "data.train_annotations"), (val, "data.val_annotations")):
+    parts = _parts(config)
+    files = [
+        read_coco(part.annotations, part.images, settings=part.settings, check=config.check, skip_corrupt=config.skip_corrupt)
+        for part in parts
+    ]
+    train, val = files[:2]
+    for file, part in zip(files, parts, strict=True):
+        _refuse_different_categories(train, file)
         if not len(file.labels):
-            raise UserError(f"{setting}={file.path}: no image has a box.")
-    mean, deviation = (torch.tensor(norm.get(key, default)) for key, default in (("mean", MEAN), ("std", DEVIATION)))
+            raise UserError(f"{part.settings[0]}={file.path}: no image has a box.")
+    make = partial(loader, config=config, fixed_size=fixed_size, norm=(torch.tensor(norm.mean), torch.tensor(norm.std)), device=device)
     return DetectionData(
         train.classes,
         train.category_ids,
-        Norm(mean.tolist(), deviation.tolist()),
-        loader(train, config, fixed_size, (mean, deviation), device, seed),
-        loader(val, config, fixed_size, (mean, deviation), device, None),
+        norm,
+        make(train, seed=seed),
+        make(val, seed=None),
         train.counts(),
+        make(files[2], seed=None) if len(files) > 2 else None,
+        f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}",
+        partial(make, train, seed=None),
     )
 
 
@@ -117,21 +124,41 @@ def size_of(config: DetectionDataConfig, fixed_size: list[int] | None) -> tuple[
     return side, side
 
 
-def _parts(config: DetectionDataConfig) -> list[tuple[Path, Path, tuple[str, str]]]:
-    """Annotation file, image folder and the settings that name them, of the training and the held-out images."""
+@dataclass
+class Part:
+    """Annotation file, image folder and the settings that name them."""
+
+    annotations: Path
+    images: Path
+    settings: tuple[str, str]
+
+
+def _parts(config: DetectionDataConfig) -> list[Part]:
+    """The training, the held-out and, where there are any, the test images."""
     root = absolute(config.root, ROOT / "data")
     if isinstance(config, DigitScenesConfig):
         from lab.data.scenes import PARTS, scenes_folder
 
         folder = scenes_folder(config, root / "digit_scenes")
-        return [(folder / f"instances_{part}.json", folder / "images", ("data.root", "data.root")) for part in PARTS]
+        parts = PARTS if config.test else PARTS[:2]
+        return [Part(folder / f"instances_{part}.json", folder / "images", ("data.root", "data.root")) for part in parts]
     coco = cast(CocoConfig, config)
     if not root.is_dir():
         raise UserError(f"data.root={root}: there is no such folder.")
-    return [
-        (root / coco.train_annotations, root / coco.train_images, ("data.train_annotations", "data.train_images")),
-        (root / coco.val_annotations, root / coco.val_images, ("data.val_annotations", "data.val_images")),
-    ]
+    if (coco.test_annotations is None) != (coco.test_images is None):
+        given, lacking = ("annotations", "images") if coco.test_images is None else ("images", "annotations")
+        raise UserError(f"data.test_{given}={getattr(coco, f'test_{given}')}: data.test_{lacking} is expected with it.")
+    found: list[Part] = []
+    for name in ("train", "val", "test"):
+        settings = f"data.{name}_annotations", f"data.{name}_images"
+        annotations, images = getattr(coco, f"{name}_annotations"), getattr(coco, f"{name}_images")
+        if annotations is None:
+            continue
+        here = (root / annotations).resolve()
+        if name == "test" and (same := next((part for part in found if part.annotations.resolve() == here), None)):
+            raise UserError(f"{settings[0]}={annotations}: is {same.settings[0]}, too; images that nothing else uses are expected.")
+        found.append(Part(root / annotations, root / images, settings))
+    return found
 
 
 def _check_sizes(config: DetectionDataConfig, fixed_size: list[int] | None) -> None:
@@ -153,8 +180,8 @@ def _boxes(file: CocoFile, config: DetectionDataConfig, fixed_size: list[int] | 
     return config.max_boxes or (power_of_two(most) if fixed_size else None)
 
 
-def _refuse_different_categories(train: CocoFile, val: CocoFile) -> None:
-    ours, others = (set(zip(file.category_ids, file.classes, strict=True)) for file in (train, val))
+def _refuse_different_categories(train: CocoFile, other: CocoFile) -> None:
+    ours, others = (set(zip(file.category_ids, file.classes, strict=True)) for file in (train, other))
     if ours != others:
         odd = ", ".join(f"{category_id} {name!r}" for category_id, name in sorted(ours ^ others)[:10])
-        raise UserError(f"{train.path} and {val.path} have different categories; in one of them only: {odd}.")
+        raise UserError(f"{train.path} and {other.path} have different categories; in one of them only: {odd}.")

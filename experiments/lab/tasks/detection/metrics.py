@@ -37,6 +37,7 @@ class DetectionResult:
     precision: dict[str, list[float]]  # at IoU 0.5 and the recalls 0, 0.01 to 1
     found: dict[int, Found]  # by image id; on rank 0 only
     category_ids: list[int]
+    truth: CocoFile | None = None  # what was there
 
     def tree(self) -> dict[str, Any]:
         return {"per_class": self.per_class, "precision": {name: [round(p, 4) for p in curve] for name, curve in self.precision.items()}}
@@ -94,6 +95,7 @@ class DetectionCounts:
             result.found = {}  # too much to send to the other ranks
         result = distributed.of_first(result)
         assert result is not None
+        result.truth = self.truth
         if first:
             result.found = {self.truth.image_ids[position]: each for position, each in found.items()}
         return result

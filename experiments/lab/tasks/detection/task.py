@@ -12,10 +12,11 @@ from lab.config.detection_schema import DetectionDataConfig
 from lab.config.errors import UserError
 from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
+from lab.data.coco_file import CocoFile
 from lab.data.sets import Norm
 from lab.tasks.detection.backbone import backbone
 from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import DetectionData, load_detection_data, size_of
+from lab.tasks.detection.data import DetectionData, FileLoader, load_detection_data, size_of
 from lab.tasks.detection.detectors import FCOS, RetinaNet
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.metrics import DetectionCounts, DetectionResult
@@ -35,8 +36,8 @@ FIGURES = ("map", "map50", "map75")
 class Counts:
     """Of an evaluation: what was found, and the loss."""
 
-    def __init__(self, data: DetectionData, device: torch.device) -> None:
-        self.detections = DetectionCounts(data.classes, data.category_ids, device, data.val.file)
+    def __init__(self, data: DetectionData, device: torch.device, truth: CocoFile) -> None:
+        self.detections = DetectionCounts(data.classes, data.category_ids, device, truth)
         self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, positives
 
     def result(self) -> DetectionResult:
@@ -77,8 +78,8 @@ class Detection(Stateless):
     def scores(self, output: DetectorOutput, batch: DetectionBatch) -> Tensor:
         return self.normalizer(batch)[None]
 
-    def counts(self) -> Counts:
-        return Counts(self.data, self.device)
+    def counts(self, loader: FileLoader) -> Counts:
+        return Counts(self.data, self.device, loader.file)
 
     def count(self, counts: Counts, output: DetectorOutput, batch: DetectionBatch) -> None:
         positives = self.normalizer(batch)
@@ -89,7 +90,8 @@ class Detection(Stateless):
     def pictures(self, result: DetectionResult, folder: Path) -> list[Path]:
         """Beside the pictures, all that was found as COCO results."""
         found, curves, results = folder / "detections.png", folder / "precision_recall.png", folder / "detections.json"
-        detections_picture(result, self.data.val.file, self.data.classes, found, images=self.settings.pictures)
+        assert result.truth is not None
+        detections_picture(result, result.truth, self.data.classes, found, images=self.settings.pictures)
         with letters_of(self.data.classes):
             precision_recall_picture(result, curves)
         result.export_coco(results)

@@ -24,7 +24,7 @@ from lab.tasks.heads import HeadInput
 from lab.tasks.models import build_model, model_norm, placed
 from lab.train.precision import autocast
 
-SAME_DATA = ("name", "image_size", "split_seed", "held_out", "root", "train", "val")  # of the settings of data
+SAME_DATA = ("name", "image_size", "split_seed", "held_out", "test", "folds", "fold", "root", "train", "val")  # of the settings of data
 
 
 class Distillation(Classification):

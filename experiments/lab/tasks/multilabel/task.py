@@ -15,7 +15,7 @@ from lab.data.augment import wobble
 from lab.data.batch import Batch
 from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
-from lab.data.sets import MemoryLoader, Norm, Split
+from lab.data.sets import Loader, MemoryLoader, Norm, Split
 from lab.tasks.detection.data import DetectionData, DetectionLoader, load_detection_data, size_of
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
@@ -50,16 +50,15 @@ class HeldLabelSets(MemoryLoader):
     ) -> None:
         self.file = file
         read = list(DetectionLoader(file, config, fixed_size, norm, torch.device("cpu"), None).read())
-        split = Split(
-            torch.cat([batch.images for batch in read]), torch.cat([multi_hot(batch.labels, len(file.classes)) for batch in read]), []
-        )
+        targets = torch.cat([multi_hot(batch.labels, len(file.classes)) for batch in read])
+        split = Split(torch.cat([batch.images for batch in read]), targets, file.files)
         super().__init__(split, Annotations(), config.eval_batch_size if seed is None else config.batch_size, device, norm)
         if seed is not None:
             self.shuffled(seed, wobble if config.augment else None)
 
 
 def load_label_sets(
-    config: DetectionDataConfig, size: list[int], norm: dict[str, Any], device: torch.device, seed: int, *, in_memory: bool
+    config: DetectionDataConfig, size: list[int], norm: Norm, device: torch.device, seed: int, *, in_memory: bool
 ) -> DetectionData:
     """COCO files whose images are labelled with the set of their boxes' classes.
 
@@ -142,7 +141,7 @@ class Multilabel(ClassifierTask):
             )
         super().__init__(config, criterion, image_size, device)
         self.data, self.settings = data, cast(MultilabelConfig, config.task)
-        self.counts()  # finds the metrics before anything starts
+        self.counts(data.val)  # finds the metrics before anything starts
 
     def prior(self) -> float:
         """The mean share of the training images that a class is in."""
@@ -159,7 +158,7 @@ class Multilabel(ClassifierTask):
 
         return sum_of_rows(right, output, batch.target)
 
-    def counts(self) -> MultilabelCounts:
+    def counts(self, loader: Loader) -> MultilabelCounts:
         return MultilabelCounts(self.data.classes, self.settings.threshold, self.device, self.settings.metrics)
 
     def count(self, counts: MultilabelCounts, output: Tensor, batch: Batch) -> None:

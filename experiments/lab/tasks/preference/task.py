@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lab.config.loss_schema import BradleyTerryConfig
 from lab.config.schema import ClassifierConfig, TrainConfig
 from lab.config.task_schema import DigitPairsConfig
-from lab.data.pairs import PairBatch, PairData, load_pairs
-from lab.data.sets import Norm
+from lab.data.pairs import PairBatch, load_pairs
+from lab.data.sets import Data, Loader, Norm
 from lab.tasks.losses import Criterion
 from lab.tasks.models import build_model
 from lab.tasks.plots import calibration_picture
@@ -80,7 +80,7 @@ class Preference(Stateless):
     monitor = "accuracy"
     score_names: tuple[str, ...] = ("agreement",)
 
-    def __init__(self, config: TrainConfig, data: PairData, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
         self.settings = cast(PreferenceTaskConfig, config.task)
         self.criterion: Criterion | BradleyTerryConfig = (
@@ -115,13 +115,15 @@ class Preference(Stateless):
         """Pairs whose preferred image has the larger reward."""
         return ((self.lead(output) > 0) == (batch.target > 0.5)).sum()[None]
 
-    def counts(self) -> PreferenceCounts:
+    def counts(self, loader: Loader) -> PreferenceCounts:
         return PreferenceCounts(self.settings.calibration_bins, self.device)
 
     def count(self, counts: PreferenceCounts, output: Tensor, batch: PairBatch) -> None:
         divisor = self.normalizer(batch)
         loss = self.loss(output, batch, torch.ones_like(divisor))
-        counts.add(self.lead(output), self.data.truth[batch.index], self.data.share[batch.index], loss.float(), divisor)
+        assert batch.truth is not None
+        assert batch.share is not None
+        counts.add(self.lead(output), batch.truth, batch.share, loss.float(), divisor)
 
     def pictures(self, result: PreferenceResult, folder: Path) -> list[Path]:
         path = folder / "calibration.png"

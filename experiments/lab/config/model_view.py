@@ -1,0 +1,34 @@
+"""How a timm model sees images: the size, crop, interpolation and normalisation that its weights were made for."""
+
+from typing import Any
+
+from lab.config.schema import FolderConfig, ModelConfig
+
+
+def model_view(config: ModelConfig) -> dict[str, Any]:
+    """timm's `resolve_model_data_config` of the model, which need not be built for it; timm's defaults for a model it does not know.
+
+    Returns:
+        input_size, crop_pct, crop_mode, interpolation, mean and std.
+    """
+    import timm
+    from timm.data import resolve_data_config
+
+    try:
+        known = timm.get_pretrained_cfg(config.name)
+    except RuntimeError:  # no such tag, which check_model_name refuses
+        known = None
+    settings = (known.to_dict() if known else {}) | dict(config.args.get("pretrained_cfg_overlay") or {})
+    return dict(resolve_data_config(pretrained_cfg=settings or {"input_size": (3, 224, 224)}))
+
+
+def fill_from_model(data: FolderConfig, model: ModelConfig) -> None:
+    """Give the settings that are null, which leave it to the model, the model's own values."""
+    names = ("image_size", "crop_pct", "crop_mode", "interpolation")
+    if None not in (getattr(data, name) for name in names):
+        return
+    view = model_view(model)
+    view["image_size"] = view["input_size"][-1]
+    for name in names:
+        if getattr(data, name) is None:
+            setattr(data, name, view[name])

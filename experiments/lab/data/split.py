@@ -1,0 +1,90 @@
+"""Which images are trained on, which are held out to choose by, and which are scored once at the end."""
+
+from collections import Counter
+from collections.abc import Sequence
+from math import ceil
+
+from lab.config.errors import UserError
+from lab.config.schema import FoldConfig, SplitConfig
+
+Positions = list[int]
+
+
+def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], test: float | None = None) -> list[Positions]:
+    """Positions of the training, the held-out and the test samples: shares of each class, at random by data.split_seed.
+
+    Test samples are drawn first, so that they are the same for every fold.
+
+    Args:
+        config: the share that is held out, or the fold.
+        targets: the class of each sample.
+        classes: their names.
+        test: share of test samples; None for none.
+
+    Raises:
+        UserError: the shares leave a class without a sample in one of the parts, or there is no such fold.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    names = ["training", "held-out", "test"][: 2 if test is None else 3]
+    _refuse_rare(config, targets, classes, len(names))
+    rest: Positions = list(range(len(targets)))
+    tested: Positions = []
+    if test is not None:
+        if fold_of(config) is None and test + config.held_out >= 1:
+            raise UserError(f"data.test={test}: with data.held_out={config.held_out} no image is left to train on.")
+        rest, tested = _apart(config, targets, rest, ceil(test * len(targets)), f"data.test={test}")
+    if (fold := fold_of(config)) is None:
+        train, val = _apart(config, targets, rest, ceil(config.held_out * len(targets)), f"data.held_out={config.held_out}")
+    else:
+        folds = StratifiedKFold(fold.folds, shuffle=True, random_state=config.split_seed)
+        train, val = ([rest[i] for i in part] for part in list(folds.split(rest, [targets[i] for i in rest]))[fold.fold or 0])
+    parts = [train, val, tested]
+    for name, part in zip(names, parts, strict=False):
+        if lacking := set(range(len(classes))) - {targets[i] for i in part}:
+            label = min(lacking)
+            share = f"data.test={test}" if part is tested else held_out_by(config)
+            raise UserError(
+                f"{share}: class {classes[label]!r}, of {Counter(targets)[label]} images, has no {name} one; give more images of it."
+            )
+    return parts
+
+
+def held_out_by(config: SplitConfig) -> str:
+    """The setting that decides which images are held out."""
+    fold = fold_of(config)
+    return f"data.held_out={config.held_out}" if fold is None else f"data.fold={fold.fold} of data.folds={fold.folds}"
+
+
+def fold_of(config: SplitConfig) -> FoldConfig | None:
+    """The settings of the fold that is held out, if one is.
+
+    Raises:
+        UserError: there is no such fold.
+    """
+    if not isinstance(config, FoldConfig) or config.fold is None:
+        return None
+    if config.fold >= config.folds:
+        raise UserError(f"data.fold={config.fold}: 0 to {config.folds - 1} are expected with data.folds={config.folds}.")
+    return config
+
+
+def _refuse_rare(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], parts: int) -> None:
+    fold, counts = fold_of(config), Counter(targets)
+    label = min(range(len(classes)), key=counts.__getitem__)
+    least = parts if fold is None else fold.folds + parts - 2
+    if counts[label] < least:
+        raise UserError(
+            f"{held_out_by(config)}: class {classes[label]!r} has too few images to divide: {counts[label]}; at least {least} are expected."
+        )
+
+
+def _apart(config: SplitConfig, targets: Sequence[int], among: Positions, count: int, setting: str) -> tuple[Positions, Positions]:
+    """(the others, so many of the positions), by class."""
+    from sklearn.model_selection import train_test_split
+
+    try:
+        others, taken = train_test_split(among, test_size=count, stratify=[targets[i] for i in among], random_state=config.split_seed)
+    except ValueError as error:
+        raise UserError(f"{setting}: {error}") from None
+    return others, taken

@@ -1,0 +1,280 @@
+"""What is held out, what is scored once at the end, and what no split is made of."""
+
+import json
+import shutil
+import struct
+
+import numpy as np
+import pytest
+import torch
+from folder_parts import digit_files
+from PIL import Image
+
+from lab.config.errors import UserError
+from lab.config.schema import DigitsConfig
+from lab.config.settings import load
+from lab.data.load import load_data
+from lab.data.scenes import _digits
+from lab.data.sets import Norm, digits
+from lab.data.split import split
+
+CPU = torch.device("cpu")
+NORM = Norm([0.5], [0.5])
+SMALL = ["data.image_size=16", "trainer.epochs=2", "optim.lr=3e-3"]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Twenty images of each of three classes, none of them held out."""
+    root = digit_files(tmp_path / "pictures", train=20, names=("cat", "dog", "owl"))
+    shutil.rmtree(root / "val")
+    return root
+
+
+def words(root, *more):
+    return ["data=folder", f"data.root={root}", "data.image_size=16", "data.batch_size=8", "data.workers=0", *more]
+
+
+def test_each_class_has_its_share_in_every_part():
+    targets = [label for label, count in enumerate((100, 40, 60)) for _ in range(count)]
+    parts = split(DigitsConfig(held_out=0.2), targets, ["a", "b", "c"], test=0.1)
+    counted = [np.bincount([targets[i] for i in part]).tolist() for part in parts]
+    assert counted == [[70, 28, 42], [20, 8, 12], [10, 4, 6]]
+    assert sorted(i for part in parts for i in part) == list(range(200))
+    assert split(DigitsConfig(held_out=0.2, split_seed=1), targets, ["a", "b", "c"], test=0.1) != parts
+
+
+def test_folds_hold_out_every_image_once_and_never_a_test_image():
+    targets = [label for label in range(3) for _ in range(20)]
+    folds = [split(DigitsConfig(fold=fold, folds=4), targets, ["a", "b", "c"], test=0.2) for fold in range(4)]
+    tested = {tuple(sorted(test)) for _, _, test in folds}
+    assert len(tested) == 1
+    (test,) = tested
+    assert len(test) == 12
+    assert sorted(i for _, val, _ in folds for i in val) == sorted(set(range(60)) - set(test))
+    for train, val, _ in folds:
+        assert sorted([*train, *val, *test]) == list(range(60))
+        assert np.bincount([targets[i] for i in val]).tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "test", "said"),
+    [
+        ({"fold": 3, "folds": 3}, None, "data.fold=3: 0 to 2 are expected with data.folds=3."),
+        ({"held_out": 0.6}, 0.4, "data.test=0.4: with data.held_out=0.6 no image is left to train on."),
+        ({"held_out": 0.01}, None, "data.held_out=0.01: class 'owl', of 4 images, has no held-out one; give more images of it."),
+        ({"held_out": 0.01}, 0.5, "data.held_out=0.01: class 'owl', of 4 images, has no held-out one; give more images of it."),
+        ({}, 0.01, "data.test=0.01: class 'owl', of 4 images, has no test one; give more images of it."),
+        (
+            {"fold": 0, "folds": 5},
+            None,
+            "data.fold=0 of data.folds=5: class 'owl' has too few images to divide: 4; at least 5 are expected.",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(settings, test, said):
+    targets = [0] * 200 + [1] * 200 + [2] * 4
+    with pytest.raises(UserError) as caught:
+        split(DigitsConfig(**settings), targets, ["cat", "dog", "owl"], test)
+    assert str(caught.value) == said
+
+
+def test_a_class_of_one_image_is_refused():
+    with pytest.raises(UserError, match=r"^data.held_out=0.2: class 'b' has too few images to divide: 1; at least 2 are expected.$"):
+        split(DigitsConfig(), [0, 0, 0, 1], ["a", "b"])
+
+
+def test_a_folder_without_held_out_images_gives_some_of_its_own(make_trainer, pictures, capsys):
+    import train
+
+    data = make_trainer(*words(pictures, "data.held_out=0.25")).data
+    assert (data.train.samples, data.val.samples, data.test) == (45, 15, None)
+    assert not set(data.train.keys) & set(data.val.keys)
+    assert len({*data.train.keys, *data.val.keys}) == 60
+    per_class = [key.split("/")[1] for key in data.val.keys]
+    assert [per_class.count(name) for name in data.classes] == [5, 5, 5]
+    again = make_trainer(*words(pictures, "data.held_out=0.25", "seed=5")).data
+    assert again.val.keys == data.val.keys
+    assert make_trainer(*words(pictures, "data.held_out=0.25", "data.split_seed=5")).data.val.keys != data.val.keys
+
+    runs = [f"trainer.runs={pictures.parent / 'runs'}", "tracking=none", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=1"]
+    assert train.main([*words(pictures, "data.held_out=0.25"), *runs]) == 0
+    said = capsys.readouterr().out
+    assert "45 training samples, 15 held out (of train/, data.held_out=0.25), on cpu" in said
+    assert "15 samples: of train/, data.held_out=0.25" in said
+
+
+def test_held_out_images_of_the_training_folder_are_not_augmented(make_trainer, pictures):
+    data = make_trainer(*words(pictures, "data.random_erase=1", "data.held_out=0.25")).data
+    seen = {data.val.keys[i]: image for batch in data.val for i, image in zip(batch.index, batch.images, strict=True)}
+    for key, image in seen.items():
+        pixels = np.asarray(Image.open(pictures / key).convert("RGB"), dtype=np.float32) / 255
+        wanted = (torch.from_numpy(pixels).permute(2, 0, 1) - 0.5) / 0.5
+        crop = image[:, 4:-4, 4:-4] - wanted[:, 4:-4, 4:-4]  # timm resizes by 1 / 0.95 and crops
+        assert crop.abs().mean() < 0.15, key
+    plain = data.plain()
+    assert sorted(plain.keys) == sorted(data.train.keys)
+    first, second = (torch.cat([batch.images for batch in plain]) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_a_folder_of_test_images_is_a_part_of_its_own(make_trainer, pictures):
+    digit_files(pictures.parent / "more", train=5, val=1, names=("cat", "dog", "owl"))
+    shutil.move(pictures.parent / "more" / "train", pictures / "later")
+    data = make_trainer(*words(pictures, "data.test=later")).data
+    assert (data.train.samples, data.val.samples, data.test.samples) == (48, 12, 15)
+    assert all(key.startswith("later/") for key in data.test.keys)
+    shutil.rmtree(pictures / "later" / "owl")
+    with pytest.raises(UserError, match=r"^data.train and data.test hold different classes: owl in one of them only.$"):
+        make_trainer(*words(pictures, "data.test=later"))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["data.test=train"], "data.test=train: is data.train, too; images that nothing else uses are expected."),
+        (["data.test=./val"], "data.test=./val: is data.val, too; images that nothing else uses are expected."),
+        (["data.val=train"], "data.val=train: is data.train, too; images that nothing else uses are expected."),
+        (["data.fold=1"], "data.fold=1: divides the images of data.train, but data.root={root} has held-out images in val/."),
+        (["data.test=nowhere"], "data.test={root}/nowhere: there is no such folder."),
+    ],
+)
+def test_parts_of_a_folder_that_are_none_are_refused(make_trainer, tmp_path, more, said):
+    root = digit_files(tmp_path / "pictures")
+    with pytest.raises(UserError) as caught:
+        make_trainer(*words(root, *more))
+    assert str(caught.value) == said.format(root=root)
+
+
+def test_folds_of_a_folder(make_trainer, pictures):
+    folds = [make_trainer(*words(pictures, f"data.fold={fold}", "data.folds=4")).data for fold in range(4)]
+    assert sorted(key for data in folds for key in data.val.keys) == sorted([*folds[0].train.keys, *folds[0].val.keys])
+    assert [data.train.samples for data in folds] == [45] * 4
+    assert folds[2].held_out == "of train/, data.fold=2 of data.folds=4"
+
+
+def test_digits_of_a_fold_are_the_data_sets(make_trainer):
+    folds = [digits(load(["data.test=0.1", "data.folds=3", f"data.fold={fold}"]).config.data) for fold in range(3)]
+    assert len({tuple(each.test.keys) for each in folds}) == 1
+    held_out = [key for each in folds for key in each.val.keys]
+    assert len(held_out) == len(set(held_out)) == 1797 - 180
+    assert not set(held_out) & set(folds[0].test.keys)
+
+
+def mnist(root, train=60, test=30):
+    """Files as MNIST's, of random pixels."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name, count in (("train", train), ("t10k", test)):
+        pixels = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pixels.tobytes())
+        labels = np.arange(count, dtype=np.uint8) % 10
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
+    return root
+
+
+def test_a_sets_own_test_images_choose_only_where_they_do_not_test(tmp_path):
+    def data_of(*more):
+        given = ["data=mnist", "data.download=false", "data.image_size=28", f"data.root={mnist_root}", *more]
+        return load_data(load(given).config.data, NORM, CPU, 0)
+
+    mnist_root = mnist(tmp_path)
+    plain = data_of()
+    assert (plain.train.samples, plain.val.samples, plain.test) == (60, 30, None)
+    assert plain.held_out == "the set's own test images"
+    tested = data_of("data.test=true", "data.held_out=0.2")
+    assert (tested.train.samples, tested.val.samples) == (48, 12)
+    assert torch.equal(tested.test.images, plain.val.images)
+    assert set(torch.bincount(tested.val.targets).tolist()) == {1, 2}
+    assert torch.bincount(tested.train.targets, minlength=10).min() >= 4
+    fold = data_of("data.fold=1", "data.folds=3")
+    assert (fold.train.samples, fold.val.samples, fold.test) == (40, 20, None)
+
+
+def test_scenes_to_test_have_digits_of_their_own(make_trainer, tmp_path):
+    scenes = [f"data.root={tmp_path}", "data.train_scenes=5", "data.val_scenes=4", "data.test_scenes=3", "data.scene_pixels=64"]
+    data = make_trainer("task=detection", "model=fcos_tiny", *scenes, "data.digit_pixels=[14,24]", "data.workers=0", "data.test=0.3").data
+    assert [loader.samples for loader in (data.train, data.val, data.test)] == [5, 4, 3]
+    config = load(["task=detection", "data.test=0.3"]).config.data
+    known = [{glyph.tobytes() for glyph in glyphs} for glyphs, _ in _digits(config)]
+    assert [len(each) for each in known] == pytest.approx([0.5 * 1797, 0.2 * 1797, 0.3 * 1797], abs=3)
+    assert not known[2] & (known[0] | known[1])
+
+
+def test_pairs_to_test_are_of_digits_of_their_own(make_trainer):
+    data = make_trainer(
+        *("task=preference", "loss=bradley_terry", "data=digit_pairs", "data.image_size=16", "data.test=0.2"),
+        *("data.train_pairs=50", "data.val_pairs=40", "data.test_pairs=30"),
+    ).data
+    used = [{digit for key in loader.keys for digit in key.split("-")} for loader in (data.train, data.val, data.test)]
+    assert [loader.samples for loader in (data.train, data.val, data.test)] == [50, 40, 30]
+    assert not used[0] & used[1]
+    assert not (used[0] | used[1]) & used[2]
+
+
+def values_of(folder):
+    """Every metric with the steps that it was recorded at."""
+    found = {}
+    for line in (folder.path / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        for name, value in record.get("values", {}).items() if record["kind"] == "metrics" else ():
+            found.setdefault(name, []).append((record["step"], value))
+    return found
+
+
+@pytest.mark.parametrize("ema", [[], ["trainer.ema=0.5"]], ids=["plain", "ema"])
+def test_the_best_weights_are_scored_once_on_the_test_images(make_trainer, run_folder, quiet, ema):
+    trainer = make_trainer(*SMALL, "data.test=0.1", "trainer.epochs=3", "data.train_share=0.2", *ema)
+    trainer.fit(run_folder, quiet)
+    found = values_of(run_folder)
+    ((step, top1),) = found["test/top1"]
+    assert step == trainer.done
+    assert found["test/samples"] == [(step, 180.0)]
+    best, last = (torch.load(run_folder.path / "checkpoints" / f"{name}.pt", weights_only=True) for name in ("best", "last"))
+    kept = trainer.model.state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in last["model"].items()), "the model is the last one again"
+    model = trainer.task.model()
+    model.load_state_dict(best["ema"] or best["model"])
+    test = trainer.data.test
+    with torch.no_grad():
+        guess = model.eval()((test.images - test.mean) / test.deviation).argmax(1)
+    assert top1 == pytest.approx((guess == test.targets).float().mean().item(), abs=1e-6)
+    from lab.runs.summary import rows
+
+    table = rows(trainer, trainer.values | trainer.finish())
+    assert table["test top-1"] == f"{top1:.2%}"
+    assert table["test"].startswith("180 samples, scored once with the best epoch's weights; loss ")
+
+
+def test_a_run_that_was_killed_before_the_test_is_scored_when_it_goes_on(make_trainer, run_folder, quiet):
+    from lab.runs.folder import RunFolder
+    from lab.train.trainer import restore
+
+    given = [*SMALL, "data.test=0.1", "data.train_share=0.2"]
+    trainer = make_trainer(*given)
+    trainer.fit(run_folder, quiet)
+    killed = RunFolder(run_folder.path.parent, "killed", {})
+    shutil.copytree(run_folder.path / "checkpoints", killed.path / "checkpoints")
+    again = make_trainer(*given)
+    restore(again, torch.load(killed.path / "checkpoints" / "last.pt", weights_only=True))
+    again.fit(killed, quiet)
+    killed.close("FINISHED")
+    whole, rest = ({name: v for name, v in values_of(each).items() if name.startswith("test/")} for each in (run_folder, killed))
+    assert rest == whole
+    assert whole["test/top1"]
+    assert "train/loss" not in values_of(killed)
+
+
+def test_a_longer_run_says_that_its_test_images_were_scored(tmp_path, capsys):
+    import train
+
+    runs = tmp_path / "runs"
+    given = [*SMALL, "data.test=0.1", "data.train_share=0.1", "model=tiny_resnet", "trainer.device=cpu", "tracking=none"]
+    assert train.main([*given, f"trainer.runs={runs}"]) == 0
+    assert "warning" not in capsys.readouterr().out
+    (folder,) = runs.iterdir()
+    assert train.main([f"resume={folder}", "trainer.epochs=3"]) == 0
+    said = capsys.readouterr().out
+    assert "warning: the test images were scored before" in said
+    assert "test top-1" in said
