@@ -1,4 +1,6 @@
-"""Say what is in image files: `uv run experiments/predict.py checkpoint=runs/<run>/checkpoints/best.pt pictures/*.png`.
+"""Say what is in image files: `uv run experiments/predict.py checkpoint=runs/<run> pictures/*.png`.
+
+`checkpoint=` takes a run's folder, a checkpoint, a .safetensors file, or runs:/<MLflow run id>.
 
 Words without `=` are image files, or folders of them and of further folders. Into the folder out= (predictions) go `predictions.jsonl`, a
 line an image, and each image with what was found. top=5: how many classes a classifier names. score=0.3: the least that a detection has.
@@ -13,10 +15,10 @@ from typing import Any
 
 from lab.config.errors import UserError, unknown
 from lab.config.settings import absolute, groups
-from lab.runs.saved import checkpoint_of, load_checkpoint, settings_of
+from lab.runs.saved import checkpoint_of, open_checkpoint, settings_of
 from lab.train.ranks import refuse_several
 
-USAGE = "usage: experiments/predict.py checkpoint=PATH [out=FOLDER] [top=N] [score=X] IMAGE ..."
+USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 OWN = ("out", "top", "score")
 KINDS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
@@ -27,16 +29,16 @@ def main(words: list[str]) -> int:
         return 0
     try:
         refuse_several("experiments/predict.py")
-        path, others = checkpoint_of([word for word in words if "=" in word], USAGE)
+        checkpoint, others = checkpoint_of([word for word in words if "=" in word], USAGE)
         own, others = _own(others)
         top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
         out = absolute(own.get("out"), Path("predictions").absolute())
         files = images([Path(word) for word in words if "=" not in word], out)
-        state = load_checkpoint(path)
-        settings, changed = settings_of(state, others)
+        saved = open_checkpoint(checkpoint, others)
+        settings, changed = settings_of(saved.state, others)
         for each in changed:
             print(f"changed: {each}")
-        return predict(settings.config, state, files, out, int(top), score)
+        return predict(settings.config, saved.state, files, out, int(top), score)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -81,9 +83,9 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
     """Write and print what the model says; the status is 1 if a file could not be read, which stops no other."""
     from lab.data.images import UNREADABLE, as_seen, reason
     from lab.runs.machine import pick_device
-    from lab.runs.predict import drawn, predictor
+    from lab.runs.predict import draw, predictor
 
-    say = predictor(config, state, pick_device(config.trainer.device), top=top, score=score)
+    predicted = predictor(config, state, pick_device(config.trainer.device), top=top, score=score)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -96,9 +98,9 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
             print(f"error: {path}: {reason(error)}", file=sys.stderr)
             status = 1
             continue
-        said = say(image)
+        said = predicted(image)
         picture = out / f"{number:04d}-{path.stem}.png"
-        drawn(image, said).save(picture)
+        draw(image, said).save(picture)
         lines.append(json.dumps({"image": str(path), "found": said.tree(), "picture": picture.name}))
         print(f"{path}: {said.line()}")
     draft = out / ".predictions.jsonl"

@@ -158,7 +158,7 @@ def dark(picture):
 
 
 def test_names_in_any_script_are_drawn(tmp_path, fonts):
-    from lab.runs.predict import Said, drawn
+    from lab.runs.predict import Prediction, draw
     from lab.tasks.fonts import drawable, font_for
 
     fonts(font_with("猫", tmp_path / "bars.ttf"))
@@ -167,9 +167,9 @@ def test_names_in_any_script_are_drawn(tmp_path, fonts):
     assert drawable("猫", font) == "猫"
     assert font_for(["cat 90.0%"]).endswith("DejaVuSans.ttf")
     image = Image.new("RGB", (320, 320), "white")
-    bars, none = (dark(drawn(image, Said([name], [0.5]))) for name in ("猫猫猫猫", ""))
+    bars, none = (dark(draw(image, Prediction([name], [0.5]))) for name in ("猫猫猫猫", ""))
     assert bars > none + 4 * 30
-    boxed = [np.asarray(drawn(image, Said([name], [0.5], [[40.0, 40, 200, 200]]))) for name in ("猫", "")]
+    boxed = [np.asarray(draw(image, Prediction([name], [0.5], [[40.0, 40, 200, 200]]))) for name in ("猫", "")]
     assert (boxed[0] != boxed[1]).any()
 
 

@@ -44,7 +44,7 @@ def check_app(script: str, words: list[str]) -> None:
     if Path(script).name == "compare.py":
         load_for(COMPARE, [as_hydra(word) for word in words if word != "--help"])
         return
-    settings = [word for word in words if "=" in word and not word.startswith(("checkpoint=", "out="))]
+    settings = [word for word in words if "=" in word and not word.startswith(("checkpoint=", "out=", "split="))]
     if Path(script).name in ("evaluate.py", "predict.py"):
         assert sum(word.startswith("checkpoint=") for word in words) == 1
     plan_of(settings) if {"-m", "--multirun"} & set(words) else load(settings)

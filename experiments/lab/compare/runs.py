@@ -85,7 +85,7 @@ def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, st
     """
     experiments = store.experiments(config.experiment or [config.tracking.experiment])
     everything = store.runs(experiments)
-    parents = {run.tags[PARENT] for run in everything if PARENT in run.tags}
+    parents = {run.tags[PARENT] for run in everything if PARENT in run.tags and "checkpoint" not in run.tags}  # evaluations are nested, too
     runs = [run for run in everything if run.id not in parents and is_training(run)]
     if not runs:
         raise UserError(f"{_place(store, experiments)}: no training runs among {len(everything)} runs.")

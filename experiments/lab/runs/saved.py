@@ -1,27 +1,102 @@
-"""Checkpoints that train.py saved, for the apps that use them."""
+"""Checkpoints that train.py saved, for the apps that use them: where they are, and what their settings become."""
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from lab.config.choices import DATA
 from lab.config.errors import UserError
-from lab.config.schema import TrainConfig
+from lab.config.schema import FolderConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, reload, resolved, value_of
+from lab.runs.masks import masked
+from lab.runs.tracking import read_state, tracking_uri
 
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: how it sees an image."""
-SPLIT = ("split_seed", "held_out", "folds", "fold")
-"""Settings of data that say which images the model has not seen."""
+SPLIT = ("split_seed", "held_out", "folds", "fold", "test")
+"""Settings of data that say which images the model has not seen; a name of a folder is judged by where it leads."""
+PARTS = {"folder": ("train", "val", "test"), "coco": ("train_annotations", "val_annotations", "test_annotations")}
+"""Settings that name the folders or files of the training, the held-out and the test images."""
+MLFLOW = "runs:/"
 
 
-def checkpoint_of(words: list[str], usage: str) -> tuple[Path, list[str]]:
-    """The checkpoint that one of the words names, and the other words."""
+@dataclass
+class Saved:
+    """A checkpoint. run: uri and run_id of its training in MLflow, as far as they are known."""
+
+    name: str
+    state: dict[str, Any]
+    run: dict[str, str]
+
+
+def checkpoint_of(words: Sequence[str], usage: str) -> tuple[str, list[str]]:
+    """What `checkpoint=` names, and the other words.
+
+    Raises:
+        UserError: it is not given once.
+    """
     given = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
     if len(given) != 1 or not given[0]:
-        raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run>/checkpoints/best.pt\n{usage}")
-    return absolute(resolved("checkpoint=", given[0]), ROOT), [word for word in words if not word.startswith("checkpoint=")]
+        raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run> or checkpoint=runs:/<MLflow run id>\n{usage}")
+    return resolved("checkpoint=", given[0]), [word for word in words if not word.startswith("checkpoint=")]
+
+
+def open_checkpoint(name: str, words: Sequence[str]) -> Saved:
+    """A checkpoint, a .safetensors file, a run's folder, or runs:/ID with the id of a run in MLflow.
+
+    Args:
+        name: which of them.
+        words: trainer.runs= and tracking.uri= among them say where the run of an id is looked for.
+
+    Raises:
+        UserError: there is nothing that can be read.
+    """
+    if not name.startswith(MLFLOW):
+        return _in_folder(absolute(name, ROOT))
+    run_id, _, artifact = name.removeprefix(MLFLOW).partition("/")
+    if not artifact and (folder := _folder_of(run_id, value_of(words, "trainer.runs"))):
+        return _in_folder(folder)
+    return _from_store(name, run_id, artifact or "checkpoints/best.pt", value_of(words, "tracking.uri"))
+
+
+def _in_folder(path: Path) -> Saved:
+    """What a checkpoint or a run's folder holds: of a run the best epoch's weights, or the last ones before there is a best epoch."""
+    if path.is_dir():
+        found = [path / "checkpoints" / name for name in ("best.pt", "last.pt")]
+        file = next((each for each in found if each.is_file()), None)
+        if file is None:
+            raise UserError(f"checkpoint={path}: has no {found[0].relative_to(path)}; a run's folder or a checkpoint is expected.")
+        path = file
+    state = load_checkpoint(path)
+    return Saved(str(path), state, read_state(path.parent.parent) or state.get("tracking") or {})
+
+
+def _folder_of(run_id: str, runs: str | None) -> Path | None:
+    """The folder under `runs`, or in a sweep's folder there, whose run has this id in MLflow."""
+    root = absolute(runs, ROOT / "runs")
+    states = (path for pattern in ("*/tracking.json", "*/*/tracking.json") for path in root.glob(pattern))
+    return next((path.parent for path in states if read_state(path.parent).get("run_id") == run_id), None)
+
+
+def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved:
+    """Download a run's checkpoint from an MLflow store.
+
+    Raises:
+        UserError: the store has no such run, or the run no such artifact.
+    """
+    from lab.compare.runs import Store
+    from lab.runs.store import reason
+
+    place = tracking_uri(TrackingConfig(uri=uri))
+    client = Store(place).client
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = Path(client.download_artifacts(run_id, artifact, folder))
+        except Exception as error:  # each kind of store fails in its own ways
+            raise UserError(f"checkpoint={name}: {masked(place)} has no {artifact} of such a run: {reason(error, place)}") from None
+        return Saved(name, load_checkpoint(path), {"uri": masked(place), "run_id": run_id})
 
 
 def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
@@ -30,7 +105,7 @@ def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[T
     Other data is chosen without what belongs to the model: `data=folder` leaves data.image_size as the run had it.
 
     Raises:
-        UserError: a word is wrong, or would hold out images that the model was trained on.
+        UserError: a word is wrong, or would score images that the model was trained on as others.
     """
     tree = without_teacher(state["config"])
     data = tree["data"]
@@ -41,23 +116,56 @@ def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[T
         sizes = _sizes(data, {item.name for item in fields(DATA[chosen])})
         words = [*(f"{name}={'null' if value is None else value}" for name, value in sizes.items()), *words]
     settings = reload(tree, words)
+    _refuse_seen(data, settings.tree()["data"])
     ours, theirs = flat(tree) | {name: str(value) for name, value in sizes.items()}, settings.flat()
-    _refuse_seen(ours, theirs)
     changed = [name for name in theirs if name in ours and theirs[name] != ours[name] and _is_models(name)]
     return settings, [f"{name}={theirs[name]} (the run had {ours[name]})" for name in changed]
 
 
-def _refuse_seen(ours: dict[str, str], theirs: dict[str, str]) -> None:
-    """Raise UserError where `theirs` hold out what a model was trained on by `ours`."""
-    for name in (f"data.{each}" for each in SPLIT if ours["data.name"] == theirs["data.name"]):
-        if ours.get(name) != theirs.get(name) and name in ours and name in theirs:
-            raise UserError(
-                f"{name}={theirs[name]}: the model was trained with {name}={ours[name]}; "
-                "another split would hold out images that it has seen. Leave it out."
-            )
-    for held_out, trained in (("data.val", "data.train"), ("data.val_annotations", "data.train_annotations")):
-        if theirs.get(held_out) == ours.get(trained) != ours.get(held_out) and theirs["data.root"] == ours["data.root"]:
-            raise UserError(f"{held_out}={theirs[held_out]}: the model was trained on these images; held-out ones are expected.")
+def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Raise UserError where data `theirs` would score what a model has learned from, or was chosen by, with data `ours`."""
+    if ours["name"] != theirs["name"]:
+        return
+    names: Sequence[str] = PARTS.get(ours["name"], ())
+    mine, other = _places(ours), _places(theirs)
+    if mine.get("train") == other.get("train"):
+        for name in (each for each in SPLIT if each in ours and each not in names):
+            if ours[name] != theirs[name]:
+                raise UserError(
+                    f"data.{name}={theirs[name]}: the model was trained with data.{name}={ours[name]}; "
+                    "another split would hold out images that it has seen. Leave it out."
+                )
+    for part, setting in zip(("val", "test"), names[1:], strict=False):
+        if part in other and other[part] == mine["train"]:
+            raise UserError(f"data.{setting}={theirs[setting]}: the model was trained on these images; held-out ones are expected.")
+    if "test" in other and other["test"] == mine.get("val"):
+        raise UserError(f"data.{names[2]}={theirs[names[2]]}: the best epoch was chosen by these images; split=val scores them.")
+
+
+def _places(data: dict[str, Any]) -> dict[str, Path]:
+    """Where the parts of a data set lie, of those that are folders or files."""
+    root = absolute(data.get("root"), ROOT / "data")
+    names = dict(zip(("train", "val", "test"), PARTS.get(data["name"], ()), strict=False))
+    places = {part: (root / data[name]).resolve() for part, name in names.items() if data.get(name)}
+    if data["name"] == "folder" and data["val"] is None and (root / "val").is_dir():
+        places["val"] = (root / "val").resolve()
+    return places
+
+
+def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> None:
+    """Raise UserError where images came or went in a folder whose held-out ones are some of its own: others are held out now.
+
+    samples: the number of training images that there are now.
+    """
+    data, known = config.data, state["config"]["data"]
+    if not isinstance(data, FolderConfig) or known["name"] != "folder":
+        return
+    mine, other = _places(known), _places({item.name: getattr(data, item.name) for item in fields(data)})
+    if mine["train"] == other["train"] and "val" not in other and samples != state.get("samples", samples):
+        raise UserError(
+            f"data.train={data.train}: has {samples} images to train on, while the model was trained on {state['samples']}; "
+            "with another number of images the split holds out ones that it has seen. Give held-out images by data.val=."
+        )
 
 
 def _sizes(data: dict[str, Any], known: set[str]) -> dict[str, Any]:

@@ -49,6 +49,14 @@ class Task(Protocol):
 
     def count(self, counts: Any, output: Any, batch: Any) -> None: ...
 
+    def samples(self, output: Any, batch: Any) -> list[dict[str, Any]]:
+        """What the model says of each sample, as columns of a table; empty where the result's files have it."""
+        ...
+
+    def per_class(self, result: Any) -> list[dict[str, Any]]:
+        """An evaluation's figures of each class, as columns of a table; empty where there are no classes."""
+        ...
+
     def pictures(self, result: Any, folder: Path) -> list[Path]: ...
 
     def headline(self, result: Any) -> str:
@@ -66,8 +74,14 @@ class Task(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
+def table_of(classes: list[str], figures: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """A row a class from figures (C,); one that is 0 / 0 is left empty."""
+    columns = {"class": classes} | {name: ["" if value != value else value for value in each.tolist()] for name, each in figures.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 class Stateless:
-    """Of tasks whose batches come as they are to be."""
+    """Of tasks whose batches come as they are to be; without tables, unless a task makes some."""
 
     def prepare(self, batch: Any, *, training: bool) -> Any:
         return batch
@@ -77,6 +91,12 @@ class Stateless:
 
     def load_state(self, state: dict[str, Any]) -> None:
         pass
+
+    def samples(self, output: Any, batch: Any) -> list[dict[str, Any]]:
+        return []
+
+    def per_class(self, result: Any) -> list[dict[str, Any]]:
+        return []
 
 
 class ClassifierTask(Stateless):

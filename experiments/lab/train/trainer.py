@@ -267,7 +267,8 @@ class Trainer:
         return True
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, loader: Loader) -> Any:
+    def evaluate(self, model: nn.Module, loader: Loader, see: Callable[[Any, Any], None] | None = None) -> Any:
+        """The figures of the loader's samples; `see` is called with each output and its batch."""
         model.eval()
         distributed.average_statistics(model)
         counts = self.task.counts(loader)
@@ -278,6 +279,8 @@ class Trainer:
             with self.autocast():
                 output = model(self.laid_out(batch))
             self.task.count(counts, output, batch)
+            if see is not None:
+                see(output, batch)
         return counts.result()
 
     def save(self, name: str, *, whole: bool) -> None:
@@ -307,7 +310,7 @@ class Trainer:
         path = self.folder.path / "checkpoints" / name
         checkpoint.save(state, path)
         if not whole:
-            about = {name: state[name] for name in ("classes", "norm", "config", "updates")}
+            about = {name: state[name] for name in ("classes", "samples", "norm", "config", "updates")}
             checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
         self.callbacks("on_checkpoint", self, path)
 

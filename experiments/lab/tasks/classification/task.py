@@ -17,7 +17,7 @@ from lab.tasks.heads import HeadInput, sum_of_rows
 from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm
 from lab.tasks.plots import calibration_picture, confusion_picture
-from lab.tasks.task import ClassifierTask
+from lab.tasks.task import ClassifierTask, table_of
 from lab.train.distributed import own_seed
 
 
@@ -63,6 +63,22 @@ class Classification(ClassifierTask):
         one = torch.ones((), device=output.device)
         loss = self.loss(output, batch, one)
         counts.add(self.criterion.probabilities(output.float()), batch.target, batch.group, loss.float(), self.normalizer(batch))
+
+    def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
+        probability = self.criterion.probabilities(output.float())
+        best, guess = probability.max(1)
+        of_truth, names = probability.gather(1, batch.target[:, None])[:, 0], self.data.classes
+        columns = (batch.target.tolist(), guess.tolist(), best.tolist(), of_truth.tolist())
+        return [
+            {"true": names[true], "predicted": names[said], "probability": p, "probability_of_true": q, "correct": int(true == said)}
+            for true, said, p, q in zip(*columns, strict=True)
+        ]
+
+    def per_class(self, result: ClassificationResult) -> list[dict[str, Any]]:
+        confusion = torch.tensor(result.confusion, dtype=torch.float64)
+        right, there, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        figures = {"samples": there.long(), "precision": right / said, "recall": right / there, "f1": 2 * right / (there + said)}
+        return table_of(self.data.classes, figures)
 
     def pictures(self, result: ClassificationResult, folder: Path) -> list[Path]:
         confusion, calibration = folder / "confusion_matrix.png", folder / "calibration.png"

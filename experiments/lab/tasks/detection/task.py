@@ -26,7 +26,7 @@ from lab.tasks.detection.types import DetectorOutput, Matched
 from lab.tasks.fonts import letters_of
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
-from lab.tasks.task import Stateless
+from lab.tasks.task import Stateless, table_of
 from lab.train import distributed
 from lossforge.losses.registry import LOSSES, Loss
 
@@ -86,6 +86,13 @@ class Detection(Stateless):
         counts.loss += torch.stack([self.loss(output, batch, torch.ones_like(positives)), positives]).double()
         height, width = batch.images.shape[-2:]
         counts.detections.add(self.detector.detections(output, batch.sizes, (height, width)), batch)
+
+    def per_class(self, result: DetectionResult) -> list[dict[str, Any]]:
+        assert result.truth is not None
+        nothing = [float("nan")]
+        average = [result.per_class[name] for name in self.data.classes]
+        at_half = [sum(curve) / len(curve) for curve in (result.precision.get(name, nothing) for name in self.data.classes)]
+        return table_of(self.data.classes, {"boxes": result.truth.counts(), "ap": torch.tensor(average), "ap50": torch.tensor(at_half)})
 
     def pictures(self, result: DetectionResult, folder: Path) -> list[Path]:
         """Beside the pictures, all that was found as COCO results."""

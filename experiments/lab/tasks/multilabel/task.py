@@ -24,7 +24,7 @@ from lab.tasks.models import model_norm
 from lab.tasks.multilabel.spec import MultilabelConfig
 from lab.tasks.own_metrics import OwnMetrics
 from lab.tasks.plots import average_precision_picture
-from lab.tasks.task import ClassifierTask
+from lab.tasks.task import ClassifierTask, table_of
 from lab.train import distributed
 
 
@@ -164,6 +164,32 @@ class Multilabel(ClassifierTask):
     def count(self, counts: MultilabelCounts, output: Tensor, batch: Batch) -> None:
         loss = self.loss(output, batch, torch.ones((), device=output.device))
         counts.add(self.criterion.probabilities(output.float()), batch.target, loss.float(), self.normalizer(batch))
+
+    def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
+        """Names of several classes are separated by semicolons."""
+        probability = self.criterion.probabilities(output.float())
+        said, truth = probability > self.settings.threshold, batch.target.bool()
+        names = self.data.classes
+
+        def listed(row: Tensor, values: list[Any]) -> str:
+            return ";".join(str(values[i]) for i in row.nonzero()[:, 0].tolist())
+
+        return [
+            {
+                "true": listed(t, names),
+                "predicted": listed(s, names),
+                "probability": listed(s, p.tolist()),
+                "correct": int(torch.equal(s, t)),
+            }
+            for t, s, p in zip(truth, said, probability, strict=True)
+        ]
+
+    def per_class(self, result: MultilabelResult) -> list[dict[str, Any]]:
+        said, truth = result.probability > self.settings.threshold, result.target.bool()
+        right, there, found = (said & truth).sum(0), truth.sum(0), said.sum(0)
+        average = torch.tensor([result.values.get(f"ap/{name}", float("nan")) for name in self.data.classes])
+        figures = {"samples": there, "precision": right / found, "recall": right / there, "f1": 2 * right / (there + found), "ap": average}
+        return table_of(self.data.classes, figures)
 
     def pictures(self, result: MultilabelResult, folder: Path) -> list[Path]:
         path = folder / "average_precision.png"

@@ -125,6 +125,14 @@ class Preference(Stateless):
         assert batch.share is not None
         counts.add(self.lead(output), batch.truth, batch.share, loss.float(), divisor)
 
+    def samples(self, output: Tensor, batch: PairBatch) -> list[dict[str, Any]]:
+        assert batch.truth is not None
+        first, names = self.lead(output).sigmoid(), ("second", "first")
+        return [
+            {"true": names[true], "predicted": names[p > 0.5], "probability": max(p, 1 - p), "correct": int(true == (p > 0.5))}
+            for true, p in zip(batch.truth.bool().tolist(), first.tolist(), strict=True)
+        ]
+
     def pictures(self, result: PreferenceResult, folder: Path) -> list[Path]:
         path = folder / "calibration.png"
         calibration_picture(result, path, "share of votes for the first", "probability that the first is preferred")
