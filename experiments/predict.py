@@ -81,7 +81,7 @@ def images(given: list[Path], out: Path) -> list[Path]:
 
 def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, top: int, score: float) -> int:
     """Write and print what the model says; the status is 1 if a file could not be read, which stops no other."""
-    from lab.data.images import UNREADABLE, as_seen, reason
+    from lab.data.images import UNREADABLE, read_rgb, reason
     from lab.runs.machine import pick_device
     from lab.runs.predict import draw, predictor
 
@@ -93,16 +93,16 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
     status, lines = 0, []
     for number, path in enumerate(files):
         try:
-            image = as_seen(path)
+            image = read_rgb(path)
         except UNREADABLE as error:
             print(f"error: {path}: {reason(error)}", file=sys.stderr)
             status = 1
             continue
-        said = predicted(image)
+        prediction = predicted(image)
         picture = out / f"{number:04d}-{path.stem}.png"
-        draw(image, said).save(picture)
-        lines.append(json.dumps({"image": str(path), "found": said.tree(), "picture": picture.name}))
-        print(f"{path}: {said.line()}")
+        draw(image, prediction).save(picture)
+        lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
+        print(f"{path}: {prediction.line()}")
     draft = out / ".predictions.jsonl"
     draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     os.replace(draft, out / "predictions.jsonl")

@@ -5,7 +5,7 @@ import torch
 
 from lab.config.errors import UserError
 from lab.config.settings import load
-from lab.data.corruption import noisy, tail_counts
+from lab.data.corruption import tail_counts, with_wrong_labels
 from lab.data.load import load_data
 from lab.data.sets import Norm
 
@@ -68,7 +68,7 @@ def test_the_share_of_wrong_labels_is_as_said(plain):
 def test_noise_is_symmetric():
     """Each wrong class as often: 9000 wrong labels over nine classes, within five standard deviations; and as often from each class."""
     targets = torch.arange(10).repeat(2000)
-    labels = noisy(targets, 10, 0.45, torch.Generator().manual_seed(1))
+    labels = with_wrong_labels(targets, 10, 0.45, torch.Generator().manual_seed(1))
     steps = torch.bincount((labels - targets) % 10, minlength=10)
     assert steps[0] == 11000
     assert (steps[1:] - 1000).abs().max() < 5 * (9000 * 1 / 9 * 8 / 9) ** 0.5

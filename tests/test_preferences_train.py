@@ -58,7 +58,7 @@ def test_the_majority_decides_and_its_lead_is_the_weight(make_trainer):
 
 
 def test_a_batch_holds_both_images_of_each_pair(make_trainer):
-    from lab.data.sets import digits, resized
+    from lab.data.sets import digits, resize_all
 
     config = load([*SMALL]).config.data
     train = digits(config).train
@@ -68,7 +68,7 @@ def test_a_batch_holds_both_images_of_each_pair(make_trainer):
     assert isinstance(batch, PairBatch)
     assert len(batch) == 64
     assert batch.images.shape == (128, 1, 16, 16)
-    images = (resized(train.images, 16) - data.norm.mean[0]) / data.norm.std[0]
+    images = (resize_all(train.images, 16) - data.norm.mean[0]) / data.norm.std[0]
     torch.testing.assert_close(batch.images, images[pairs.digits[batch.index].flatten()])
 
 

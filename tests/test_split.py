@@ -20,6 +20,7 @@ from lab.data.split import split
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5], [0.5])
+MORE = "; give it more images, or take a larger share."
 SMALL = ["data.image_size=16", "trainer.epochs=2", "optim.lr=3e-3"]
 
 
@@ -62,9 +63,19 @@ def test_folds_hold_out_every_image_once_and_never_a_test_image():
     [
         ({"fold": 3, "folds": 3}, None, "data.fold=3: 0 to 2 are expected with data.folds=3."),
         ({"held_out": 0.6}, 0.4, "data.test=0.4: with data.held_out=0.6 no image is left to train on."),
-        ({"held_out": 0.01}, None, "data.held_out=0.01: class 'owl', of 4 images, has no held-out one; give more images of it."),
-        ({"held_out": 0.01}, 0.5, "data.held_out=0.01: class 'owl', of 4 images, has no held-out one; give more images of it."),
-        ({}, 0.01, "data.test=0.01: class 'owl', of 4 images, has no test one; give more images of it."),
+        (
+            {"held_out": 0.01},
+            None,
+            f"data.held_out=0.01: class 'owl', of 4 images, has no held-out one{MORE}",
+        ),
+        (
+            {"held_out": 0.01},
+            0.5,
+            f"data.held_out=0.01: class 'owl', of 4 images, has no held-out one{MORE}",
+        ),
+        ({}, 0.01, f"data.test=0.01: class 'owl', of 4 images, has no test one{MORE}"),
+        ({"held_out": 0.001}, None, "data.held_out=0.001: takes 1 of 404 images of 3 classes; each class needs one taken and one left."),
+        ({"held_out": 0.995}, None, "data.held_out=0.995: takes 402 of 404 images of 3 classes; each class needs one taken and one left."),
         (
             {"fold": 0, "folds": 5},
             None,
@@ -136,6 +147,7 @@ def test_a_folder_of_test_images_is_a_part_of_its_own(make_trainer, pictures):
         (["data.test=./val"], "data.test=./val: is data.val, too; images that nothing else uses are expected."),
         (["data.val=train"], "data.val=train: is data.train, too; images that nothing else uses are expected."),
         (["data.fold=1"], "data.fold=1: divides the images of data.train, but data.root={root} has held-out images in val/."),
+        (["data.test=0.1"], "data.test=0.1: a folder in data.root is expected; only sets held in memory take a share."),
         (["data.test=nowhere"], "data.test={root}/nowhere: there is no such folder."),
     ],
 )
@@ -238,7 +250,7 @@ def test_the_best_weights_are_scored_once_on_the_test_images(make_trainer, run_f
     model.load_state_dict(best["ema"] or best["model"])
     test = trainer.data.test
     with torch.no_grad():
-        guess = model.eval()((test.images - test.mean) / test.deviation).argmax(1)
+        guess = model.eval()((test.images - test.mean) / test.std).argmax(1)
     assert top1 == pytest.approx((guess == test.targets).float().mean().item(), abs=1e-6)
     from lab.runs.summary import rows
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from lab.data.batch import Batch
 
 
-def wobble(images: Tensor, generator: torch.Generator, *, turn: float = 0.2, scale: float = 0.1, shift: float = 0.125) -> Tensor:
+def random_affine(images: Tensor, generator: torch.Generator, *, turn: float = 0.2, scale: float = 0.1, shift: float = 0.125) -> Tensor:
     """Turn, scale and shift each image by its own small random amount.
 
     Args:
@@ -40,22 +40,22 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, pad: int = 4) -
 
 
 class Mix:
-    """Mixup and cutmix: each sample is blended with, or gets a box from, another one of its batch.
+    """Mixup and cutmix: blend each sample with another one of its batch, or paste a box of that one into it.
 
     The loss gets the pair of classes and the first one's share; no one-hot target is built.
     """
 
     def __init__(self, mixup: float, cutmix: float, probability: float, device: torch.device, seed: int) -> None:
         self.mixup, self.cutmix, self.probability = mixup, cutmix, probability
-        self.host = torch.Generator().manual_seed(seed)
-        self.device = torch.Generator(device).manual_seed(seed)
+        self.host_generator = torch.Generator().manual_seed(seed)
+        self.device_generator = torch.Generator(device).manual_seed(seed)
 
     def __call__(self, batch: Batch) -> Batch:
         if not (self.mixup or self.cutmix) or self._draw() >= self.probability:
             return batch
         boxed = bool(self.cutmix) and (not self.mixup or self._draw() < 0.5)
-        lam = self._share(self.cutmix if boxed else self.mixup)
-        order = torch.randperm(len(batch), generator=self.device, device=batch.images.device)
+        lam = self._beta(self.cutmix if boxed else self.mixup)
+        order = torch.randperm(len(batch), generator=self.device_generator, device=batch.images.device)
         other = batch.images[order]
         if boxed:
             height, width = batch.images.shape[-2:]
@@ -70,19 +70,19 @@ class Mix:
         return Batch(images, batch.target, batch.index, weight, batch.group, batch.target[order], lam)
 
     def state(self) -> dict[str, Tensor]:
-        return {"host": self.host.get_state(), "device": self.device.get_state()}
+        return {"host": self.host_generator.get_state(), "device": self.device_generator.get_state()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.host.set_state(state["host"])
-        if state["device"].shape == self.device.get_state().shape:  # a GPU's generator cannot go on as a CPU's
-            self.device.set_state(state["device"])
+        self.host_generator.set_state(state["host"])
+        if state["device"].shape == self.device_generator.get_state().shape:  # a GPU's generator cannot go on as a CPU's
+            self.device_generator.set_state(state["device"])
 
     def _draw(self) -> float:
-        return float(torch.rand((), generator=self.host))
+        return float(torch.rand((), generator=self.host_generator))
 
-    def _share(self, alpha: float) -> float:
+    def _beta(self, alpha: float) -> float:
         """Draw from Beta(alpha, alpha), as a ratio of gamma variates."""
-        one, two = (torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=self.host) + 1e-300).tolist()
+        one, two = (torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=self.host_generator) + 1e-300).tolist()
         return one / (one + two)
 
     def _span(self, side: int, lam: float) -> tuple[int, int]:

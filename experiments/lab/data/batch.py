@@ -1,4 +1,4 @@
-"""What travels from the data to the task."""
+"""Batches, as data sets give them to tasks."""
 
 from dataclasses import dataclass, fields
 from typing import Protocol
@@ -15,7 +15,7 @@ class Tensors(Protocol):
     def __len__(self) -> int: ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is there, by name."""
+        """Return all tensors that are there, by name."""
         ...
 
 

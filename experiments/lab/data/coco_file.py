@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.data.images import UNREADABLE, CorruptError, Faults, Files, corrupt, open_image, unreadable
+from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, open_image, unreadable
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
@@ -23,7 +23,7 @@ VISIBLE = 0.5  # a box with less of its area inside the image is a mistake, such
 
 @dataclass
 class CocoFile:
-    """Images and their boxes; image i has the boxes first[i] to first[i + 1]."""
+    """Images and their boxes; image i has the boxes offsets[i] to offsets[i + 1]."""
 
     path: Path
     classes: list[str]
@@ -31,7 +31,7 @@ class CocoFile:
     files: list[str]
     image_ids: list[int]
     sizes: list[tuple[int, int]]  # height, width
-    first: list[int]  # (N + 1)
+    offsets: list[int]  # (N + 1)
     boxes: Tensor  # (M, 4) float64, xywh in pixels of the file, inside the image
     labels: Tensor  # (M,) indices of `classes`
     crowd: Tensor  # (M,) bool
@@ -41,7 +41,7 @@ class CocoFile:
         return len(self.files)
 
     def rows(self, position: int) -> slice:
-        return slice(self.first[position], self.first[position + 1])
+        return slice(self.offsets[position], self.offsets[position + 1])
 
     def counts(self) -> Tensor:
         """(C,) boxes of each class, crowds aside."""
@@ -49,12 +49,12 @@ class CocoFile:
 
     def most_boxes(self) -> tuple[int, int]:
         """The largest number of boxes of an image, crowds aside, and that image's id."""
-        alone = [int((~self.crowd[self.rows(i)]).sum()) for i in range(len(self))]
-        most = max(range(len(self)), key=alone.__getitem__)
-        return alone[most], self.image_ids[most]
+        counts = [int((~self.crowd[self.rows(i)]).sum()) for i in range(len(self))]
+        most = max(range(len(self)), key=counts.__getitem__)
+        return counts[most], self.image_ids[most]
 
     def open(self, position: int) -> Image.Image:
-        """The image in RGB.
+        """Decode an image to RGB.
 
         Raises:
             UserError: it cannot be read, or is not what the annotations say.
@@ -87,11 +87,11 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
     images = _images(tree["images"], folder, faults, check, settings)
     rows = _rows(tree, names, images, faults)
     _refuse_relative(path, settings[0], rows)
-    faults.judge(skip_corrupt)
+    faults.raise_or_report(skip_corrupt)
     if not images:
         raise UserError(f"{settings[0]}={path}: has no image to use.")
     flat = [row for image_id in images for row in rows[image_id]]
-    first = [0, *accumulate(len(rows[image_id]) for image_id in images)]
+    offsets = [0, *accumulate(len(rows[image_id]) for image_id in images)]
     return CocoFile(
         path,
         list(names.values()),
@@ -99,7 +99,7 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
         [file for file, _ in images.values()],
         list(images),
         [size for _, size in images.values()],
-        first,
+        offsets,
         torch.tensor([row[0] for row in flat], dtype=torch.float64).view(-1, 4),
         torch.tensor([row[1] for row in flat], dtype=torch.int64),
         torch.tensor([row[2] for row in flat], dtype=torch.bool),
@@ -122,7 +122,7 @@ def _load(path: Path, setting: str) -> dict[str, Any]:
 
 
 def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
-    """Names by id, in the order of the ids; a name that is given twice gets its id added."""
+    """Return the names by id, in the order of the ids; a name that is given twice gets its id added."""
     names: dict[int, str] = {}
     for entry in entries:
         category_id, name = (entry.get("id"), entry.get("name")) if isinstance(entry, dict) else (None, None)
@@ -138,7 +138,7 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
 
 
 def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> Images:
-    """File and size of the images that can be used, by id."""
+    """Return file and size of the images that can be used, by id."""
     found: Images = {}
     for entry in entries:
         if not isinstance(entry, dict) or type(entry.get("id")) is not int:
@@ -157,7 +157,7 @@ def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settin
         file = found[missing[0]][0]
         raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
     _drop(found, ((image_id, "there is no such file") for image_id in missing), faults)
-    _drop(found, corrupt(cast(Files, found), (faults.path, folder), check).items(), faults)
+    _drop(found, find_corrupt(cast(Files, found), (faults.path, folder), check).items(), faults)
     return found
 
 
@@ -168,13 +168,13 @@ def _drop(found: Images, reasons: Iterable[tuple[int, str]], faults: Faults) -> 
 
 
 def _listing(folder: Path) -> set[str]:
-    """Asking for a hundred thousand files one by one takes minutes on a network's file system."""
+    """List a folder at once, because asking for a hundred thousand files one by one takes minutes on a network's file system."""
     with os.scandir(folder) as entries:
         return {entry.path for entry in entries}
 
 
 def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults) -> dict[int, list[Row]]:
-    """The boxes of each image that can be used; those of a corrupt image are no faults of their own."""
+    """Return the boxes of each image that can be used; those of a corrupt image are no faults of their own."""
     known = {entry["id"] for entry in tree["images"] if isinstance(entry, dict) and type(entry.get("id")) is int}
     index = {category_id: i for i, category_id in enumerate(names)}
     rows: dict[int, list[Row]] = {image_id: [] for image_id in images}

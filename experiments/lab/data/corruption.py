@@ -8,7 +8,7 @@ from lab.config.schema import MemoryConfig
 
 
 def corrupted(config: MemoryConfig, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Positions of the training samples that stay, in their order, and the labels that these get.
+    """Choose the training samples that stay: their positions, in order, and their labels.
 
     Raises:
         UserError: settings contradict each other.
@@ -18,12 +18,12 @@ def corrupted(config: MemoryConfig, targets: Tensor, classes: int) -> tuple[Tens
     generator = torch.Generator().manual_seed(config.corruption_seed)
     available = torch.bincount(targets, minlength=classes)
     fewer = (available * config.train_share).round().long().clamp(min=1).minimum(available)
-    kept = chosen(targets, tail_counts(fewer, config.imbalance), generator)
-    return kept, noisy(targets[kept], classes, config.label_noise, generator)
+    kept = sample_per_class(targets, tail_counts(fewer, config.imbalance), generator)
+    return kept, with_wrong_labels(targets[kept], classes, config.label_noise, generator)
 
 
 def tail_counts(available: Tensor, imbalance: float) -> Tensor:
-    """(C,) samples to keep of each class: n μ^(-c / (C - 1)) for class c, μ the imbalance and n the smallest class's samples.
+    """Count the samples to keep of each class (C,): n μ^(-c / (C - 1)) for class c, μ the imbalance and n the smallest class's samples.
 
     Source: Cui et al., Class-Balanced Loss Based on Effective Number of Samples, arXiv 1901.05555, section 5.1.
     """
@@ -33,15 +33,15 @@ def tail_counts(available: Tensor, imbalance: float) -> Tensor:
     return (available.min() * imbalance**-falls).round().long().clamp(min=1)
 
 
-def chosen(targets: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Positions of as many random samples of each class as `counts` (C,) says."""
+def sample_per_class(targets: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw as many samples of each class as `counts` (C,) says; return their positions, sorted."""
     order = torch.randperm(len(targets), generator=generator)
-    places = [order[targets[order] == label][:count] for label, count in enumerate(counts.tolist())]
-    return torch.cat(places).sort().values
+    positions = [order[targets[order] == label][:count] for label, count in enumerate(counts.tolist())]
+    return torch.cat(positions).sort().values
 
 
-def noisy(targets: Tensor, classes: int, share: float, generator: torch.Generator) -> Tensor:
-    """The labels with this share of them, at random places, replaced by another class, each as likely: symmetric noise."""
+def with_wrong_labels(targets: Tensor, classes: int, share: float, generator: torch.Generator) -> Tensor:
+    """Replace this share of the labels, at random positions, by another class, each as likely: symmetric noise."""
     wrong = torch.randperm(len(targets), generator=generator)[: round(share * len(targets))]
     step = torch.randint(1, classes, (len(wrong),), generator=generator)
     replaced = targets.clone()

@@ -15,11 +15,11 @@ from lab.config.errors import UserError
 from lab.config.schema import FolderConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
-from lab.data.images import UNREADABLE, Faults, as_seen, corrupt, unreadable
+from lab.data.images import UNREADABLE, Faults, find_corrupt, read_rgb, unreadable
 from lab.data.loading import WorkerLoader
 from lab.data.samples import Annotations, annotate
 from lab.data.seeds import seeded
-from lab.data.sets import Data, Norm, count_groups, readable_folder
+from lab.data.sets import Data, Norm, count_groups, existing_folder
 from lab.data.split import held_out_by, split
 
 Transform = Callable[[Image.Image], Tensor]
@@ -52,7 +52,7 @@ class Images(Dataset[tuple[Tensor, int, int]]):
         index, seed = sample
         path = self.files.paths[index]
         try:
-            image = as_seen(path)
+            image = read_rgb(path)
         except UNREADABLE as error:
             raise unreadable(path, error) from None
         with seeded(seed):
@@ -91,7 +91,7 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     Raises:
         UserError: a folder, an image or a setting is wrong.
     """
-    root = readable_folder("data.root", absolute(config.root, ROOT / "data"))
+    root = existing_folder("data.root", absolute(config.root, ROOT / "data"))
     found = {name: _files(f"data.{name}", path) for name, path in _folders(root, config).items()}
     for name, files in found.items():
         if odd := sorted(set(found["train"].classes) ^ set(files.classes)):
@@ -151,12 +151,14 @@ def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
     """The folder of each part; without one of held-out images, these are to be taken from the training images.
 
     Raises:
-        UserError: two parts have the same folder, or there are both held-out images and a fold.
+        UserError: two parts have the same folder, there are both held-out images and a fold, or a share stands for the test folder.
     """
     val = config.val or ("val" if (root / "val").is_dir() else None)
     given = {"train": config.train, "val": val, "test": config.test}
     if config.fold is not None and val:
         raise UserError(f"data.fold={config.fold}: divides the images of data.train, but data.root={root} has held-out images in {val}/.")
+    if config.test and config.test.replace(".", "", 1).isdecimal() and not (root / config.test).is_dir():
+        raise UserError(f"data.test={config.test}: a folder in data.root is expected; only sets held in memory take a share.")
     folders = {name: root / folder for name, folder in given.items() if folder}
     for name, folder in folders.items():
         same = next(other for other in folders if folders[other].resolve() == folder.resolve())
@@ -169,7 +171,7 @@ def _files(setting: str, path: Path) -> Files:
     from torchvision.datasets import ImageFolder
 
     try:
-        found = ImageFolder(str(readable_folder(setting, path)))
+        found = ImageFolder(str(existing_folder(setting, path)))
     except FileNotFoundError as error:
         raise UserError(f"{setting}={path}: one folder of images per class is expected. {error}") from None
     return Files(path, list(found.classes), [name for name, _ in found.samples], list(found.targets))
@@ -183,11 +185,11 @@ def _without_corrupt(root: Path, parts: list[Files], config: FolderConfig) -> li
     """
     paths = [path for files in parts for path in files.paths]
     about = sorted({Path(path).parent for path in paths})
-    wrong = corrupt({number: (path, None) for number, path in enumerate(paths)}, about, config.check)
+    wrong = find_corrupt({number: (path, None) for number, path in enumerate(paths)}, about, config.check)
     faults = Faults(root)
     for number, said in wrong.items():
         faults.add(f"{os.path.relpath(paths[number], root)}: {said}")
-    faults.judge(config.skip_corrupt)
+    faults.raise_or_report(config.skip_corrupt)
     left_out = {paths[number] for number in wrong}
     kept = [files.only(i for i, path in enumerate(files.paths) if path not in left_out) for files in parts]
     for files in kept:

@@ -35,7 +35,7 @@ UNREADABLE = (CorruptError, OSError, ValueError, SyntaxError, EOFError, Image.De
 
 @dataclass
 class Faults:
-    """What is wrong with a data set, an entry a line."""
+    """The faults of a data set, an entry a line."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Faults:
     def add(self, line: str) -> None:
         self.lines.append(f"{line}.")
 
-    def judge(self, skip: bool) -> None:
+    def raise_or_report(self, skip: bool) -> None:
         if self.lines and skip:
             print(f"{self.path}: {len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}")
         elif self.lines:
@@ -53,7 +53,7 @@ class Faults:
 
 
 def open_image(path: str | Path, size: Size | None = None) -> Image.Image:
-    """The image, its pixels not decoded yet.
+    """Open an image without decoding its pixels yet.
 
     Args:
         path: the file.
@@ -72,8 +72,8 @@ def open_image(path: str | Path, size: Size | None = None) -> Image.Image:
     return image
 
 
-def as_seen(path: str | Path) -> Image.Image:
-    """The image as people see it, in RGB, decoded.
+def read_rgb(path: str | Path) -> Image.Image:
+    """Decode an image to RGB, turned as people see it.
 
     Raises:
         one of UNREADABLE.
@@ -84,18 +84,18 @@ def as_seen(path: str | Path) -> Image.Image:
 
 
 def unreadable(name: str | Path, error: BaseException) -> UserError:
-    """What to say of an image that turns out to be damaged while the run goes on."""
+    """Make the error for an image that turns out to be damaged while the run goes on."""
     return UserError(
         f"{name}: {reason(error)}.\ndata.check=pixels with data.skip_corrupt=true finds such images before the run and leaves them out."
     )
 
 
-def corrupt(files: Files, about: Sequence[Path], check: str) -> dict[int, str]:
-    """What is wrong, by id; what is known of many files holds until one of the paths in `about` changes.
+def find_corrupt(files: Files, about: Sequence[Path], check: str) -> dict[int, str]:
+    """Say what is wrong with each file, by id; what was found in many files is kept until one of the paths in `about` changes.
 
     check: "off", "headers" (each image is opened, and decoded where its end is missing) or "pixels" (each image is decoded).
     """
-    return {} if check == "off" else remembered(partial(_look, check=check), files, about, check)
+    return {} if check == "off" else cached(partial(_look, check=check), files, about, check)
 
 
 def _look(files: Files, check: str) -> dict[int, str]:
@@ -115,7 +115,7 @@ def _fault(file: tuple[str, Size | None], check: str) -> str:
 
 
 def _ends(path: str, kind: str | None) -> bool:
-    """Whether the file ends as its format does; a truncated one does not, nor one that something was added to."""
+    """Tell whether the file ends as its format does; a truncated file does not, nor one that something was added to."""
     end = ENDS.get(kind or "", b"")
     with open(path, "rb") as file:
         file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
@@ -126,10 +126,10 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, CorruptError) else f"cannot be read as an image ({error})"
 
 
-def remembered(
+def cached(
     look: Callable[[dict[int, Entry]], dict[int, str]], images: dict[int, Entry], about: Sequence[Path], check: str
 ) -> dict[int, str]:
-    """What `look` finds wrong among `images`, by id: to open a hundred thousand files takes a minute, at every start.
+    """Keep what `look` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
 
     Of many images it looks anew only at those that were wrong the last time, unless a file or folder of `about` has changed since.
     An image that was good and is written over in its place is not noticed here, but named when it is read.

@@ -7,11 +7,11 @@ from typing import Any, cast
 import torch
 
 from lab.config.schema import DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig, MemoryConfig
-from lab.data.augment import crop_and_flip, wobble
+from lab.data.augment import crop_and_flip, random_affine
 from lab.data.corruption import corrupted
 from lab.data.folder import folder_data
 from lab.data.samples import annotate
-from lab.data.sets import Data, MemoryLoader, Norm, check_channels, count_groups, digits, downloaded, norm_of, resized
+from lab.data.sets import Data, MemoryLoader, Norm, check_channels, count_groups, digits, downloaded, norm_of, resize_all
 
 
 def load_data(config: ImagesConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
@@ -33,14 +33,14 @@ def load_data(config: ImagesConfig, norm: Norm, device: torch.device, seed: int,
         return folder_data(config, norm, device, seed)
     if isinstance(config, DigitsConfig):
         sets = digits(config)
-        augment: Any = wobble
+        augment: Any = random_affine
     else:
         sets = downloaded(cast(DownloadedConfig, config))
-        augment = wobble if config.name == "mnist" else crop_and_flip
+        augment = random_affine if config.name == "mnist" else crop_and_flip
     classes, train = sets.classes, sets.train
     kept, labels = corrupted(cast(MemoryConfig, config), train.targets, len(classes))
     train = replace(train.only(kept.tolist()), targets=labels)
-    splits = [replace(split, images=resized(split.images, config.image_size)) for split in (train, sets.val, sets.test) if split]
+    splits = [replace(split, images=resize_all(split.images, config.image_size)) for split in (train, sets.val, sets.test) if split]
     notes = [annotate(config, split.targets, classes, split.keys, needed=split is splits[0]) for split in splits]
     mean, std = norm_of(splits[0].images, saved)
     make = partial(MemoryLoader, device=device, norm=(mean, std))

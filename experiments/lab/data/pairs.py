@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lab.config.errors import UserError
 from lab.config.task_schema import DigitPairsConfig
-from lab.data.augment import wobble
+from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.samples import Annotations
-from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resized
+from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resize_all
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Pairs:
 
 
 def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
-    """Training pairs of training digits, and held-out and test pairs of digits of their own.
+    """Draw training pairs of training digits, and held-out and test pairs of digits of their own.
 
     Args:
         config: the pairs.
@@ -76,7 +76,7 @@ def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved:
         raise UserError("data.rationality: one number for each group of annotators is expected; none is given.")
     sets = digits(config)
     known = [(sets.train, config.train_pairs), (sets.val, config.val_pairs), (sets.test, config.test_pairs)]
-    splits = [(replace(split, images=resized(split.images, config.image_size)), count) for split, count in known if split]
+    splits = [(replace(split, images=resize_all(split.images, config.image_size)), count) for split, count in known if split]
     norm = norm_of(splits[0][0].images, saved)
     drawn = [(split, draw_pairs(split.targets, count, config, part)) for part, (split, count) in enumerate(splits)]
     plain, val, *test = (partial(PairLoader, *pair, config, config.eval_batch_size, device, norm=norm) for pair in drawn)
@@ -95,7 +95,7 @@ def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved:
 
 
 def draw_pairs(labels: Tensor, count: int, config: DigitPairsConfig, part: int) -> Pairs:
-    """Pairs of different digits, judged by annotators who follow Bradley and Terry.
+    """Draw pairs of different digits, judged by annotators who follow Bradley and Terry.
 
     Args:
         labels: (N,) the digits to choose from.
@@ -117,5 +117,5 @@ def draw_pairs(labels: Tensor, count: int, config: DigitPairsConfig, part: int) 
 
 
 def _each(images: Tensor, generator: Any) -> Tensor:
-    """Both images of a pair move, each in its own way. images: (N, 2, C, H, W)"""
-    return wobble(images.flatten(0, 1), generator).view_as(images)
+    """Move both images of a pair, each in its own way. images: (N, 2, C, H, W)"""
+    return random_affine(images.flatten(0, 1), generator).view_as(images)

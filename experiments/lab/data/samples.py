@@ -23,7 +23,7 @@ class Annotations:
 
 
 def annotate(config: ImagesConfig, targets: Tensor, classes: Sequence[str], keys: Sequence[str], *, needed: bool) -> Annotations:
-    """Weights and groups for samples with these targets.
+    """Find the weights and groups of samples with these targets.
 
     Args:
         config: data.class_weight or data.class_balance, and data.class_group; or data.csv.
@@ -66,7 +66,7 @@ def _from_map(setting: str, given: dict[Any, Any], classes: Sequence[str], defau
 
 
 def _class(label: str, classes: Sequence[str], where: str) -> int:
-    """The index of a class given by its name or its number."""
+    """Return the index of a class given by its name or its number."""
     if label in classes:
         return list(classes).index(label)
     if label.isdecimal() and int(label) < len(classes):

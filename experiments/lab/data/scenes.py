@@ -21,12 +21,12 @@ DRAWING = 1  # counted up when other pictures are drawn from the same settings, 
 LUMA = np.array([0.299, 0.587, 0.114])
 CONTRAST = 0.4  # of a digit's ink to what lies under it
 TRIES = 40
-FEW = 100  # scenes that are sooner drawn than worker processes started
+FEW = 100  # scenes that are drawn sooner than worker processes start
 PARTS = ("train", "val", "test")
 
 
 def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
-    """The folder under `root` with the scenes of these settings, which are drawn if they are not there yet.
+    """Return the folder under `root` with the scenes of these settings, and draw them if they are not there yet.
 
     It holds images/ and a file instances_<part>.json for each part. It appears whole or not at all, also
     when several processes want it at once.
@@ -56,13 +56,13 @@ def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
 
 
 def _settings(config: DigitScenesConfig) -> dict[str, Any]:
-    """What decides the pictures; without test scenes nothing of them, so that scenes drawn before there were any are found."""
+    """Return the settings that decide the pictures; those of test scenes only where there are any, so that older folders are found."""
     loading = {item.name for item in fields(DetectionDataConfig)} | (set() if config.test else {"test", "test_scenes"})
     return {"drawing": DRAWING} | {item.name: getattr(config, item.name) for item in fields(config) if item.name not in loading}
 
 
 def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Images (N, 8, 8) in [0, 1] and classes of each part's digits."""
+    """Load each part's digits: images (N, 8, 8) in [0, 1] and classes."""
     from sklearn.datasets import load_digits
 
     for name in ("digits", "digit_pixels"):
@@ -78,7 +78,7 @@ def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @dataclass
 class Drawing:
-    """The scenes of a part, by their numbers: each drawn, written and described, by whichever process is asked for it."""
+    """Draws, writes and describes the scenes of a part, each by its number, in whichever process is asked for it."""
 
     config: DigitScenesConfig
     part: int  # of PARTS
@@ -90,7 +90,7 @@ class Drawing:
         return int(getattr(self.config, f"{PARTS[self.part]}_scenes"))
 
     def __getitem__(self, scene: int) -> tuple[str, list[tuple[int, list[int]]]]:
-        """The file's name, and of each digit the class and the box."""
+        """Draw a scene; return its file's name, and the class and the box of each digit."""
         random = np.random.default_rng([self.config.scene_seed, self.part, scene])
         picture, found = draw_scene(self.config, self.glyphs, self.labels, random)
         name = f"{PARTS[self.part]}_{scene:06}.png"
@@ -124,7 +124,7 @@ def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tup
 
 
 def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[tuple[int, list[int]]]]]:
-    """All scenes in their order, by worker processes where there are enough to be worth it."""
+    """Draw all scenes in their order, by worker processes where the scenes are many."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -140,7 +140,7 @@ def _as_it_is(scene: Any) -> Any:
 def draw_scene(
     config: DigitScenesConfig, glyphs: np.ndarray, labels: np.ndarray, random: np.random.Generator
 ) -> tuple[np.ndarray, list[tuple[int, list[int]]]]:
-    """One scene: (H, W, 3) uint8, and for each digit its class and its tight box [x, y, width, height].
+    """Draw one scene: (H, W, 3) uint8, and for each digit its class and its tight box [x, y, width, height].
 
     Args:
         config: sizes, counts and limits.
@@ -155,7 +155,7 @@ def draw_scene(
         ink = _ink(glyphs[chosen], int(random.integers(config.digit_pixels[0], config.digit_pixels[1] + 1)))
         for x, y in _corners(config.scene_pixels, ink, random):
             box = [x, y, ink.shape[1], ink.shape[0]]
-            if all(_apart(config, box, other) for _, other in found):
+            if all(_far_enough(config, box, other) for _, other in found):
                 _paint(canvas[y : y + box[3], x : x + box[2]], ink, random)
                 found.append((int(labels[chosen]), box))
                 break
@@ -164,7 +164,7 @@ def draw_scene(
 
 
 def _ink(glyph: np.ndarray, pixels: int) -> np.ndarray:
-    """The glyph enlarged smoothly, as coverage in [0, 1], cut to the rows and columns that hold ink."""
+    """Enlarge a glyph smoothly to coverage in [0, 1], and cut it to the rows and columns that hold ink."""
     large = np.asarray(Image.fromarray(glyph).resize((pixels, pixels), Image.Resampling.BICUBIC))
     ink = ((large - 0.35) / 0.3).clip(0, 1)
     rows, columns = (np.flatnonzero((ink > 0.25).any(axis)) for axis in (1, 0))
@@ -176,7 +176,7 @@ def _corners(side: int, ink: np.ndarray, random: np.random.Generator) -> Iterato
         yield int(random.integers(side - ink.shape[1] + 1)), int(random.integers(side - ink.shape[0] + 1))
 
 
-def _apart(config: DigitScenesConfig, one: list[int], two: list[int]) -> bool:
+def _far_enough(config: DigitScenesConfig, one: list[int], two: list[int]) -> bool:
     across, down = (max(0, min(one[i] + one[i + 2], two[i] + two[i + 2]) - max(one[i], two[i])) for i in (0, 1))
     shared, areas = across * down, (one[2] * one[3], two[2] * two[3])
     return shared <= config.max_iou * (sum(areas) - shared) and shared <= config.max_cover * min(areas)
@@ -191,7 +191,7 @@ def _paint(patch: np.ndarray, ink: np.ndarray, random: np.random.Generator) -> N
 
 
 def _background(config: DigitScenesConfig, random: np.random.Generator) -> np.ndarray:
-    """(H, W, 3) in [0, 1]: a gradient with strokes, arcs and corners of low contrast."""
+    """Draw a gradient with strokes, arcs and corners of low contrast: (H, W, 3) in [0, 1]."""
     side = config.scene_pixels
     one = random.random(3)
     two = (one + random.uniform(-0.25, 0.25, 3)).clip(0, 1)
@@ -207,7 +207,7 @@ def _background(config: DigitScenesConfig, random: np.random.Generator) -> np.nd
 
 
 def _scribble(pen: ImageDraw.ImageDraw, side: int, colour: tuple[int, ...], random: np.random.Generator) -> None:
-    """A stroke, an arc or a corner."""
+    """Draw a stroke, an arc or a corner."""
     start = random.uniform(0, side, 2)
     length, turn = random.uniform(0.1, 0.6) * side, random.random() * 2 * np.pi
     width = int(random.integers(1, 4))

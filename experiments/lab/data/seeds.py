@@ -1,4 +1,4 @@
-"""Randomness that a continued run repeats: seeds of what is drawn anew, states of what goes on."""
+"""Randomness that a continued run repeats: seeds, and states of the generators."""
 
 import random
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ import torch
 
 
 def seed_of(*numbers: int) -> int:
-    """A seed below 2⁶³ that belongs to these numbers, such as a run's seed, an epoch and a batch; near numbers give unrelated ones."""
+    """Mix numbers, such as a run's seed, an epoch and a batch, into a seed below 2⁶³; near numbers give unrelated seeds."""
     return int(numpy.random.SeedSequence(numbers).generate_state(1, numpy.uint64)[0] >> 1)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, Python's, numpy's and torch's generators of the CPU begin at `seed`; outside, they go on as if nothing had been drawn."""
+    """Seed Python's, numpy's and torch's CPU generators inside; outside they go on as if nothing had been drawn."""
     before = host_state()
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
@@ -29,7 +29,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def host_state() -> dict[str, Any]:
-    """Where the CPU's global generators are, as tensors and plain values."""
+    """Return the states of the CPU's global generators, as tensors and plain values."""
     kind, words, place, gauss, cached = numpy.random.get_state(legacy=True)
     return {
         "python": random.getstate(),

@@ -1,4 +1,4 @@
-"""Data sets: held in memory on the device (digits, MNIST, CIFAR), or read by workers (ImageFolder)."""
+"""Data sets and their splits; those that are held in memory on the device: digits, MNIST, CIFAR."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Loader(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
     def begin(self, epoch: int, batch: int = 0) -> None:
-        """Let the next iteration be this epoch's, from its batch number `batch` on; without it, it is the epoch after the last one.
+        """Let the next iteration begin at this epoch's batch number `batch`; without this call, the next epoch follows.
 
         What an epoch brings, its order and its augmentation, follows from the seed and its number.
         """
@@ -48,7 +48,7 @@ class Norm:
 
 
 class Sets(Protocol):
-    """What the trainer reads of any task's data."""
+    """The data of any task, as the trainer reads it."""
 
     @property
     def classes(self) -> list[str]: ...
@@ -114,23 +114,23 @@ class Splits:
 
 
 class MemoryLoader:
-    """Batches of images that lie on the device: nothing is waited for, nothing is copied from the host but one permutation an epoch.
+    """Batches of images that lie on the device; only one permutation an epoch is copied from the host.
 
-    Several batches' images are made at once, for small ones cost the host more than the device: a part of an epoch, or several short ones.
+    Several batches' images are made at once, because small ones cost the host more time than the device.
     """
 
-    TOGETHER, ELEMENTS = 16, 2**24  # so many batches, or as many as have no more elements
+    TOGETHER, ELEMENTS = 16, 2**24  # most batches made at once, and most elements of them
 
     def __init__(self, split: Split, notes: Annotations, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
         self.images, self.targets = split.images.to(device), split.targets.to(device)
         self.weight = None if notes.weight is None else notes.weight.to(device)
         self.group = None if notes.group is None else notes.group.to(device)
-        self.mean, self.deviation = (value.view(1, -1, 1, 1).to(device) for value in norm)
+        self.mean, self.std = (value.view(1, -1, 1, 1).to(device) for value in norm)
         self.device, self.samples, self.keys = device, len(self.targets), split.keys
         self.shares = Shares(self.samples, batch_size)
         self.augment: Any = None
         self.seed: int | None = None
-        self.kept: tuple[int, list[Batch]] = 0, []  # of several short epochs: the first one's number, and the batches of all
+        self.kept: tuple[int, list[Batch]] = 0, []  # several short epochs: the first one's number, and the batches of all
         self.begin(1)
 
     def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
@@ -163,11 +163,11 @@ class MemoryLoader:
             yield from made[max(first - start, 0) :]
 
     def _made(self, group: list[Tensor], epoch: int, start: int) -> list[Batch]:
-        """Batches of the samples of each index, which begin with batch `start` of an epoch."""
+        """Make a batch of the samples of each index; the first one is batch `start` of the epoch."""
         every, sizes = torch.cat(group), [len(index) for index in group]
         images = self.images[every]
         scaled = images.float() / 255 if images.dtype == torch.uint8 else images
-        images = (scaled - self.mean) / self.deviation
+        images = (scaled - self.mean) / self.std
         if self.augment is not None and self.seed is not None:
             noise = torch.Generator(self.device).manual_seed(distributed.own_seed(seed_of(self.seed, epoch, start)))
             images = self.augment(images, noise)
@@ -186,7 +186,7 @@ class MemoryLoader:
 
 
 def norm_of(images: Tensor, saved: Norm | None) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (C,): a saved model's, or those of training images (N, C, H, W), uint8 or from 0 to 1.
+    """Return mean and standard deviation (C,), a saved model's or those of training images (N, C, H, W), uint8 or from 0 to 1.
 
     Raises:
         UserError: the saved model takes images of other channels.
@@ -208,7 +208,7 @@ def count_groups(*notes: Annotations) -> int:
     return max((int(each.group.max()) + 1 for each in notes if each.group is not None and len(each.group)), default=0)
 
 
-def resized(images: Tensor, size: int) -> Tensor:
+def resize_all(images: Tensor, size: int) -> Tensor:
     if images.shape[-2:] == (size, size):
         return images
     parts = [F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True) for part in images.split(4096)]
@@ -269,7 +269,7 @@ def downloaded(config: DownloadedConfig) -> Splits:
     )
 
 
-def readable_folder(setting: str, path: Path) -> Path:
+def existing_folder(setting: str, path: Path) -> Path:
     if not path.is_dir():
         raise UserError(f"{setting}={path}: there is no such folder.")
     return path

@@ -11,7 +11,7 @@ Positions = list[int]
 
 
 def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], test: float | None = None) -> list[Positions]:
-    """Positions of the training, the held-out and the test samples: shares of each class, at random by data.split_seed.
+    """Draw the positions of the training, the held-out and the test samples: shares of each class, at random by data.split_seed.
 
     Test samples are drawn first, so that they are the same for every fold.
 
@@ -33,9 +33,9 @@ def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], t
     if test is not None:
         if fold_of(config) is None and test + config.held_out >= 1:
             raise UserError(f"data.test={test}: with data.held_out={config.held_out} no image is left to train on.")
-        rest, tested = _apart(config, targets, rest, ceil(test * len(targets)), f"data.test={test}")
+        rest, tested = _set_aside(config, targets, rest, ceil(test * len(targets)), f"data.test={test}")
     if (fold := fold_of(config)) is None:
-        train, val = _apart(config, targets, rest, ceil(config.held_out * len(targets)), f"data.held_out={config.held_out}")
+        train, val = _set_aside(config, targets, rest, ceil(config.held_out * len(targets)), f"data.held_out={config.held_out}")
     else:
         folds = StratifiedKFold(fold.folds, shuffle=True, random_state=config.split_seed)
         train, val = ([rest[i] for i in part] for part in list(folds.split(rest, [targets[i] for i in rest]))[fold.fold or 0])
@@ -44,20 +44,19 @@ def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], t
         if lacking := set(range(len(classes))) - {targets[i] for i in part}:
             label = min(lacking)
             share = f"data.test={test}" if part is tested else held_out_by(config)
-            raise UserError(
-                f"{share}: class {classes[label]!r}, of {Counter(targets)[label]} images, has no {name} one; give more images of it."
-            )
+            has = f"class {classes[label]!r}, of {Counter(targets)[label]} images, has no {name} one"
+            raise UserError(f"{share}: {has}; give it more images, or take a larger share.")
     return parts
 
 
 def held_out_by(config: SplitConfig) -> str:
-    """The setting that decides which images are held out."""
+    """Name the setting that decides which images are held out."""
     fold = fold_of(config)
     return f"data.held_out={config.held_out}" if fold is None else f"data.fold={fold.fold} of data.folds={fold.folds}"
 
 
 def fold_of(config: SplitConfig) -> FoldConfig | None:
-    """The settings of the fold that is held out, if one is.
+    """Return the settings of the fold that is held out, if one is.
 
     Raises:
         UserError: there is no such fold.
@@ -79,12 +78,12 @@ def _refuse_rare(config: SplitConfig, targets: Sequence[int], classes: Sequence[
         )
 
 
-def _apart(config: SplitConfig, targets: Sequence[int], among: Positions, count: int, setting: str) -> tuple[Positions, Positions]:
-    """(the others, so many of the positions), by class."""
+def _set_aside(config: SplitConfig, targets: Sequence[int], among: Positions, count: int, setting: str) -> tuple[Positions, Positions]:
+    """Take `count` of the positions, of each class its share; return (the others, those)."""
     from sklearn.model_selection import train_test_split
 
-    try:
-        others, taken = train_test_split(among, test_size=count, stratify=[targets[i] for i in among], random_state=config.split_seed)
-    except ValueError as error:
-        raise UserError(f"{setting}: {error}") from None
+    labels = [targets[i] for i in among]
+    if not (classes := len(set(labels))) <= count <= len(among) - classes:
+        raise UserError(f"{setting}: takes {count} of {len(among)} images of {classes} classes; each class needs one taken and one left.")
+    others, taken = train_test_split(among, test_size=count, stratify=labels, random_state=config.split_seed)
     return others, taken

@@ -1,4 +1,4 @@
-"""What a saved model says of image files."""
+"""Predictions of a saved model for image files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.schema import ClassifierConfig, DataConfig, FolderConfig, ImagesConfig, TrainConfig
 from lab.config.task_schema import DigitPairsConfig
-from lab.data.coco import DetectionBatch
 from lab.data.sets import Norm
 from lab.runs.saved import load_weights
+from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.spec import DetectorConfig
 from lab.tasks.fonts import drawable, font_for
 from lab.tasks.multilabel.spec import MultilabelConfig
@@ -22,7 +22,7 @@ from lab.tasks.preference.spec import PreferenceTaskConfig
 
 @dataclass
 class Prediction:
-    """Of one image: classes with their probabilities, the surest first, and for a detector their boxes."""
+    """Classes of one image with their probabilities, the surest first, and for a detector their boxes."""
 
     labels: list[str]
     scores: list[float]
@@ -38,7 +38,7 @@ class Prediction:
 
 @dataclass
 class Reward(Prediction):
-    """Of one image: the reward that a model of preferences gives it."""
+    """The reward that a model of preferences gives one image."""
 
     def tree(self) -> list[dict[str, Any]]:
         return [{"reward": self.scores[0]}]
@@ -52,7 +52,7 @@ Reader = Callable[[Image.Image], Tensor]
 
 
 def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, *, top: int, score: float) -> Predictor:
-    """From an image to what the checkpoint's model says, its averaged weights if it has them.
+    """Make a function from an image to the prediction of the checkpoint's model, with its averaged weights if it has them.
 
     Args:
         config: of the run.
@@ -74,20 +74,17 @@ def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, 
 def _classifier(
     config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, top: int, score: float
 ) -> tuple[nn.Module, Predictor]:
-    """Of one class, of sets of classes, or of rewards."""
+    """Make the model and the predictor of one class, of sets of classes, or of rewards."""
     from lab.tasks.detection.data import size_of
     from lab.tasks.losses import activation_of, probabilities
     from lab.tasks.models import build_model
 
     several, reward = isinstance(config.task, MultilabelConfig), isinstance(config.task, PreferenceTaskConfig)
     if several:
-        scenes = cast(DetectionDataConfig, config.data)
-        size = size_of(scenes, None)[0]
-        batch_of = _batches(scenes, [size, size], norm)
-        read: Reader = lambda image: batch_of(image).images  # noqa: E731
+        size = size_of(cast(DetectionDataConfig, config.data), None)[0]
     else:
         size = cast(ImagesConfig | DigitPairsConfig, config.data).image_size
-        read = _as_held_out(config.data, size, norm)
+    read = _as_held_out(config.data, size, norm)
     architecture = cast(ClassifierConfig, config.model)
     model = build_model(architecture, channels=len(norm.mean), classes=len(classes), image_size=size)
 
@@ -103,7 +100,7 @@ def _classifier(
 
 
 def _as_held_out(config: DataConfig, image_size: int, norm: Norm) -> Reader:
-    """An image as the run's held-out ones: (1, C, H, W), normalised."""
+    """Make a function that reads an image as the run's held-out ones: (1, C, H, W), normalised."""
     from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
 
     if isinstance(config, FolderConfig):
@@ -111,6 +108,9 @@ def _as_held_out(config: DataConfig, image_size: int, norm: Norm) -> Reader:
 
         transform = held_out_transform(config, norm)
         return lambda image: transform(image)[None]
+    if isinstance(config, DetectionDataConfig):
+        batch_of = _batches(config, [image_size, image_size], norm)
+        return lambda image: batch_of(image).images
 
     def read(image: Image.Image) -> Tensor:
         pixels = pil_to_tensor(image.convert("L") if len(norm.mean) == 1 else image).float() / 255
@@ -120,12 +120,12 @@ def _as_held_out(config: DataConfig, image_size: int, norm: Norm) -> Reader:
 
 
 def _batches(config: DetectionDataConfig, fixed_size: list[int] | None, norm: Norm) -> Callable[[Image.Image], DetectionBatch]:
-    """From an image to a batch of it alone, normalised."""
+    """Make a function from an image to a batch of it alone, normalised."""
     from torchvision import tv_tensors
     from torchvision.transforms.v2.functional import normalize, pil_to_tensor
 
-    from lab.data.coco import Collate, Sample
     from lab.tasks.detection.augment import Prepare
+    from lab.tasks.detection.data import Collate, Sample
 
     fill = [round(value * 255) for value in norm.mean]
     prepare, collate = Prepare(config, fixed_size, fill, train=False), Collate(fixed_size, config.divisor, fill, None)
@@ -160,7 +160,7 @@ def _detector(config: TrainConfig, classes: list[str], norm: Norm, device: torch
 
 
 def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
-    """The image with boxes and their labels, or under a line with its classes."""
+    """Draw boxes and their labels into the image, or a line with its classes above it."""
     from PIL import ImageDraw, ImageFont
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_bounding_boxes

@@ -1,5 +1,6 @@
 """Checkpoints that train.py saved, for the apps that use them: where they are, and what their settings become."""
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -32,7 +33,7 @@ class Saved:
 
 
 def checkpoint_of(words: Sequence[str], usage: str) -> tuple[str, list[str]]:
-    """What `checkpoint=` names, and the other words.
+    """Take `checkpoint=` from the words; return what it names, and the other words.
 
     Raises:
         UserError: it is not given once.
@@ -44,7 +45,7 @@ def checkpoint_of(words: Sequence[str], usage: str) -> tuple[str, list[str]]:
 
 
 def open_checkpoint(name: str, words: Sequence[str]) -> Saved:
-    """A checkpoint, a .safetensors file, a run's folder, or runs:/ID with the id of a run in MLflow.
+    """Open a checkpoint, a .safetensors file, a run's folder, or runs:/ID with the id of a run in MLflow.
 
     Args:
         name: which of them.
@@ -62,7 +63,7 @@ def open_checkpoint(name: str, words: Sequence[str]) -> Saved:
 
 
 def _in_folder(path: Path) -> Saved:
-    """What a checkpoint or a run's folder holds: of a run the best epoch's weights, or the last ones before there is a best epoch."""
+    """Open a checkpoint or a run's folder: its best epoch's weights, or the last ones before there is a best epoch."""
     if path.is_dir():
         found = [path / "checkpoints" / name for name in ("best.pt", "last.pt")]
         file = next((each for each in found if each.is_file()), None)
@@ -74,7 +75,7 @@ def _in_folder(path: Path) -> Saved:
 
 
 def _folder_of(run_id: str, runs: str | None) -> Path | None:
-    """The folder under `runs`, or in a sweep's folder there, whose run has this id in MLflow."""
+    """Find the folder under `runs`, or in a sweep's folder there, whose run has this id in MLflow."""
     root = absolute(runs, ROOT / "runs")
     states = (path for pattern in ("*/tracking.json", "*/*/tracking.json") for path in root.glob(pattern))
     return next((path.parent for path in states if read_state(path.parent).get("run_id") == run_id), None)
@@ -89,6 +90,7 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
     from lab.compare.runs import Store
     from lab.runs.store import reason
 
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     place = tracking_uri(TrackingConfig(uri=uri))
     client = Store(place).client
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +102,7 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
 
 
 def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
-    """The settings of a checkpoint's run, but for what `words` change, and which of the model's own they change.
+    """Return the settings of a checkpoint's run as `words` change them, and which of the model's own settings they change.
 
     Other data is chosen without what belongs to the model: `data=folder` leaves data.image_size as the run had it.
 
@@ -143,7 +145,7 @@ def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def _places(data: dict[str, Any]) -> dict[str, Path]:
-    """Where the parts of a data set lie, of those that are folders or files."""
+    """Return where the parts of a data set lie, of those that are folders or files."""
     root = absolute(data.get("root"), ROOT / "data")
     names = dict(zip(("train", "val", "test"), PARTS.get(data["name"], ()), strict=False))
     places = {part: (root / data[name]).resolve() for part, name in names.items() if data.get(name)}
@@ -169,7 +171,7 @@ def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> 
 
 
 def _sizes(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    """Settings that give other data, which has those that are `known`, the sizes of the run's."""
+    """Return the settings that give other data, which has those that are `known`, the sizes of the run's."""
     sizes = {name: data[name] for name in MODEL_DATA if name in data}
     if sizes.get("shortest", 0) is None:
         sizes["shortest"] = data.get("scene_pixels")  # scenes come in the size that the model is to see
@@ -182,7 +184,7 @@ def _is_models(name: str) -> bool:
 
 
 def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
-    """A run's settings, a student's as those of any classifier: it can be scored when its teacher's file is gone."""
+    """Make a student's settings those of any classifier, so that it can be scored when its teacher's file is gone."""
     task = tree["task"]
     if task["name"] != "distillation":
         return tree
@@ -190,7 +192,7 @@ def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
-    """What train.py saved; `setting` has named it. Of safetensors there are the weights alone, as `model`.
+    """Load what train.py saved; `setting` has named it. Of safetensors there are the weights alone, as `model`.
 
     Raises:
         UserError: there is no such file, or it is something else.
@@ -205,7 +207,7 @@ def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{setting}={path}: there is no such file.")
     other = path.suffix == ".safetensors"
-    if not other and not zipfile.is_zipfile(path):  # of which torch's unpickler would say anything
+    if not other and not zipfile.is_zipfile(path):  # torch's unpickler has no clear error for it
         raise UserError(f"{setting}={path}: cannot be read: it is no checkpoint, or only a part of one ({path.stat().st_size} bytes).")
     try:
         state = (checkpoint.load_weights if other else checkpoint.load)(path)

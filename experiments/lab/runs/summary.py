@@ -19,7 +19,7 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
         table = trainer.task.rows(best.values) | {
             "held-out loss": f"{best.values['loss']:.4f}",
             "best epoch": f"{best.epoch} of {trainer.settings.epochs}: that of the held-out figures",
-            "held out": f"{trainer.data.val.samples} samples: {trainer.data.held_out}",
+            "held out": f"{trainer.data.val.samples} samples{trainer.data.held_out and f': {trainer.data.held_out}'}",
         }
     if trainer.data.test is not None and (tested := {name[5:]: value for name, value in values.items() if name.startswith("test/")}):
         table["test"] = f"{trainer.data.test.samples} samples, scored once with the best epoch's weights; loss {tested['loss']:.4f}"

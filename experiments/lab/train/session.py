@@ -69,7 +69,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     sampler.start()
     console = Console(trainer.updates, done=trainer.done)
     data = trainer.data
-    samples = f"{data.train.samples} training samples, {data.val.samples} held out ({data.held_out})"
+    samples = f"{data.train.samples} training samples, {data.val.samples} held out{data.held_out and f' ({data.held_out})'}"
     samples += f", {data.test.samples} to test" if data.test is not None else ""
     console.say(f"{name}: {samples}, on {trainer.device}, loss by {trainer.kernels.backend}")
     if launched() > 1:

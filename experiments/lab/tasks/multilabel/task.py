@@ -11,7 +11,7 @@ from torch import Tensor
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
-from lab.data.augment import wobble
+from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
@@ -54,7 +54,7 @@ class HeldLabelSets(MemoryLoader):
         split = Split(torch.cat([batch.images for batch in read]), targets, file.files)
         super().__init__(split, Annotations(), config.eval_batch_size if seed is None else config.batch_size, device, norm)
         if seed is not None:
-            self.shuffled(seed, wobble if config.augment else None)
+            self.shuffled(seed, random_affine if config.augment else None)
 
 
 def load_label_sets(
