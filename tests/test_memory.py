@@ -57,7 +57,7 @@ def test_a_batch_that_the_machine_cannot_hold(clone):
 
 def test_data_that_the_machine_cannot_hold(clone):
     """1437 images of 1024² float32 are 6 GB; they are made before there is a run folder."""
-    status, output, errors = run_limited(clone, "lab.train", "assemble", "load_data", "data.image_size=1024")
+    status, output, errors = run_limited(clone, "lab.tasks.classification", "task", "load_data", "data.image_size=1024")
     assert status == 1, output + errors
     assert "the machine's memory is exhausted (before the first update)" in errors
     assert "data.image_size=512" in errors
