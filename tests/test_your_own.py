@@ -15,6 +15,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+WRONG_DATA = """
+class Own(list):
+    classes = ["a", "b"]
+
+
+def no_classes():
+    return [("image", 0)]
+
+
+def strings():
+    return Own([("image", 0), ("image", 1)])
+
+
+def third():
+    import torch
+
+    return Own([(torch.zeros(3, 8, 8), target) for target in (0, 1, 2)])
+"""
 SCRIPT = str(ROOT / "experiments" / "train.py")
 
 
@@ -28,6 +46,7 @@ def folder(tmp_path: Path) -> Path:
     for name, code in files(PAGE).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(code, encoding="utf-8")
+    (tmp_path / "wrong_data.py").write_text(WRONG_DATA)
     return tmp_path
 
 
@@ -87,6 +106,14 @@ def test_the_library_gives_what_came_of_the_run(folder):
         (["model=custom", "model.target=my_model.py:perceptron", "model.args.widht=3"], "cannot be called: TypeError: .*widht"),
         (["model=custom", "model.target=json:loads"], "model.target=json:loads: cannot be called: TypeError"),
         (["model=custom", "model.target=no_such.py:net"], "model.target=no_such.py:net: no file no_such.py"),
+        (["data=custom", "data.target=my_data.py:Stripes", "data.args.cont=3"], "cannot be called with .*cont.*TypeError"),
+        (["data=custom", "data.target=json:loads"], "data.target=json:loads: cannot be called with {}: TypeError"),
+        (["data=custom", "data.target=wrong_data.py:no_classes"], "the data set of train needs `classes`"),
+        (
+            ["data=custom", "data.target=wrong_data.py:strings"],
+            "a sample of train is no .*: TypeError: an image is a str",
+        ),
+        (["data=custom", "data.target=wrong_data.py:third"], "train has the class 2; each sample needs a class from 0 to 1"),
         (
             ["task.metrics={x: 'my_metrics.py:torch'}"],
             "task.metrics.x=my_metrics.py:torch: is a module; a function or",

@@ -12,12 +12,14 @@ from lab.config.model_view import fill_from_model
 from lab.config.objects import find
 from lab.config.schema import (
     ClassifierConfig,
+    CustomDataConfig,
     CustomModelConfig,
     DataConfig,
     DigitsConfig,
     DownloadedConfig,
     FolderConfig,
     ModelConfig,
+    PhotosConfig,
     TaskConfig,
     TrainConfig,
 )
@@ -36,6 +38,7 @@ MODELS: dict[str, type[ModelConfig]] = {"classifier": ClassifierConfig, OWN: Cus
 DATA: dict[str, type[DataConfig]] = {
     "digits": DigitsConfig,
     "folder": FolderConfig,
+    OWN: CustomDataConfig,
     "cifar10": DownloadedConfig,
     "cifar100": DownloadedConfig,
     "mnist": DownloadedConfig,
@@ -91,7 +94,7 @@ def agree(config: TrainConfig) -> None:
         _check_fused_head(config)
     if not spec.boxes and config.box_loss.name != "auto":
         raise UserError(f"box_loss={config.box_loss.name}: only task=detection has boxes.")
-    if isinstance(config.data, FolderConfig):
+    if isinstance(config.data, PhotosConfig):
         fill_from_model(config.data, config.model)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lab.config.schema import FolderConfig, ModelConfig
+from lab.config.schema import ModelConfig, PhotosConfig
 
 
 def model_view(config: ModelConfig) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def model_view(config: ModelConfig) -> dict[str, Any]:
     return dict(resolve_data_config(pretrained_cfg=settings or {"input_size": (3, 224, 224)}))
 
 
-def fill_from_model(data: FolderConfig, model: ModelConfig) -> None:
+def fill_from_model(data: PhotosConfig, model: ModelConfig) -> None:
     """Give the settings that are null, which leave it to the model, the model's own values."""
     names = ("image_size", "crop_pct", "crop_mode", "interpolation")
     if None not in (getattr(data, name) for name in names):

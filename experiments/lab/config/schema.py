@@ -112,26 +112,45 @@ class DownloadedConfig(FoldConfig, MemoryConfig):
 
 
 @dataclass
-class FolderConfig(FoldConfig, ImagesConfig):
-    """Images in one folder a class."""
+class PhotosConfig(FoldConfig, ImagesConfig):
+    """Images of any size, read by worker processes and seen as the model sees them."""
 
     # a number from `fill_from_model` on
     image_size: int | None = number(None, "pixels a side that the model sees; null: the model's own", least=8)  # type: ignore[assignment]
     crop_pct: float | None = number(None, "share of a held-out image's side that is seen; null: the model's", above=0, most=1)
     crop_mode: str | None = choice(None, "center", "border", "squash", meaning="how a held-out image is made square; null: the model's")
     interpolation: str | None = choice(None, "bilinear", "bicubic", "nearest", "lanczos", meaning="of resizing; null: the model's own")
-    root: str | None = setting(None, "folder of the images; null: data/ of the repository")
-    train: str = setting("train", "folder in data.root with the training images")
-    val: str | None = setting(None, "folder with the held-out images; null: val if it is there")
-    test: str | None = setting(None, "folder with images scored once at the end")
     workers: int | None = number(None, "processes that read images; null: the share of the cores, up to 16", least=0)
     color_jitter: float = number(0.4, "range of random brightness, contrast and saturation", least=0)
     auto_augment: str | None = setting(None, "timm's policy of augmentation, such as rand-m9-mstd0.5")
     crop_scale: float = number(0.08, "least share of a training image that a random crop keeps", above=0, most=1)
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     random_erase: float = number(0.0, "share of the training images with a box erased", least=0, most=1)
+
+
+@dataclass
+class FolderConfig(PhotosConfig):
+    """Images in one folder a class."""
+
+    root: str | None = setting(None, "folder of the images; null: data/ of the repository")
+    train: str = setting("train", "folder in data.root with the training images")
+    val: str | None = setting(None, "folder with the held-out images; null: val if it is there")
+    test: str | None = setting(None, "folder with images scored once at the end")
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is looked at before the run")
     skip_corrupt: bool = setting(False, "leave out the images that cannot be read")
+
+
+@dataclass
+class CustomDataConfig(PhotosConfig):
+    """A torch.utils.data.Dataset of (image, class index), with the names of its classes as `classes`.
+
+    The callable is asked for the splits train, val and test where it takes `split`, and may return None for the last two; without val,
+    `held_out` or a fold of train is held out.
+    """
+
+    name: str = setting("custom", "a data set of one's own")
+    target: str = setting("???", "a callable that returns the data set, as module:name or path/to/file.py:name")
+    args: dict[str, Any] = some(dict, "its arguments, by name")
 
 
 @dataclass

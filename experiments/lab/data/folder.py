@@ -1,10 +1,10 @@
 """Images in one folder a class, read and transformed by worker processes."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from PIL import Image
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lab.config.errors import UserError
-from lab.config.schema import FolderConfig
+from lab.config.schema import FolderConfig, PhotosConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.images import UNREADABLE, Faults, find_corrupt, read_rgb, unreadable
@@ -38,39 +38,55 @@ class Files:
         kept = list(positions)
         return Files(self.folder, self.classes, [self.paths[i] for i in kept], [self.targets[i] for i in kept])
 
+    def image(self, index: int) -> Image.Image:
+        try:
+            return read_rgb(self.paths[index])
+        except UNREADABLE as error:
+            raise unreadable(self.paths[index], error) from None
+
+
+class Samples(Protocol):
+    """Images of one class each, which are read one by one."""
+
+    @property
+    def classes(self) -> list[str]: ...
+
+    @property
+    def targets(self) -> list[int]: ...
+
+    def image(self, index: int) -> Image.Image: ...
+
+    def only(self, positions: Iterable[int]) -> "Samples": ...
+
 
 class Images(Dataset[tuple[Tensor, int, int]]):
     """A sample is asked for by its position and a seed, so that its augmentation does not depend on which process prepares it."""
 
-    def __init__(self, files: Files, transform: Transform) -> None:
-        self.files, self.transform = files, transform
+    def __init__(self, samples: Samples, transform: Transform) -> None:
+        self.samples, self.transform = samples, transform
 
     def __len__(self) -> int:
-        return len(self.files.paths)
+        return len(self.samples.targets)
 
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, int, int]:
         index, seed = sample
-        path = self.files.paths[index]
-        try:
-            image = read_rgb(path)
-        except UNREADABLE as error:
-            raise unreadable(path, error) from None
+        image = self.samples.image(index)
         with seeded(seed):
-            return self.transform(image), self.files.targets[index], index
+            return self.transform(image), self.samples.targets[index], index
 
 
 class FolderLoader(WorkerLoader):
     def __init__(
         self,
-        files: Files,
+        samples: Samples,
         keys: list[str],
         notes: Annotations,
         transform: Transform,
-        config: FolderConfig,
+        config: PhotosConfig,
         device: torch.device,
         seed: int | None = None,
     ) -> None:
-        super().__init__(Images(files, transform), config, device, seed)
+        super().__init__(Images(samples, transform), config, device, seed)
         self.keys, self.notes = keys, notes
 
     def __iter__(self) -> Iterator[Batch]:
@@ -101,11 +117,30 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     if "val" not in found:
         train, val, _ = split(config, found["train"].targets, found["train"].classes)
         found |= {"train": found["train"].only(train), "val": found["train"].only(val)}
-    classes = found["train"].classes
-    seen, parts = held_out_transform(config, norm), {}
-    for name, files in found.items():
-        keys = [os.path.relpath(path, root).replace(os.sep, "/") for path in files.paths]
-        parts[name] = files, keys, annotate(config, torch.tensor(files.targets), classes, keys, needed=name == "train")
+    keys = {name: [os.path.relpath(path, root).replace(os.sep, "/") for path in files.paths] for name, files in found.items()}
+    return photos_data(found, keys, held_out, config, norm, device, seed)
+
+
+def photos_data(
+    found: Mapping[str, Samples],
+    keys: Mapping[str, list[str]],
+    held_out: str,
+    config: PhotosConfig,
+    norm: Norm,
+    device: torch.device,
+    seed: int,
+) -> Data:
+    """The data of samples that are read and transformed by workers.
+
+    Args:
+        found: train, val and perhaps test.
+        keys: what each of their samples is called.
+        held_out: in words, which ones are.
+    """
+    classes, seen, parts = found["train"].classes, held_out_transform(config, norm), {}
+    for name, samples in found.items():
+        notes = annotate(config, torch.tensor(samples.targets), classes, keys[name], needed=name == "train")
+        parts[name] = samples, keys[name], notes
     evaluated = {name: FolderLoader(*part, seen, config, device) for name, part in parts.items() if name != "train"}
     return Data(
         classes,
@@ -121,12 +156,12 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     )
 
 
-def held_out_transform(config: FolderConfig, norm: Norm) -> Transform:
+def held_out_transform(config: PhotosConfig, norm: Norm) -> Transform:
     """From an image in RGB to what the model sees of it, without augmentation: (3, H, W), normalised."""
     return _transform(config, norm, crop_pct=config.crop_pct, crop_mode=config.crop_mode)
 
 
-def _train_transform(config: FolderConfig, norm: Norm) -> Transform:
+def _train_transform(config: PhotosConfig, norm: Norm) -> Transform:
     scale, erase = (config.crop_scale, 1.0), config.random_erase
     augmented = {"auto_augment": config.auto_augment, "scale": scale, "hflip": config.horizontal_flip, "re_prob": erase}
     try:
@@ -138,7 +173,7 @@ def _train_transform(config: FolderConfig, norm: Norm) -> Transform:
         ) from None
 
 
-def _transform(config: FolderConfig, norm: Norm, **options: Any) -> Transform:
+def _transform(config: PhotosConfig, norm: Norm, **options: Any) -> Transform:
     from timm.data import create_transform
 
     size: Any = (3, config.image_size, config.image_size)

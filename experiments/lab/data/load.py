@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import torch
 
-from lab.config.schema import DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig, MemoryConfig
+from lab.config.schema import CustomDataConfig, DigitsConfig, DownloadedConfig, FolderConfig, ImagesConfig, MemoryConfig, PhotosConfig
 from lab.data.augment import crop_and_flip, random_affine
 from lab.data.corruption import corrupted
 from lab.data.folder import folder_data
+from lab.data.own import own_data
 from lab.data.samples import annotate
 from lab.data.sets import Data, MemoryLoader, Norm, check_channels, count_groups, digits, downloaded, norm_of, resize_all
 
@@ -27,10 +28,12 @@ def load_data(config: ImagesConfig, norm: Norm, device: torch.device, seed: int,
     Raises:
         UserError: a setting, a file or an image is wrong, or the images have other channels than a saved model takes.
     """
-    if isinstance(config, FolderConfig):
+    if isinstance(config, PhotosConfig):
         if saved:
             check_channels(saved, 3)
-        return folder_data(config, norm, device, seed)
+        if isinstance(config, CustomDataConfig):
+            return own_data(config, norm, device, seed)
+        return folder_data(cast(FolderConfig, config), norm, device, seed)
     if isinstance(config, DigitsConfig):
         sets = digits(config)
         augment: Any = random_affine

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lab.config.detection_schema import DetectionDataConfig
-from lab.config.schema import ClassifierConfig, DataConfig, FolderConfig, ImagesConfig, TrainConfig
+from lab.config.schema import ClassifierConfig, DataConfig, ImagesConfig, PhotosConfig, TrainConfig
 from lab.config.task_schema import DigitPairsConfig
 from lab.data.sets import Norm
 from lab.runs.saved import load_weights
@@ -103,7 +103,7 @@ def _as_held_out(config: DataConfig, image_size: int, norm: Norm) -> Reader:
     """Make a function that reads an image as the run's held-out ones: (1, C, H, W), normalised."""
     from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
 
-    if isinstance(config, FolderConfig):
+    if isinstance(config, PhotosConfig):
         from lab.data.folder import held_out_transform
 
         transform = held_out_transform(config, norm)

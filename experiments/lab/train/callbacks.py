@@ -2,33 +2,32 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lab.config.errors import UserError, unknown
 from lab.config.objects import find
 
-if TYPE_CHECKING:
-    from lab.train.trainer import Trainer
-
 
 class Callback:
-    """Called by the trainer, on every rank. `trainer.folder.metrics(trainer.done, {"own/name": value})` records figures, which go to MLflow
-    as all others; `trainer.console.say(text)` prints. An exception ends the run as FAILED.
+    """Called by the trainer, a lab.train.trainer.Trainer, on every rank. An exception ends the run as FAILED.
+
+    `trainer.folder.metrics(trainer.done, {"own/name": value})` records figures, which go to MLflow as all others do.
+    `trainer.console.say(text)` prints.
     """
 
-    def on_update(self, trainer: "Trainer") -> None:
+    def on_update(self, trainer: Any) -> None:
         """After each update, trainer.done in all; reading a tensor here waits for the device."""
 
-    def on_epoch(self, trainer: "Trainer") -> None:
+    def on_epoch(self, trainer: Any) -> None:
         """At the end of each epoch, trainer.epoch."""
 
-    def on_evaluation(self, trainer: "Trainer", values: dict[str, float]) -> None:
+    def on_evaluation(self, trainer: Any, values: dict[str, float]) -> None:
         """After each evaluation of held-out data, with its metrics by name, such as top1 and loss."""
 
-    def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:
+    def on_checkpoint(self, trainer: Any, path: Path) -> None:
         """After a checkpoint was written; on the first rank alone."""
 
-    def on_end(self, trainer: "Trainer", status: str) -> None:
+    def on_end(self, trainer: Any, status: str) -> None:
         """At the end: FINISHED, KILLED or FAILED."""
 
 
