@@ -55,7 +55,7 @@ def test_every_option_composes(group, option):
     required[("task", "custom")] = ["task.target=lab.tasks.classification.spec:SPEC"]
     required |= {("loss", "bradley_terry"): ["task=preference"], ("data", "digit_pairs"): ["task=preference"]}
     extra = required.get((group, option), [])
-    if option.startswith(("fcos", "retinanet")) or (option in (*DETECTION_DATA, *BOX_LOSSES) and group in ("data", "box_loss")):
+    if option.startswith(("fcos", "retinanet")) or option in {"data": DETECTION_DATA, "box_loss": BOX_LOSSES}.get(group, ()):
         extra = ["task=detection", *extra]
     tree = load([f"{group}={option}", *extra]).tree()
     if group in ("task", "loss", "box_loss", "data"):

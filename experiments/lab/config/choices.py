@@ -76,7 +76,7 @@ def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
         own = own_task(given.target).config
         return make_dataclass(own.__name__, [("name", str, OWN), ("target", str, given.target)], bases=(own,))
     if group == "model":
-        return schemas[given.get("detector") or (OWN if given.get("name") == OWN else "classifier")]
+        return schemas[given.get("detector") or given.get("kind") or (OWN if given.get("name") == OWN else "classifier")]
     return schemas[given.name]
 
 

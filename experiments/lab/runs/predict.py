@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from lab.config.choices import spec_of
 from lab.config.detection_schema import DetectionDataConfig
+from lab.config.errors import UserError
 from lab.config.schema import ClassifierConfig, DataConfig, ImagesConfig, PhotosConfig, TrainConfig
 from lab.config.task_schema import DigitPairsConfig
 from lab.data.sets import Norm
@@ -18,6 +20,7 @@ from lab.tasks.detection.spec import DetectorConfig
 from lab.tasks.fonts import drawable, font_for
 from lab.tasks.multilabel.spec import MultilabelConfig
 from lab.tasks.preference.spec import PreferenceTaskConfig
+from lab.tasks.spec import find_object
 
 
 @dataclass
@@ -27,6 +30,7 @@ class Prediction:
     labels: list[str]
     scores: list[float]
     boxes: list[list[float]] | None = None  # xyxy in pixels of the file
+    mask: Tensor | None = None  # (H, W) classes of the file's pixels, whose shares are the scores
 
     def tree(self) -> list[dict[str, Any]]:
         boxes: list[Any] = [{}] * len(self.labels) if self.boxes is None else [{"box": box} for box in self.boxes]
@@ -51,6 +55,16 @@ Predictor = Callable[[Image.Image], Prediction]
 Reader = Callable[[Image.Image], Tensor]
 
 
+@dataclass
+class Asked:
+    """How predictions are made: what images are normalised by, where, how many classes, and how sure they are at least."""
+
+    norm: Norm
+    device: torch.device
+    top: int
+    score: float
+
+
 def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, *, top: int, score: float) -> Predictor:
     """Make a function from an image to the prediction of the checkpoint's model, with its averaged weights if it has them.
 
@@ -62,18 +76,16 @@ def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, 
         score: the least that a detection has, or a class among several that an image has.
     """
     norm = Norm(**state["norm"])
-    if isinstance(config.model, DetectorConfig):
-        model, predict = _detector(config, state["classes"], norm, device, score)
-    else:
-        model, predict = _classifier(config, state["classes"], norm, device, top, score)
+    spec = spec_of(config.task)
+    if spec.predict is None:
+        raise UserError(f"task={config.task.name}: its models are not asked by predict.py; evaluate.py scores them.")
+    model, predict = find_object(spec.predict)(config, state["classes"], Asked(norm, device, top, score))
     load_weights(model, state)
     model.to(device).eval()
     return torch.no_grad()(predict)
 
 
-def _classifier(
-    config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, top: int, score: float
-) -> tuple[nn.Module, Predictor]:
+def classifier(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
     """Make the model and the predictor of one class, of sets of classes, or of rewards."""
     from lab.tasks.detection.data import size_of
     from lab.tasks.losses import activation_of, probabilities
@@ -84,16 +96,16 @@ def _classifier(
         size = size_of(cast(DetectionDataConfig, config.data), None)[0]
     else:
         size = cast(ImagesConfig | DigitPairsConfig, config.data).image_size
-    read = _as_held_out(config.data, size, norm)
+    read = _as_held_out(config.data, size, asked.norm)
     architecture = cast(ClassifierConfig, config.model)
-    model = build_model(architecture, channels=len(norm.mean), classes=len(classes), image_size=size)
+    model = build_model(architecture, channels=len(asked.norm.mean), classes=len(classes), image_size=size)
 
     def predict(image: Image.Image) -> Prediction:
-        logits = model(read(image).to(device)).float()
+        logits = model(read(image).to(asked.device)).float()
         if reward:
             return Reward(["reward"], [float(logits)])
         values, order = probabilities(logits, activation_of(config.loss))[0].sort(descending=True)
-        count = int((values >= score).sum()) if several else top
+        count = int((values >= asked.score).sum()) if several else asked.top
         return Prediction([classes[label] for label in order[:count].tolist()], values[:count].tolist())
 
     return model, predict
@@ -139,19 +151,19 @@ def _batches(config: DetectionDataConfig, fixed_size: list[int] | None, norm: No
     return batch_of
 
 
-def _detector(config: TrainConfig, classes: list[str], norm: Norm, device: torch.device, score: float) -> tuple[nn.Module, Predictor]:
+def detector(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
     from lab.tasks.detection.data import size_of
     from lab.tasks.detection.task import build_detector, criterion
 
     scenes, architecture = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model)
     fixed = architecture.fixed_size
     model = build_detector(architecture, criterion(config.loss, config.box_loss, architecture), len(classes), size_of(scenes, fixed))
-    batch_of = _batches(scenes, fixed, norm)
+    batch_of = _batches(scenes, fixed, asked.norm)
 
     def predict(image: Image.Image) -> Prediction:
-        batch = batch_of(image).to(device)
+        batch = batch_of(image).to(asked.device)
         (found,) = model.detections(model(batch.images), batch.sizes, (batch.images.shape[-2], batch.images.shape[-1]))
-        sure = found["scores"] >= score
+        sure = found["scores"] >= asked.score
         ratio = (batch.originals / batch.sizes).flip(1).repeat(1, 2)
         names = [classes[label] for label in found["labels"][sure].tolist()]
         return Prediction(names, found["scores"][sure].tolist(), (found["boxes"] * ratio)[sure].tolist())
@@ -163,8 +175,12 @@ def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
     """Draw boxes and their labels into the image, or a line with its classes above it."""
     from PIL import ImageDraw, ImageFont
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
-    from torchvision.utils import draw_bounding_boxes
+    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
+    if prediction.mask is not None:
+        shown = [prediction.mask == label for label in prediction.mask.unique().tolist() if label > 0]
+        if shown:
+            image = to_pil_image(draw_segmentation_masks(pil_to_tensor(image), torch.stack(shown), alpha=0.5))
     ratio = max(1.0, 320 / max(image.size))
     large = image.resize((round(image.width * ratio), round(image.height * ratio)))
     if prediction.boxes is None:

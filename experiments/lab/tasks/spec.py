@@ -17,6 +17,8 @@ class TaskSpec:
     losses: names of the losses that fit, `custom` among them where a loss of one's own does.
     build: a function of (config, device, norm), or its module:name, which opens the data and returns a lab.tasks.task.Task. norm is what
         a saved model's images were normalised by, None for a new model.
+    predict: a function of (config, classes, lab.runs.predict.Asked), or its module:name, which returns the model and a function from an
+        image to a lab.runs.predict.Prediction; None where predict.py cannot ask such models.
     data_schemas, model_schemas: of data sets and models that come with the task, by name.
     example: words for a model that fits, for a message.
     boxes: whether the group `box_loss` has a meaning.
@@ -28,6 +30,7 @@ class TaskSpec:
     losses: tuple[str, ...]
     build: str | Callable[..., Any]
     model: type[ModelConfig] = ClassifierConfig
+    predict: str | Callable[..., Any] | None = "lab.runs.predict:classifier"
     data_schemas: Mapping[str, type[DataConfig]] = field(default_factory=dict)
     model_schemas: Mapping[str, type[ModelConfig]] = field(default_factory=dict)
     example: str = "a classifier, such as resnet18"
@@ -38,8 +41,10 @@ class TaskSpec:
     def name(self) -> str:
         return self.config().name
 
-    def builder(self) -> Callable[..., Any]:
-        if not isinstance(self.build, str):
-            return self.build
-        module, _, name = self.build.partition(":")
-        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
+
+def find_object(named: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function, or the one that its module:name names."""
+    if not isinstance(named, str):
+        return named
+    module, _, name = named.partition(":")
+    return cast(Callable[..., Any], getattr(importlib.import_module(module), name))

@@ -11,6 +11,7 @@ from lab.config.settings import Settings
 from lab.data.sets import Norm
 from lab.runs.machine import pick_device, seed_all, seed_rank
 from lab.tasks.models import check_model
+from lab.tasks.spec import find_object
 from lab.train import distributed
 from lab.train.callbacks import Callbacks
 from lab.train.optim import check_optimizer_name
@@ -39,7 +40,7 @@ def assemble(
     distributed.start(device)
     seed_all(config)
     with distributed.in_turn():
-        task = spec_of(config.task).builder()(config, device, norm)
+        task = find_object(spec_of(config.task).build)(config, device, norm)
     trainer = Trainer(config, task, task.data, model or task.model(), device, settings.tree())
     trainer.callbacks = called
     seed_rank(config)

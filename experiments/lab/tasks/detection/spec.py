@@ -74,6 +74,7 @@ SPEC = TaskSpec(
     data=DetectionDataConfig,
     losses=(*LOSSES, "custom"),
     build="lab.tasks.detection.task:build",
+    predict="lab.runs.predict:detector",
     model=DetectorConfig,
     data_schemas=DETECTION_DATA,
     model_schemas=DETECTORS,
