@@ -13,15 +13,19 @@ from lab.config.loss_schema import LOSSES
 from lab.config.settings import CONF, ROOT, groups, load
 from lab.tasks.detection.loss import DECODED, ENCODED
 from lab.tasks.detection.spec import BOX_LOSSES
+from lab.tasks.segmentation.spec import SPEC as SEGMENTATION
+
+REGIONS = [name for name, schema in LOSSES.items() if schema.takes == "regions"]
 
 
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     from lossforge.losses.registry import LOSSES as REGISTRY
 
-    trainable = {name for name, loss in REGISTRY.items() if loss.given}
+    regions = {name for name, loss in REGISTRY.items() if loss.template == "overlap"}
+    trainable = {name for name, loss in REGISTRY.items() if loss.given} | regions
     assert trainable >= {"ce", "mae", "focal", "preference_bce"}
     assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom", "bradley_terry"}
-    assert set(TASKS["classification"].losses) == {*trainable, "custom"}
+    assert set(TASKS["classification"].losses) == {*trainable - regions, "custom"}
 
 
 def test_what_is_written_of_the_losses_is_current():
@@ -53,8 +57,11 @@ def test_every_option_composes(group, option):
     }
     required |= {(group, "distillation"): ["task.teacher=last.pt"] for group in ("task", "experiment")}
     required[("task", "custom")] = ["task.target=lab.tasks.classification.spec:SPEC"]
+    required |= {("model", "segmenter"): ["model.name=resnet18"], ("data", "mask_folder"): ["data.classes=[a,b]"]}
     required |= {("loss", "bradley_terry"): ["task=preference"], ("data", "digit_pairs"): ["task=preference"]}
     extra = required.get((group, option), [])
+    if option.startswith("segmenter") or option in {"data": SEGMENTATION.data_schemas, "loss": REGIONS}.get(group, ()):
+        extra = ["task=segmentation", *extra]
     if option.startswith(("fcos", "retinanet")) or option in {"data": DETECTION_DATA, "box_loss": BOX_LOSSES}.get(group, ()):
         extra = ["task=detection", *extra]
     tree = load([f"{group}={option}", *extra]).tree()
@@ -67,6 +74,7 @@ def test_schema_and_yaml_give_the_same_defaults():
     for name, schema in LOSSES.items():
         fresh = schema()
         words = {"custom": ["loss.target=my_loss:loss"], "bradley_terry": ["task=preference"]}.get(name, [])
+        words = ["task=segmentation"] if schema.takes == "regions" else words
         defaults = dataclasses.asdict(fresh) | {"name": name} | ({"target": "my_loss:loss"} if name == "custom" else {})
         assert load([f"loss={name}", *words]).tree()["loss"] == defaults
 

@@ -20,6 +20,11 @@ from lossforge.losses.types import Range
 
 MEANINGS = {
     "alpha": "weight of positives, 1 - alpha that of negatives; -1 or null: none",
+    "tversky.alpha": "weight of false positives",
+    "tversky.beta": "weight of false negatives",
+    "focal_tversky.alpha": "weight of false positives",
+    "focal_tversky.beta": "weight of false negatives",
+    "focal_tversky.gamma": "exponent of 1 - the Tversky index",
     "softmax_focal.alpha": "factor of the loss; null: none",
     "varifocal.alpha": "factor of negatives",
     "beta": "exponent of the distance to the quality",
@@ -35,9 +40,13 @@ MEANINGS = {
     "gamma_pos": "focusing exponent of positives",
     "iou_weighted": "weigh positives by their IoU",
     "label_smoothing": "share of the target that is spread over all classes",
+    "lambda_ce": "factor of the cross entropy",
+    "lambda_dice": "factor of the Dice loss",
     "order": "how many terms of the series of the logarithm",
     "q": "0: cross entropy, 1: mean absolute error",
     "scale": "factor of the logits",
+    "smooth_dr": "what is added to the denominator",
+    "smooth_nr": "what is added to the numerator",
     "smoothing": "share of the target that is spread",
     "softcap": "limit c of the logits, c tanh(z / c); null: none",
     "target_threshold": "targets above it are 1, others 0; null: as they are",
@@ -86,7 +95,12 @@ def settings(loss: Loss) -> str:
 
 def activation(loss: Loss) -> str:
     """Return what the logits of a classifier mean that was trained with a loss."""
-    return "softmax" if loss.template == "rowwise" or loss.given == "softmax" else "sigmoid"
+    return "softmax" if loss.template in ("rowwise", "overlap") or loss.given == "softmax" else "sigmoid"
+
+
+def takes(loss: Loss) -> str | None:
+    """Return what a loss is computed from: a model's logits, their softmax or sigmoid, or logits of regions; None if the app has it not."""
+    return "regions" if loss.template == "overlap" else loss.given
 
 
 def option(loss: Loss) -> str:
@@ -96,7 +110,7 @@ def option(loss: Loss) -> str:
 
 def text() -> str:
     """Return the settings."""
-    losses = [f'    "{loss.name}": ("{loss.given}", "{activation(loss)}", {settings(loss)}),\n' for loss in LOSSES.values() if loss.given]
+    losses = [f'    "{loss.name}": ("{takes(loss)}", "{activation(loss)}", {settings(loss)}),\n' for loss in LOSSES.values() if takes(loss)]
     boxes = [f'    "{option(loss)}": {settings(loss)},\n' for loss in LOSSES.values() if loss.template == "boxes"]
     first = "LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {\n"
     return f"{HEAD}{first}{''.join(losses)}}}\nBOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {{\n{''.join(boxes)}}}\n"
@@ -106,7 +120,7 @@ def files() -> dict[Path, str]:
     """Return the settings, and the files that lack in conf/."""
     made = {SETTINGS: text()}
     for loss in LOSSES.values():
-        group = "box_loss" if loss.template == "boxes" else "loss" if loss.given else None
+        group = "box_loss" if loss.template == "boxes" else "loss" if takes(loss) else None
         if group and not (path := ROOT / "conf" / group / f"{option(loss)}.yaml").is_file():
             made[path] = f"name: {option(loss)}\n"
     return made

@@ -29,11 +29,12 @@ from lab.tasks.detection.spec import SPEC as DETECTION
 from lab.tasks.distillation.spec import SPEC as DISTILLATION
 from lab.tasks.multilabel.spec import SPEC as MULTILABEL
 from lab.tasks.preference.spec import SPEC as PREFERENCE
+from lab.tasks.segmentation.spec import SPEC as SEGMENTATION
 from lab.tasks.spec import TaskSpec
 
 OWN = "custom"
 """The option of a group that takes code of the user's own, which its setting `target` names."""
-TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (CLASSIFICATION, DETECTION, MULTILABEL, DISTILLATION, PREFERENCE)}
+TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (CLASSIFICATION, DETECTION, MULTILABEL, DISTILLATION, PREFERENCE, SEGMENTATION)}
 MODELS: dict[str, type[ModelConfig]] = {"classifier": ClassifierConfig, OWN: CustomModelConfig}
 DATA: dict[str, type[DataConfig]] = {
     "digits": DigitsConfig,

@@ -21,6 +21,10 @@ class DistillationConfig(ClassificationConfig):
 SPEC = TaskSpec(
     config=DistillationConfig,
     data=ImagesConfig,
-    losses=tuple(name for name, schema in LOSSES.items() if schema.activation == "softmax" and schema is not CustomConfig),
+    losses=tuple(
+        name
+        for name, schema in LOSSES.items()
+        if schema.activation == "softmax" and schema.takes != "regions" and schema is not CustomConfig
+    ),
     build="lab.tasks.distillation.task:build",
 )

@@ -1,0 +1,69 @@
+"""Segmentation: a class for each pixel, under losses of pixels and of regions."""
+
+from dataclasses import dataclass
+
+from lab.config.fields import choice, number, setting
+from lab.config.loss_schema import LOSSES
+from lab.config.schema import DataConfig, ModelConfig, SplitConfig, TaskConfig
+from lab.tasks.spec import TaskSpec
+
+OUTSIDE = 255
+"""The value of a mask's pixels that have no class: they count neither in the loss nor in the metrics."""
+PIXEL_LOSSES = ("ce", "softmax_focal", "poly_ce", "generalized_ce")
+
+
+@dataclass
+class SegmentationConfig(TaskConfig):
+    name: str = setting("segmentation", "the task")
+    pictures: int = number(6, "held-out images that are drawn with their masks and what was found", least=0, most=64)
+
+
+@dataclass
+class SegmenterConfig(ModelConfig):
+    """The levels of a timm backbone, each reduced to `channels`, scaled to the finest one's size and added up; one class map of the sum."""
+
+    channels: int = number(64, "of the sum of the backbone's levels", least=1)
+    kind: str = choice("segmenter", "segmenter", meaning="which kind of model")
+
+    @property
+    def title(self) -> str:
+        return f"segmenter_{self.name}"
+
+
+@dataclass
+class MasksConfig(DataConfig):
+    image_size: int = number(64, "pixels a side that the model sees", least=32)
+
+
+@dataclass
+class DigitMasksConfig(MasksConfig, SplitConfig):
+    """Digits drawn over noise; a pixel of ink has its digit's class, all others that of the background."""
+
+    name: str = setting("digit_masks", "the data set")
+    train_scenes: int = number(500, "images that are trained on, of training digits", least=1)
+    val_scenes: int = number(100, "held-out images, of held-out digits", least=1)
+    digits: int = number(2, "most digits of an image", least=1, most=20)
+    noise: float = number(0.1, "standard deviation of the noise, where ink is 1", least=0)
+    scene_seed: int = number(0, "of what is drawn", least=0)
+
+
+@dataclass
+class MaskFolderConfig(MasksConfig):
+    """root/train, root/val and perhaps root/test, each with images/ and masks/: files of the same stem, a mask's values are classes."""
+
+    name: str = setting("mask_folder", "the data set")
+    root: str | None = setting(None, "folder with train/, val/ and perhaps test/; null: data/")
+    classes: list[str] = setting("???", "names of the classes, in the order of their values in masks, such as [background,cat]")
+
+
+SPEC = TaskSpec(
+    config=SegmentationConfig,
+    data=MasksConfig,
+    losses=(*PIXEL_LOSSES, *(name for name, schema in LOSSES.items() if schema.takes == "regions"), "custom"),
+    build="lab.tasks.segmentation.task:build",
+    predict="lab.tasks.segmentation.task:predict",
+    model=SegmenterConfig,
+    data_schemas={"digit_masks": DigitMasksConfig, "mask_folder": MaskFolderConfig},
+    model_schemas={"segmenter": SegmenterConfig},
+    example="a segmenter, such as segmenter_tiny or segmenter_resnet50",
+)

@@ -1,0 +1,205 @@
+"""A class for each pixel."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from lab.config.errors import UserError
+from lab.config.loss_schema import CrossEntropyConfig, CustomConfig
+from lab.config.schema import TrainConfig
+from lab.data.batch import Batch
+from lab.data.sets import Data, Norm
+from lab.runs.predict import Asked, Prediction, Predictor
+from lab.tasks.losses import custom_loss
+from lab.tasks.models import model_norm
+from lab.tasks.segmentation.data import load_masks
+from lab.tasks.segmentation.model import build_segmenter
+from lab.tasks.segmentation.spec import OUTSIDE, MasksConfig, SegmentationConfig, SegmenterConfig
+from lab.tasks.task import Stateless, table_of
+from lab.train import distributed
+
+
+@dataclass
+class SegmentationResult:
+    values: dict[str, float]
+    confusion: list[list[int]]  # pixels; rows: true classes, columns: what was found
+    iou: Tensor  # (C,), nan of a class that is nowhere
+    shown: list[tuple[Tensor, Tensor, Tensor]]  # image (C, H, W), mask, what was found (H, W)
+
+    def tree(self) -> dict[str, Any]:
+        return {"confusion": self.confusion}
+
+
+class SegmentationCounts:
+    """Adds up pixels; images to be drawn are kept."""
+
+    def __init__(self, classes: list[str], pictures: int, device: torch.device) -> None:
+        self.classes, self.pictures = classes, pictures
+        self.confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64, device=device)
+        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
+        self.samples = torch.zeros((), dtype=torch.int64, device=device)
+        self.shown: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, found: Tensor, batch: Batch, loss_sum: Tensor, divisor: Tensor) -> None:
+        there = batch.target != OUTSIDE
+        pairs = batch.target[there] * len(self.classes) + found[there]
+        self.confusion += torch.bincount(pairs, minlength=len(self.confusion))
+        self.loss += torch.stack([loss_sum, divisor]).double()
+        self.samples += len(batch)
+        left = self.pictures - len(self.shown)
+        for shown in zip(batch.images[:left], batch.target[:left], found[:left], strict=True):
+            self.shown.append((shown[0].cpu(), shown[1].cpu(), shown[2].cpu()))
+
+    def result(self) -> SegmentationResult:
+        """Of all ranks together."""
+        for counts in (self.confusion, self.loss, self.samples):
+            distributed.total(counts)
+        confusion = self.confusion.view(len(self.classes), -1).double().cpu()
+        right, true, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        iou = right / (true + said - right)  # 0 / 0 of a class that is nowhere
+        total, divisor = self.loss.tolist()
+        values = {
+            "miou": iou[~iou.isnan()].mean().item(),
+            "pixel_accuracy": (right.sum() / true.sum()).item(),
+            "loss": total / divisor if divisor else float("nan"),
+            "samples": float(self.samples),
+            **{f"iou/{name}": value for name, value in zip(self.classes, iou.tolist(), strict=True) if value == value},
+        }
+        return SegmentationResult(values, confusion.long().tolist(), iou, self.shown)
+
+
+class Segmentation(Stateless):
+    monitor = "miou"
+    score_names: tuple[str, ...] = ("pixel_accuracy",)
+
+    def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
+        self.config, self.data, self.device = config, data, device
+        self.settings = cast(SegmentationConfig, config.task)
+        self.criterion = PixelCriterion(config, len(data.classes), device)
+
+    def model(self) -> nn.Module:
+        size = cast(MasksConfig, self.config.data).image_size
+        architecture = cast(SegmenterConfig, self.config.model)
+        return build_segmenter(architecture, channels=self.data.channels, classes=len(self.data.classes), image_size=size)
+
+    def normalizer(self, batch: Batch) -> Tensor:
+        return self.criterion.normalizer(batch.target)
+
+    def loss(self, output: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
+        return self.criterion(output, batch.target, normalizer)
+
+    def scores(self, output: Tensor, batch: Batch) -> Tensor:
+        """Each image's share of pixels that are right."""
+        there = batch.target != OUTSIDE
+        right = (output.argmax(1) == batch.target) & there
+        return (right.flatten(1).sum(1) / there.flatten(1).sum(1).clamp(min=1)).sum()[None]
+
+    def counts(self, loader: Any) -> SegmentationCounts:
+        return SegmentationCounts(self.data.classes, self.settings.pictures, self.device)
+
+    def count(self, counts: SegmentationCounts, output: Tensor, batch: Batch) -> None:
+        loss = self.loss(output, batch, torch.ones((), device=output.device))
+        counts.add(output.argmax(1), batch, loss.float(), self.normalizer(batch))
+
+    def per_class(self, result: SegmentationResult) -> list[dict[str, Any]]:
+        pixels = torch.tensor(result.confusion).sum(1)
+        return table_of(self.data.classes, {"pixels": pixels, "iou": result.iou})
+
+    def pictures(self, result: SegmentationResult, folder: Path) -> list[Path]:
+        if not result.shown:
+            return []
+        from matplotlib.figure import Figure
+
+        path, norm = folder / "masks.png", self.data.norm
+        mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (norm.mean, norm.std))
+        figure = Figure(figsize=(6, 2 * len(result.shown)))
+        axes = figure.subplots(len(result.shown), 3, squeeze=False)
+        for row, (image, mask, found) in zip(axes, result.shown, strict=True):
+            pixels = (image * std + mean).clamp(0, 1).permute(1, 2, 0)
+            row[0].imshow((pixels if pixels.shape[2] == 3 else pixels[..., 0]).numpy(), cmap="gray", vmin=0, vmax=1)
+            for axis, classes in ((row[1], mask), (row[2], found)):
+                shown = classes.where(classes != OUTSIDE, -1).numpy()
+                axis.imshow(shown, cmap="tab20", vmin=-1, vmax=len(self.data.classes) - 1, interpolation="nearest")
+        for axis, title in zip(axes[0], ("image", "mask", "found"), strict=True):
+            axis.set_title(title)
+        for axis in axes.flat:
+            axis.set_axis_off()
+        figure.savefig(path, dpi=100, bbox_inches="tight")
+        return [path]
+
+    def headline(self, result: SegmentationResult) -> str:
+        values = result.values
+        return f"held-out mIoU {values['miou']:.4f} · pixels {values['pixel_accuracy']:.2%} · loss {values['loss']:.4f}"
+
+    def rows(self, best: dict[str, float]) -> dict[str, str]:
+        return {"held-out mIoU": f"{best['miou']:.4f}", "held-out pixels right": f"{best['pixel_accuracy']:.2%}"}
+
+
+class PixelCriterion:
+    """Losses of pixels are summed over those that have a class and divided by their number (with class weights, by their sum). Losses of
+    regions are means of each image, and divided by the number of images.
+    """
+
+    def __init__(self, config: TrainConfig, classes: int, device: torch.device) -> None:
+        from lossforge.losses.registry import LOSSES
+
+        loss = config.loss
+        self.loss = custom_loss("loss", loss.target, loss.hyper) if isinstance(loss, CustomConfig) else LOSSES[loss.name]
+        self.regions = self.loss.template == "overlap"
+        if self.loss.template not in ("rowwise", "overlap"):
+            raise UserError(f"loss={loss.title}: task=segmentation takes losses of classes under a softmax, or of regions.")
+        names = {item.name for item in fields(loss)} & set(self.loss.hyper)
+        self.hyper = loss.hyper if isinstance(loss, CustomConfig) else {name: getattr(loss, name) for name in names}
+        self.torch = loss.implementation == "torch"
+        if self.torch and loss.name != "ce":
+            raise UserError(f"loss.implementation=torch: torch has no loss={loss.name}; only loss=ce can be compared with.")
+        self.weight: Tensor | None = None
+        if isinstance(loss, CrossEntropyConfig) and loss.class_weight is not None:
+            if len(loss.class_weight) != classes:
+                raise UserError(f"loss.class_weight: has {len(loss.class_weight)} numbers; the data has {classes} classes.")
+            self.weight = torch.tensor(loss.class_weight, device=device)
+
+    def normalizer(self, target: Tensor) -> Tensor:
+        if self.regions:
+            return torch.full((), float(len(target)), device=target.device)
+        there = target != OUTSIDE
+        return there.sum().float() if self.weight is None else self.weight[target[there]].sum()
+
+    def __call__(self, logits: Tensor, target: Tensor, normalizer: Tensor) -> Tensor:
+        if self.regions:
+            value = self.loss.function(logits, target, **self.hyper, ignore_index=OUTSIDE)
+            return cast(Tensor, value * len(target) / normalizer)
+        options = self.hyper if self.weight is None else {**self.hyper, "weight": self.weight}
+        if self.torch:
+            known: dict[str, Any] = {name: value for name, value in options.items() if name in ("label_smoothing", "weight")}
+            return F.cross_entropy(logits.float(), target, ignore_index=OUTSIDE, reduction="sum", **known) / normalizer
+        return cast(Tensor, self.loss.function(logits, target, **options, ignore_index=OUTSIDE, reduction="sum", normalizer=normalizer))
+
+
+def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Segmentation:
+    norm = model_norm(config.model, saved) if saved or config.model.pretrained else None
+    return Segmentation(config, load_masks(cast(MasksConfig, config.data), device, config.seed, norm), device)
+
+
+def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
+    """The classes of an image's pixels, and the share of each."""
+    from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
+
+    size, channels = cast(MasksConfig, config.data).image_size, len(asked.norm.mean)
+    model = build_segmenter(cast(SegmenterConfig, config.model), channels=channels, classes=len(classes), image_size=size)
+
+    def predicted(image: Image.Image) -> Prediction:
+        pixels = pil_to_tensor(image.convert("L") if channels == 1 else image).float() / 255
+        seen = normalize(resize(pixels, [size, size], antialias=True), asked.norm.mean, asked.norm.std)
+        logits = F.interpolate(model(seen[None].to(asked.device)), size=(image.height, image.width), mode="bilinear", align_corners=False)
+        mask = logits[0].argmax(0).cpu()
+        share, order = (torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()).sort(descending=True)
+        count = min(asked.top, int((share > 0).sum()))
+        return Prediction([classes[label] for label in order[:count].tolist()], share[:count].tolist(), mask=mask)
+
+    return model, predicted

@@ -1,0 +1,197 @@
+"""The segmentation task: its losses, its metrics, its data."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from lab.config.errors import UserError
+from lab.data.batch import Batch
+from lab.tasks.segmentation.spec import OUTSIDE, SPEC
+from lab.tasks.segmentation.task import SegmentationCounts
+
+SMALL = [
+    "task=segmentation",
+    "model=segmenter_tiny",
+    "data.train_scenes=12",
+    "data.val_scenes=4",
+    "data.batch_size=4",
+    "data.image_size=32",
+]
+
+
+@pytest.fixture
+def make(make_trainer):
+    return lambda *words: make_trainer(*SMALL, *words)
+
+
+def example(classes: int = 11) -> tuple[torch.Tensor, Batch]:
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(0, classes, (3, 8, 8), generator=generator)
+    target[0, :2] = OUTSIDE
+    return torch.randn(3, classes, 8, 8, generator=generator), Batch(torch.zeros(3, 1, 8, 8), target, torch.arange(3))
+
+
+def dice(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Mean over images and classes of 1 - (2 I + ε) / (P + Y + ε), pixels without a class left out."""
+    there = (target != OUTSIDE)[:, None]
+    p = logits.softmax(1) * there
+    y = F.one_hot(target.where(target != OUTSIDE, 0), logits.shape[1]).movedim(-1, 1) * there
+    inside, size = (p * y).sum((2, 3)), p.sum((2, 3)) + y.sum((2, 3))
+    return (1 - (2 * inside + 1e-5) / (size + 1e-5)).mean()
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["loss=ce"], lambda z, t: F.cross_entropy(z, t, ignore_index=OUTSIDE)),
+        (["loss=ce", "loss.implementation=torch"], lambda z, t: F.cross_entropy(z, t, ignore_index=OUTSIDE)),
+        (
+            ["loss=ce", "loss.label_smoothing=0.1", "loss.class_weight=[0.2,1,1,1,1,1,1,1,1,1,2]"],
+            lambda z, t: F.cross_entropy(
+                z, t, torch.tensor([0.2, *[1.0] * 9, 2.0], dtype=z.dtype), ignore_index=OUTSIDE, label_smoothing=0.1
+            ),
+        ),
+        (["loss=dice"], dice),
+        (["loss=dice_ce"], lambda z, t: dice(z, t) + F.cross_entropy(z, t, ignore_index=OUTSIDE)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_losses_and_gradients_against_float64(make, words, wanted):
+    task = make(*words).task
+    logits, batch = example()
+    leaf, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    loss = task.loss(leaf, batch, task.normalizer(batch))
+    (1.5 * loss).backward()
+    truth = wanted(exact, batch.target)
+    (1.5 * truth).backward()
+    torch.testing.assert_close(loss.double(), truth.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", sorted(set(SPEC.losses) - {"custom"}))
+def test_every_loss_trains(make, name):
+    trainer = make(f"loss={name}", "optim.schedule.warmup_epochs=0")
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    for group in trainer.groups():
+        trainer.update(group)
+    assert all(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+    result = trainer.evaluate(trainer.model, trainer.data.val)
+    assert 0 <= result.values["miou"] <= 1
+    assert np.isfinite(result.values["loss"])
+
+
+def test_metrics_by_hand():
+    """Of class 2, which is nowhere, there is no IoU; the last pixel has no class."""
+    counts = SegmentationCounts(["a", "b", "c"], 0, torch.device("cpu"))
+    target = torch.tensor([[[0, 0, 1, 1, OUTSIDE]]])
+    found = torch.tensor([[[0, 1, 1, 1, 0]]])
+    counts.add(found, Batch(torch.zeros(1, 1, 1, 5), target, torch.arange(1)), torch.tensor(3.0), torch.tensor(4.0))
+    result = counts.result()
+    assert result.confusion == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
+    assert result.values["iou/a"] == pytest.approx(1 / 2)
+    assert result.values["iou/b"] == pytest.approx(2 / 3)
+    assert "iou/c" not in result.values
+    assert result.values["miou"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert result.values["pixel_accuracy"] == 0.75
+    assert result.values["loss"] == 0.75
+
+
+def test_scenes_are_their_settings_and_masks_fit_them(make):
+    batches = [next(iter(make("data.noise=0", "data.scene_seed=3").data.val)) for _ in range(2)]
+    assert torch.equal(batches[0].images, batches[1].images)
+    ink = batches[0].images > batches[0].images.min()
+    assert torch.equal(ink[:, 0], batches[0].target > 0)  # without noise all ink has a class, and nothing else
+    assert batches[0].target.max() <= 10
+    assert not torch.equal(next(iter(make("data.noise=0").data.val)).target, batches[0].target)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Images whose left half is red; masks say so, but for a line that has no class."""
+    for part, count in (("train", 6), ("val", 2), ("test", 2)):
+        for name in ("images", "masks"):
+            (tmp_path / part / name).mkdir(parents=True)
+        for number in range(count):
+            pixels, mask = np.full((40, 40, 3), 30, np.uint8), np.zeros((40, 40), np.uint8)
+            pixels[:, : 10 + 2 * number], mask[:, : 10 + 2 * number] = (220, 20, 20), 1
+            mask[0] = OUTSIDE
+            Image.fromarray(pixels).save(tmp_path / part / "images" / f"{number}.png")
+            Image.fromarray(mask).save(tmp_path / part / "masks" / f"{number}.png")
+    return tmp_path
+
+
+def words(folder: Path) -> list[str]:
+    return ["data=mask_folder", f"data.root={folder}", "data.classes=[back,red]", "data.image_size=40"]
+
+
+def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, folder):
+    trainer = make_trainer(*SMALL[:2], "loss=dice_ce", "data.batch_size=3", "optim.lr=0.01", "trainer.epochs=12", *words(folder))
+    for batch in trainer.data.train:
+        norm, there = trainer.data.norm, batch.target != OUTSIDE
+        red = batch.images[:, 0] * norm.std[0] + norm.mean[0] > 0.5
+        assert torch.equal((batch.target == 1)[there], red[there])
+    while trainer.begin_epoch():
+        trainer.batch = len(trainer.data.train)
+        for group in trainer.groups():
+            trainer.update(group)
+        trainer.epoch_ended = True
+    assert trainer.evaluate(trainer.model, trainer.data.val).values["miou"] > 0.8
+    assert trainer.data.test.samples == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda root: (root / "val" / "masks" / "1.png").unlink(), "an image and a mask of one stem are expected; of 1 there is only one"),
+        (lambda root: (root / "train" / "images" / "0.png").write_bytes(b"no"), "0.png or its mask cannot be read"),
+        (lambda root: Image.new("L", (3, 3)).save(root / "train" / "masks" / "2.png"), "2.png is 3×3, its image 40×40"),
+        (lambda root: Image.new("L", (40, 40), 7).save(root / "train" / "masks" / "2.png"), r"has the value 7; .* 0 to 1 and 255"),
+        (lambda root: (root / "val" / "masks").rename(root / "val" / "mask"), "masks: there is no such folder"),
+    ],
+    ids=["no mask", "no image", "another size", "a class too many", "no folder"],
+)
+def test_what_is_wrong_in_a_folder_is_named(make_trainer, folder, damage, said):
+    damage(folder)
+    with pytest.raises(UserError, match=said):
+        make_trainer(*SMALL[:2], *words(folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loss=focal"], "loss=focal with task=segmentation"),
+        (["loss=dice", "loss.implementation=torch"], "torch has no loss=dice"),
+        (["loss=ce", "loss.class_weight=[1,2]"], "has 2 numbers; the data has 11 classes"),
+        (["model.name=vit_tiny_patch16_224"], "cannot be a segmenter's backbone|its levels have the shapes"),
+        (["model=resnet18"], "task=segmentation takes a segmenter"),
+    ],
+    ids=str,
+)
+def test_refusals(make, words, said):
+    with pytest.raises(UserError) as error:
+        make(*words)
+    assert re.search(said, str(error.value))
+
+
+def test_a_run_is_scored_and_asked(tmp_path, monkeypatch, capsys, folder):
+    """From training to evaluate.py and predict.py, whose mask has the file's size."""
+    import evaluate
+    import predict
+    import train
+
+    monkeypatch.chdir(tmp_path)
+    quick = ["trainer.epochs=1", "trainer.runs=runs", "tracking=none", "trainer.device=cpu", "data.batch_size=3"]
+    assert train.main([*SMALL[:2], *words(folder), *quick]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {"masks.png", "config.yaml"} <= {path.name for path in run.iterdir()}
+    assert evaluate.main([f"checkpoint={run}", "split=test", "trainer.runs=scored", "tracking=none"]) == 0
+    assert "held-out mIoU" in capsys.readouterr().out
+    image = folder / "val" / "images" / "0.png"
+    assert predict.main([f"checkpoint={run}", "out=said", str(image)]) == 0
+    assert sum(each["score"] for each in json.loads((tmp_path / "said" / "predictions.jsonl").read_text())["found"]) == pytest.approx(1)
