@@ -56,7 +56,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
     from lab.train.parallel import whole_state
 
     # whole_state hands out the tensors themselves where they are whole
-    state = {"model": trainer.model.state_dict(), "optimizer": trainer.updater.optimizer.state_dict()["state"]}
+    state = {"model": trainer.model.state_dict(), "optimizer": trainer.updater.state()["optimizer"]["state"]}
     return torch.utils._pytree.tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, whole_state(state))
 
 

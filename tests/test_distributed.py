@@ -41,11 +41,14 @@ def results(tmp_path_factory):
 
 
 def assert_same(one, other, **tolerance):
-    """Trees of tensors and numbers."""
+    """Trees of tensors, numbers and other values."""
     (leaves, tree), (others, same) = (torch.utils._pytree.tree_flatten(each) for each in (one, other))
     assert tree == same
     for value, wanted in zip(leaves, others, strict=True):
-        torch.testing.assert_close(value, wanted, **tolerance)
+        if isinstance(value, (torch.Tensor, float)):
+            torch.testing.assert_close(value, wanted, **tolerance)
+        else:
+            assert value == wanted
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +213,18 @@ def test_a_rest_of_one_sample_trains_under_batch_norm(tmp_path):
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["updates"] == 4
     assert records[-1]["status"] == "FINISHED"
+
+
+def test_two_processes_go_on_with_the_run_of_a_folder(tmp_path):
+    root = digit_files(tmp_path, 8, 4, ("a", "b"))
+    words = [*folder_words(root), "model=tiny_vit", "trainer.parallel=fsdp", "optim=sgd", "trainer.max_updates=2"]
+    done = torchrun("experiments/train.py", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    done = torchrun("experiments/train.py", f"resume={folder}", "trainer.max_updates=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "after update 2 of 4" in done.stdout
+    assert torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["updates"] == 4
 
 
 KILLED = """

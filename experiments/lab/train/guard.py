@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lab.data.batch import Tensors
 from lab.train import distributed
+from lab.train.undo import Copies
 
 
 class NonFiniteError(Exception):
@@ -31,19 +32,16 @@ class Guard:
     def __init__(self, model: nn.Module, limit: int, device: torch.device) -> None:
         self.limit = limit
         self.total, self.streak, self.longest = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
-        buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        self.buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
+        self.buffers = list(model.buffers())
         self.kept: dict[tuple[object, ...], Kept] = {}
 
     @contextmanager
     def buffers_undone(self) -> Iterator[list[Tensor]]:
         """Yield a list for the update's verdict; a bad update leaves running statistics as they were."""
-        before = [_joined(buffers) for buffers in self.buffers]
+        copies = Copies(self.buffers)
         verdict: list[Tensor] = []
         yield verdict
-        for buffers, old in zip(self.buffers, before, strict=True):
-            kept = torch.where(verdict[0], old, _joined(buffers)).split([b.numel() for b in buffers])
-            torch._foreach_copy_(buffers, [value.view_as(b) for value, b in zip(kept, buffers, strict=True)])
+        copies.put_back(verdict[0])
 
     def see(self, batch: Tensors, bad: Tensor, update: int) -> None:
         """Keep this micro-batch if its loss is bad."""
@@ -83,8 +81,3 @@ class Guard:
 
 def _shape(tensors: dict[str, Tensor]) -> tuple[object, ...]:
     return tuple((name, tuple(value.shape)) for name, value in tensors.items())
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    """All values in one tensor: a model has hundreds of buffers, and a launch for each would be felt."""
-    return torch.cat([tensor.flatten() for tensor in tensors])

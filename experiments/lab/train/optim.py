@@ -4,13 +4,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from lab.config.errors import UserError, unknown
 from lab.config.schema import OptimConfig
-from lab.train.parallel import as_parameters, in_parts, whole
+from lab.train.parallel import Parts, own_part
+from lab.train.undo import Undo
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
-FUSED_IN_PARTS = {"adam", "adamw"}  # those that torch can run on parameters that FSDP has spread
+# classes whose update of a number depends on the gradients of that number alone
+BY_NUMBER = {
+    *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD", "AdaBelief", "AdamWLegacy", "Adan", "Adopt"),
+    *("LaProp", "Lion", "MADGRAD", "NAdamLegacy", "NAdamW", "RAdamLegacy", "RMSpropTF", "SGDW"),
+}
+# those that take a tensor's norm, or its rows and columns, in ways that DTensor can
+BY_TENSOR = {"Lamb", "Lars", "Muon"}
 
 
 def check_optimizer_name(name: str) -> None:
@@ -21,43 +30,76 @@ def check_optimizer_name(name: str) -> None:
         raise unknown(f"optim.name={name}", name, names, show=200)
 
 
+def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimConfig) -> Optimizer:
+    """The optimiser of a model, whose parameters timm puts into groups, or of groups.
+
+    Raises:
+        UserError: it cannot be made of these settings.
+    """
+    from timm.optim import create_optimizer_v2
+
+    options: dict[str, Any] = dict(config.args)
+    if config.name.lower() in FUSED and not options.get("dampening"):
+        options.setdefault("fused", True)
+    try:
+        return create_optimizer_v2(
+            parameters,
+            opt=config.name,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            layer_decay=config.layer_decay,
+            **options,
+        )
+    except (TypeError, ValueError, AssertionError, ImportError) as error:
+        raise UserError(f"optim.name={config.name} cannot be made with these settings: {error}") from None
+
+
+def steps_parts(optimizer: Optimizer, name: str) -> bool:
+    """Whether an optimiser may step each rank's part of a tensor as if it were a tensor; others step DTensors.
+
+    Raises:
+        UserError: it is one of timm's that need whole tensors and cannot step DTensors.
+    """
+    base = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead has one
+    kind = type(base).__name__
+    if not type(base).__module__.startswith(("timm.", "torch.")):
+        return False
+    # both take the mean of something over a whole tensor and write to it
+    special = any(group.get("caution") or group.get("algo") == "adamuon" for group in base.param_groups)
+    if special or kind not in BY_NUMBER | BY_TENSOR:
+        raise UserError(
+            f"optim.name={name} takes figures of whole tensors, which trainer.parallel=fsdp spreads over processes. "
+            "Use trainer.parallel=ddp, or for example optim.name=adamw, sgd, lion, adan or lamb."
+        )
+    return kind in BY_NUMBER
+
+
 class Updater:
     """Turns gradients into an update.
 
-    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were. The optimisers in
-    FUSED are told so by a flag on the device; for all others the flag is read, which costs a host synchronisation a step on CUDA.
+    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were, and the host does not
+    wait to hear of it: fused optimisers read a flag on the device, and what others have done is undone.
     """
 
     def __init__(
         self, model: nn.Module, config: OptimConfig, *, updates: int, updates_per_epoch: int, scaled: bool, device: torch.device
     ) -> None:
-        from timm.optim import create_optimizer_v2
-
         self.config, self.device = config, device
-        options: dict[str, Any] = dict(config.args)
-        on_device = config.name.lower() in (FUSED_IN_PARTS if in_parts(model) else FUSED)
-        if on_device:
-            options.setdefault("fused", True)
-        try:
-            self.optimizer = create_optimizer_v2(
-                model,
-                opt=config.name,
-                lr=config.lr,
-                weight_decay=config.weight_decay,
-                momentum=config.momentum,
-                layer_decay=config.layer_decay,
-                **options,
+        self.optimizer = make_optimizer(model, config)
+        self.parts = Parts([p for group in self.optimizer.param_groups for p in group["params"]])
+        self.on_parts = self.parts.sharded and steps_parts(self.optimizer, config.name)
+        if self.parts.sharded and config.clip is not None and config.clip_mode == "agc":
+            raise UserError(
+                "optim.clip_mode=agc takes norms of whole tensors, which trainer.parallel=fsdp spreads over processes. Use norm or value."
             )
-        except (TypeError, ValueError, AssertionError, ImportError) as error:
-            raise UserError(f"optim.name={config.name} cannot be made with these settings: {error}") from None
-        self.on_device = on_device and bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
-        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if self.on_device and isinstance(self.optimizer, torch.optim.SGD):
-            # fused SGD makes its first buffers uninitialised and would keep them so if its first step were skipped
-            for group in self.optimizer.param_groups:
-                for p in group["params"] if group["momentum"] else ():
-                    self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        if self.on_parts:
+            self.optimizer = make_optimizer(self.parts.groups(self.optimizer.param_groups), config)
+        self.on_device = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        self.undo = Undo(self.optimizer)
+        self._make_buffers()
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled)
+        self.overflow = torch.optim.SGD([nn.Parameter(torch.zeros((), device=device))])  # all that the scaler sees: nan if an update is bad
         self.schedule = make_schedule(self.optimizer, config, updates, updates_per_epoch)
         self.count = 0
 
@@ -74,39 +116,52 @@ class Updater:
         Returns:
             whether the gradients were not finite (0-d bool), and their norm before clipping (0-d).
         """
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.parts.take_gradients()
         if self.scaler.is_enabled():
-            # the scaler looks at gradients alone: a nan in one of them makes it skip
-            gradients[0].add_(torch.where(bad_loss, torch.nan, 0.0))
-            self.scaler.unscale_(self.optimizer)
-        norm = whole(torch.nn.utils.get_total_norm(gradients))
+            scale = self.scaler.scale(torch.ones((), device=self.device))
+            torch._foreach_mul_([p.grad for p in self.parts.own if p.grad is not None], scale.double().reciprocal().float())
+        norm = self.parts.norm()
         bad_gradient = ~norm.isfinite()
-        if self.config.clip is not None and self.config.clip_mode == "norm":
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
-        elif self.config.clip is not None:
-            from timm.utils.clip_grad import dispatch_clip_grad
-
-            dispatch_clip_grad(self.parameters, self.config.clip, mode=self.config.clip_mode)
+        self._clip(norm)
         self._apply(bad_loss | bad_gradient)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.parts.drop_gradients()
         self.count += 1
         if self.schedule is not None:
             self.schedule.step_update(self.count)
         return bad_gradient, norm
 
+    def _clip(self, norm: Tensor) -> None:
+        if self.config.clip is None:
+            return
+        if self.config.clip_mode == "norm":
+            torch.nn.utils.clip_grads_with_norm_(self.parts.own, self.config.clip, norm)
+        else:
+            from timm.utils.clip_grad import dispatch_clip_grad
+
+            dispatch_clip_grad(self.parts.own, self.config.clip, mode=self.config.clip_mode)
+
     def _apply(self, bad: Tensor) -> None:
-        if self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        elif self.on_device:
+        if self.on_device:
             self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # fused optimisers read it; Optimizer does not declare it
             self.optimizer.step()
-        elif not bool(bad):
-            self.optimizer.step()
+        else:
+            self.undo.step(bad)
+        if self.scaler.is_enabled():
+            self.overflow.param_groups[0]["params"][0].grad = torch.where(bad, torch.nan, 0.0)
+            self.scaler.unscale_(self.overflow)
+            self.scaler.update()
+
+    def _make_buffers(self) -> None:
+        """Give fused SGD its buffers: it makes the first ones uninitialised, and would keep them so if its first step were skipped."""
+        for group in self.optimizer.param_groups if self.on_device and isinstance(self.optimizer, torch.optim.SGD) else ():
+            for p in group["params"] if group["momentum"] else ():
+                self.optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
 
     def state(self) -> dict[str, Any]:
+        self.undo.settle()
+        state = self.optimizer.state_dict()
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.parts.joined(state) if self.on_parts else state,
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             "count": self.count,
@@ -114,7 +169,15 @@ class Updater:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state; the schedule is a function of the count, and stays that of this run's length."""
-        self.optimizer.load_state_dict(as_parameters(self.optimizer, state["optimizer"]))
+        self.undo.settle()
+        optimizer = self.parts.spread(state["optimizer"])
+        if self.on_parts:
+            optimizer = optimizer | {"state": tree_map(own_part, optimizer["state"])}
+        # how a step is taken is this run's own: an earlier version took that of spread parameters otherwise
+        ways = [{way: group[way] for way in ("fused", "foreach", "capturable") if way in group} for group in self.optimizer.param_groups]
+        groups = [saved | way for saved, way in zip(optimizer["param_groups"], ways, strict=True)]
+        self.optimizer.load_state_dict(optimizer | {"param_groups": groups})
+        self._make_buffers()
         self.scaler.load_state_dict(state["scaler"])
         self.count = state["count"]
         if self.schedule is not None and self.count:

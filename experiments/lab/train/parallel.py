@@ -107,13 +107,62 @@ def _is_block(part: nn.Module) -> bool:
     return layers >= 3 and not isinstance(part, (nn.ModuleList, nn.ModuleDict))
 
 
-def in_parts(model: nn.Module) -> bool:
-    return any(_is_part(parameter) for parameter in model.parameters())
+class Parts:
+    """This rank's parts of parameters as plain tensors that share their memory; parameters that are whole are their own part.
+
+    Optimisers step them without the cost of DTensor's dispatch, and as fused kernels.
+    """
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.own = [nn.Parameter(own_part(parameter.detach())) if _is_part(parameter) else parameter for parameter in parameters]
+        self.sharded = any(map(_is_part, parameters))
+
+    def take_gradients(self) -> None:
+        """Give the own parts their gradients; where FSDP keeps parts may have changed, too."""
+        with torch.no_grad():
+            for parameter, own in zip(self.parameters, self.own, strict=True) if self.sharded else ():
+                own.data = own_part(parameter)
+                own.grad = None if parameter.grad is None else own_part(parameter.grad)
+
+    def drop_gradients(self) -> None:
+        for parameter in (*self.parameters, *self.own):
+            parameter.grad = None
+
+    def norm(self) -> Tensor:
+        """The gradients' norm over all ranks, 0-d."""
+        norm = torch.nn.utils.get_total_norm([own.grad for own in self.own if own.grad is not None])
+        return distributed.total(norm.double().square()).sqrt().to(norm.dtype) if self.sharded else norm
+
+    def groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """An optimiser's groups with the own parts in place of its parameters."""
+        own = dict(zip(self.parameters, self.own, strict=True))
+        return [group | {"params": [own[parameter] for parameter in group["params"]]} for group in groups]
+
+    def spread(self, state: dict[str, Any]) -> dict[str, Any]:
+        """An optimiser's state whose tensors of a parameter's size are whole, with parts in their place where the parameters have them."""
+        return self._mapped(state, _like)
+
+    def joined(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of an optimiser of own parts with its tensors as parts of whole ones."""
+        return self._mapped(state, _part_of)
+
+    def _mapped(self, state: dict[str, Any], function: Callable[[Tensor, Tensor], Any]) -> dict[str, Any]:
+        if not self.sharded:
+            return state
+        entries = {
+            number: {
+                name: function(self.parameters[number], value) if isinstance(value, Tensor) and value.ndim else value
+                for name, value in values.items()
+            }
+            for number, values in state["state"].items()
+        }
+        return state | {"state": entries}
 
 
-def whole(value: Tensor) -> Tensor:
-    """All of a tensor, on every rank, where the ranks hold parts of it."""
-    return cast(Any, value).full_tensor() if _is_part(value) else value
+def own_part(value: Tensor) -> Tensor:
+    """What this rank holds of a tensor: a plain tensor that shares its memory."""
+    return cast(Any, value).to_local() if _is_part(value) else value
 
 
 def _is_part(value: Any) -> bool:
@@ -140,19 +189,21 @@ def whole_state(state: Any) -> Any:
     return tree_map(gathered, state)
 
 
-def as_parameters(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's state with its tensors in parts where the parameters are."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    spread = {
-        number: {name: _like(parameters[number], value) for name, value in entries.items()} for number, entries in state["state"].items()
-    }
-    return state | {"state": spread}
-
-
-def _like(parameter: Tensor, value: Any) -> Any:
-    if not (_is_part(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape):
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    if not (_is_part(parameter) and value.shape == parameter.shape):
         return value
     from torch.distributed.tensor import distribute_tensor
 
     place = cast(Any, parameter)
     return distribute_tensor(value.to(place.device), place.device_mesh, place.placements)
+
+
+def _part_of(parameter: Tensor, value: Tensor) -> Tensor:
+    if not _is_part(parameter):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    place = cast(Any, parameter)
+    if value.shape != place.to_local().shape:
+        raise ValueError(f"a state of shape {tuple(value.shape)} is no part of a parameter of shape {tuple(parameter.shape)}")
+    return DTensor.from_local(value, place.device_mesh, place.placements, run_check=False, shape=place.shape, stride=place.stride())

@@ -1,0 +1,137 @@
+"""Every optimiser of timm: a bad update changes nothing, the host reads nothing, and spread over processes it does as alone."""
+
+import re
+
+import pytest
+import torch
+from test_distributed import EXACT, ROOT, assert_same, torchrun
+from updater_parts import STEPS, Training, alone, reads, resumed
+
+from lab.train.optim import BY_NUMBER, BY_TENSOR
+
+# decide on the host themselves, by the values of gradients, or read a tensor of their own making
+READERS = {"adamp", "cadamp", "sgdp", "csgdp", "novograd", "kron"}
+
+
+def one_of_each_kind():
+    """Names of all timm's optimisers that are here, but for those that differ in options alone; second-order ones need another backward."""
+    from timm.optim import get_optimizer_info, list_optimizers
+
+    found = {}
+    for name in list_optimizers():
+        info = get_optimizer_info(name)
+        if isinstance(info.opt_class, type) and not info.second_order:
+            options = info.defaults or {}
+            found.setdefault((info.opt_class, options.get("caution"), options.get("algo"), options.get("decoupled_weight_decay")), name)
+    return sorted({*found.values(), "sgd", "lamb"})
+
+
+def goes_spread(name):
+    from timm.optim import get_optimizer_info
+
+    info = get_optimizer_info(name)
+    special = {"caution", "algo"} & set(info.defaults or {})
+    return info.opt_class.__name__ in BY_NUMBER | BY_TENSOR and not special
+
+
+NAMES = one_of_each_kind()
+# one of every class that goes spread
+SPREAD = [*(name for name in NAMES if goes_spread(name)), "lookahead_sgd"]
+# RMSprop divides by gradients that are all but zero
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "lookahead_sgd", "lookahead_radamlegacy"])
+def test_bad_updates_leave_everything_as_it_was(name):
+    training, never_bad = Training(name), Training(name)
+    for number in range(STEPS):
+        if number in (0, 3):
+            before = training.state()
+            training.step(number, bad=True)
+            after = training.state()
+            if training.updater.on_device and number == 0:  # fused ones have made their state, of zeros
+                before, after = before["model"], after["model"]
+            assert_same(after, before, **EXACT)
+        training.step(number)
+        if number == 4:
+            training.step(number, bad=True)  # and the next step comes at once
+        never_bad.step(number)
+    assert_same(training.state(), never_bad.state(), **EXACT)
+    assert not torch.equal(training.state()["model"]["head.bias"], Training(name).state()["model"]["head.bias"])
+
+
+@pytest.mark.parametrize("name", [name for name in [*NAMES, "lookahead_sgd"] if name not in READERS])
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
+def test_the_host_reads_nothing_of_a_step(name, scaled):
+    assert reads(Training(name, scaled=scaled, clip=1.0)) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", [name for name in [*NAMES, "lookahead_sgd"] if name not in READERS])
+def test_no_step_waits_for_the_gpu(name):
+    training = Training(name, device="cuda", clip=1.0)
+    training.step(0)
+    training.step(1, bad=True)
+    bad_loss = training.gradients(2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        training.updater.step(bad_loss)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_updates_leave_everything_as_it_was_on_the_gpu(name):
+    training = Training(name, device="cuda")
+    training.step(0)
+    before = training.state()
+    training.step(1, bad=True)
+    assert_same(training.state(), before, **EXACT)
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory):
+    """What two processes came to, by optimiser; they also go on from a checkpoint that an unfused SGD left behind."""
+    folder = tmp_path_factory.mktemp("spread")
+    old = Training("sgd", clip=0.5, args={"fused": False})
+    for number in range(3):
+        old.step(number)
+    torch.save({"model": old.model.state_dict(), **old.updater.state()}, folder / "old.pt")
+    done = torchrun(ROOT / "tests/updater_parts.py", folder, ",".join(SPREAD), ",".join(set(NAMES) - set(SPREAD)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return torch.load(folder / "found.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_two_processes_step_as_one(spread, name):
+    found, one = spread[name], alone(name)
+    assert found["parts"] == (name not in ("lamb", "larc", "muon"))
+    assert found["reads"] == 0
+    fused = Training(name).updater.on_device
+    for number, (before, after) in enumerate(found["undone"]):
+        parts = ["model"] if fused and number == 0 else ["model", "optimizer"]
+        assert_same([after[part] for part in parts], [before[part] for part in parts], **EXACT)
+    for part in ("model", "optimizer"):
+        assert_same(found["end"][part], one[part], **CLOSE)
+    # and its checkpoint is one process's
+    continued = resumed(name, found["saved"], spread=False)
+    for number in range(3, STEPS):
+        continued.step(number)
+    assert_same(continued.state(), one, **CLOSE)
+
+
+def test_spread_fused_sgd_goes_on_from_what_an_unfused_one_left(spread):
+    assert_same(spread["continued"]["model"], alone("sgd")["model"], **CLOSE)
+    assert all(group["fused"] for group in spread["continued"]["optimizer"]["param_groups"])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not goes_spread(name)])
+def test_optimizers_that_cannot_be_spread_are_refused(spread, name):
+    assert re.match(f"optim.name={name} takes figures of whole tensors.*Use trainer.parallel=ddp, or", spread["refused"][name])
+
+
+def test_clipping_that_cannot_be_spread_is_refused(spread):
+    assert re.match("optim.clip_mode=agc takes norms of whole tensors.*Use norm or value", spread["refused"]["agc"])
