@@ -65,28 +65,3 @@ def test_tables_hold_the_figures(measured, monkeypatch):
     assert f"| `{found['runs'][0]['command']}` | 98.77 % | 1.23 | 2,763 |" in text
     assert "| `experiment=distillation` | 4.6 | 12,346 | 3.2% |" in text
     assert "commit abc1234" in text
-
-
-def test_two_gpus_beside_one(tmp_path, monkeypatch):
-    place = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "nccl": "2.27.5", "commit": "abc1234", "date": "2026-11-22"}
-    speed = {"case": "resnet50", "model": "resnet50", "batch": 256, "step_ms": 101.25, "peak_mib": 20480.4}
-    found = {
-        **place,
-        "tolerance": 1e-4,
-        "disturbance": 2.0**-23,
-        "losses": [{"case": "FSDP", "one": [2.0, 2.0, 2.0, 2.0], "two": [2.0, 2.0001, 2.1, 2.0], "disturbed": [2.0, 2.0, 2.0, 1.9999]}],
-        "speed": [
-            speed | {"parallel": "none", "gpus": 1, "images_per_second": 2500.4, "scaling": 1.0},
-            speed | {"parallel": "ddp", "gpus": 2, "images_per_second": 4875.8, "scaling": 0.975},
-        ],
-    }
-    path = tmp_path / "several.json"
-    path.write_text(json.dumps(found))
-    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
-    monkeypatch.setitem(tables["several_gpus"].__globals__, "SEVERAL_GPUS", path)
-    text = tables["several_gpus"]()
-    assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")
-    assert "agree to a relative 0.0001, and" in text
-    assert "| FSDP | 2 of 4 | 5.0e-05 | 4 of 4 | 5.0e-05 |" in text  # what agrees again after a difference does not count
-    assert "| resnet50 | one process | 1 | 256 | 2,500 |  | 101.2 | 20,480 |" in text
-    assert "| resnet50 | DistributedDataParallel | 2 | 256 | 4,876 | 0.97 | 101.2 | 20,480 |" in text

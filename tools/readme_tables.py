@@ -188,29 +188,46 @@ def several_gpus() -> str:
     losses = []
     for each in found["losses"]:
         figures = []
-        for name in ("two", "disturbed"):
+        for name in ("several" if "several" in each else "two", "disturbed"):
             differences = [abs(a - b) / abs(a) for a, b in zip(each["one"], each[name], strict=True)]
             alike = list(itertools.takewhile(lambda d: d <= tolerance, differences))
             figures += [f"{len(alike)} of {len(differences)}", f"{max(alike):.1e}"]
         losses.append([each["case"], *figures])
     speed = [
         [
-            *(each["model"], PARALLEL[each["parallel"]], str(each["gpus"]), str(each["batch"]), f"{each['images_per_second']:,.0f}"),
-            *(f"{each['scaling']:.2f}" if each["gpus"] > 1 else "", f"{each['step_ms']:.1f}", f"{each['peak_mib']:,.0f}"),
+            *(each["model"], PARALLEL[each["parallel"]], each.get("optimizer", "sgd"), str(each["gpus"]), str(each["batch"])),
+            *(f"{each['images_per_second']:,.0f}", f"{each['scaling']:.2f}" if each["gpus"] > 1 else "", f"{each['step_ms']:.1f}"),
+            "" if each["peak_mib"] is None else f"{each['peak_mib']:,.0f}",
         ]
         for each in found["speed"]
     ]
+    gpus = found.get("gpus", 2)
+    made = f"{provenance(found, 'Two' if gpus == 2 else str(gpus))}, NCCL {found['nccl']}; made by `python tools/measure_several_gpus.py`."
     return "\n\n".join(
         [
-            f"{provenance(found, 'Two')}, NCCL {found['nccl']}; made by `python tools/measure_several_gpus.py`. The same samples on one "
-            "GPU as a whole batch and on two by halves, float32: how many updates the training losses agree to a relative "
-            f"{tolerance:g}, and their largest difference until then. Beside it one GPU against itself, its weights first disturbed by "
-            f"{found['disturbance']:.0e} of each, about a rounding. Under batch norm and ReLU, from nothing, a rounding alone soon parts "
-            "two runs, we believe where it carries an activation over 0.",
+            f"{made} The same samples on one GPU as a whole batch and on {gpus} by equal parts, float32: how many updates the training "
+            f"losses agree to a relative {tolerance:g}, and their largest difference until then. Beside it one GPU against itself, its "
+            f"weights first disturbed by {found['disturbance']:.0e} of each, about a rounding. Under batch norm and ReLU, from nothing, a "
+            "rounding alone soon parts two runs, we believe where it carries an activation over 0.",
             tables.markdown(("under", "updates alike", "difference", "by rounding alone", "difference"), losses),
-            "Steps on images of 224 pixels that lie on the GPU, bf16 autocast. Scaling: images a second over twice those of one GPU.",
-            tables.markdown(("model", "by", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), speed),
+            "Steps on images of 224 pixels that lie on the GPU, bf16 autocast. Scaling: images a second over those of one GPU under the "
+            f"same optimiser, times {gpus}.",
+            tables.markdown(
+                ("model", "by", "optimiser", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), speed
+            ),
+            *([large_model(found["large"])] if "large" in found else []),
         ]
+    )
+
+
+def large_model(each: dict) -> str:
+    """A model that one GPU cannot hold, under FSDP2."""
+    peak = "" if each["peak_mib"] is None else f", and took {each['peak_mib']:,.0f} MiB a GPU"
+    return (
+        f"`{each['model']}` with {each['depth']} blocks has {each['parameters'] / 1e9:.2f} billion parameters. Its weights, gradients and "
+        f"AdamW's state alone take {each['needed_mib']:,.0f} MiB; a GPU has {each['gpu_mib']:,.0f}, so that DistributedDataParallel cannot "
+        f"hold it. Under FSDP2 on {each['gpus']} GPUs, {each['batch']} images each, it took {each['step_ms']:.0f} ms a step{peak}; over "
+        f"{len(each['losses'])} steps on the same images its loss went from {each['losses'][0]:.4f} to {each['losses'][-1]:.4f}."
     )
 
 

@@ -1,0 +1,63 @@
+"""The measurement of several GPUs runs on two processes of the CPU, and the README's table follows from what it writes, now and before."""
+
+import json
+import pathlib
+import runpy
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TOOL = ROOT / "tools" / "measure_several_gpus.py"
+
+
+def table(path, monkeypatch):
+    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+    monkeypatch.setitem(tables["several_gpus"].__globals__, "SEVERAL_GPUS", path)
+    return tables["several_gpus"]()
+
+
+def test_the_measurement_runs(tmp_path, monkeypatch):
+    path = tmp_path / "several.json"
+    assert runpy.run_path(str(TOOL))["main"]([str(path), "abc1234", "--smoke"]) == 0
+    found = json.loads(path.read_text())
+    assert all(each["largest_difference"] < 1e-5 for each in found["losses"])
+    ways = {(each["model"], each["parallel"], each["optimizer"], each["gpus"]) for each in found["speed"]}
+    assert ways == {
+        *((model, "none", optimizer, 1) for model in ("test_resnet", "test_vit") for optimizer in ("sgd", "adamw")),
+        *((model, "ddp", optimizer, 2) for model in ("test_resnet", "test_vit") for optimizer in ("sgd", "adamw")),
+        *(("test_vit", "fsdp", optimizer, 2) for optimizer in ("sgd", "adamw")),
+    }
+    large = found["large"]
+    assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
+    assert large["losses"][-1] < large["losses"][0]
+    text = table(path, monkeypatch)
+    assert "| test_vit | FSDP2 | adamw | 2 | 4 |" in text
+    assert f"`test_vit` with {large['depth']} blocks" in text
+
+
+def test_the_large_model_is_the_smallest_that_one_gpu_cannot_hold():
+    tool = runpy.run_path(str(TOOL))
+    case, given = tool["large_case"](tool["sizes"](True)), tool["sizes"](True)
+    needed = [tool["BYTES"] * tool["parameters"](case.model, depth) for depth in (case.depth - 1, case.depth)]
+    assert needed[0] <= given.memory < needed[1]
+
+
+def test_an_earlier_report_makes_a_table(tmp_path, monkeypatch):
+    place = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "nccl": "2.27.5", "commit": "abc1234", "date": "2026-11-22"}
+    speed = {"case": "resnet50", "model": "resnet50", "batch": 256, "step_ms": 101.25, "peak_mib": 20480.4}
+    found = {
+        **place,
+        "tolerance": 1e-4,
+        "disturbance": 2.0**-23,
+        "losses": [{"case": "FSDP", "one": [2.0, 2.0, 2.0, 2.0], "two": [2.0, 2.0001, 2.1, 2.0], "disturbed": [2.0, 2.0, 2.0, 1.9999]}],
+        "speed": [
+            speed | {"parallel": "none", "gpus": 1, "images_per_second": 2500.4, "scaling": 1.0},
+            speed | {"parallel": "ddp", "gpus": 2, "images_per_second": 4875.8, "scaling": 0.975},
+        ],
+    }
+    path = tmp_path / "several.json"
+    path.write_text(json.dumps(found))
+    text = table(path, monkeypatch)
+    assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")
+    assert "agree to a relative 0.0001, and" in text
+    assert "| FSDP | 2 of 4 | 5.0e-05 | 4 of 4 | 5.0e-05 |" in text  # what agrees again after a difference does not count
+    assert "| resnet50 | one process | sgd | 1 | 256 | 2,500 |  | 101.2 | 20,480 |" in text
+    assert "| resnet50 | DistributedDataParallel | sgd | 2 | 256 | 4,876 | 0.97 | 101.2 | 20,480 |" in text
