@@ -52,7 +52,7 @@ def test_loss_settings_and_their_ranges_are_the_signatures():
 
 @pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in groups().items() for option in options])
 def test_every_option_composes(group, option):
-    required = {(name, "custom"): [f"{name}.target=my_loss:loss"] for name in ("loss", "box_loss", "model", "data")} | {
+    required = {(name, "custom"): [f"{name}.target=my_loss:loss"] for name in ("loss", "box_loss", "model", "data", "optim")} | {
         ("model", m): ["model.name=resnet18"] for m in ("timm", "fcos", "retinanet")
     }
     required |= {(group, "distillation"): ["task.teacher=last.pt"] for group in ("task", "experiment")}

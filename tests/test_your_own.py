@@ -107,6 +107,8 @@ def test_the_library_gives_what_came_of_the_run(folder):
         (["model=custom", "model.target=json:loads"], "model.target=json:loads: cannot be called: TypeError"),
         (["model=custom", "model.target=no_such.py:net"], "model.target=no_such.py:net: no file no_such.py"),
         (["data=custom", "data.target=my_data.py:Stripes", "data.args.cont=3"], "cannot be called with .*cont.*TypeError"),
+        (["optim=custom", "optim.target=my_optim.py:torch"], "optim.target=my_optim.py:torch: is no class of torch.optim.Optimizer"),
+        (["optim=custom", "optim.target=my_optim.py:SignDescent", "optim.args.betas=3"], "optim.name=custom cannot be made with .*betas"),
         (["data=custom", "data.target=json:loads"], "data.target=json:loads: cannot be called with {}: TypeError"),
         (["data=custom", "data.target=wrong_data.py:no_classes"], "the data set of train needs `classes`"),
         (

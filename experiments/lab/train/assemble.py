@@ -14,7 +14,7 @@ from lab.tasks.models import check_model
 from lab.tasks.spec import find_object
 from lab.train import distributed
 from lab.train.callbacks import Callbacks
-from lab.train.optim import check_optimizer_name
+from lab.train.optim import check_optimizer
 from lab.train.trainer import Trainer
 
 
@@ -34,7 +34,7 @@ def assemble(
     """
     config = settings.config
     check_model(config.model)
-    check_optimizer_name(config.optim.name)
+    check_optimizer(config.optim)
     called = Callbacks(config.trainer.callbacks, callbacks)
     device = pick_device(config.trainer.device)
     distributed.start(device)

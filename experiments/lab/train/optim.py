@@ -1,5 +1,6 @@
 """Optimiser, schedule, clipping and scaling behind one call a step, with steps that can be skipped on the device."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from lab.config.errors import UserError, unknown
+from lab.config.objects import find
 from lab.config.schema import OptimConfig
 from lab.train.parallel import Parts, own_part
 from lab.train.undo import Undo
@@ -22,12 +24,39 @@ BY_NUMBER = {
 BY_TENSOR = {"Lamb", "Lars", "Muon"}
 
 
-def check_optimizer_name(name: str) -> None:
+OWN = "custom"
+
+
+def check_optimizer(config: OptimConfig) -> None:
+    """Raise UserError unless timm has the optimiser, or it is a class of the user's own."""
     from timm.optim import list_optimizers
 
+    if config.name == OWN:
+        own_optimizer(config)
+        return
+    name = config.name
     names = [str(known) for known in list_optimizers()]
     if name.lower().removeprefix("lookahead_") not in names:
         raise unknown(f"optim.name={name}", name, names, show=200)
+
+
+def own_optimizer(config: OptimConfig) -> Any:
+    """A registry of timm's kind that holds the user's class alone, so that its parameters are grouped as any other's.
+
+    Raises:
+        UserError: it is not found, or no torch.optim.Optimizer.
+    """
+    from timm.optim import OptimInfo, OptimizerRegistry
+
+    if not config.target:
+        raise UserError("optim.target: optim=custom needs a torch.optim.Optimizer class, as module:name or path/to/file.py:name.")
+    found = find("optim.target", config.target)
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise UserError(f"optim.target={config.target}: is no class of torch.optim.Optimizer.")
+    momentum = "momentum" in inspect.signature(found).parameters
+    registry = OptimizerRegistry()
+    registry.register(OptimInfo(name=OWN, opt_class=found, has_eps=True, has_betas=True, has_momentum=momentum))  # timm drops no argument
+    return registry
 
 
 def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimConfig) -> Optimizer:
@@ -41,8 +70,9 @@ def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimCo
     options: dict[str, Any] = dict(config.args)
     if config.name.lower() in FUSED and not options.get("dampening"):
         options.setdefault("fused", True)
+    create = own_optimizer(config).create_optimizer if config.name == OWN else create_optimizer_v2
     try:
-        return create_optimizer_v2(
+        made: Optimizer = create(
             parameters,
             opt=config.name,
             lr=config.lr,
@@ -51,6 +81,7 @@ def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimCo
             layer_decay=config.layer_decay,
             **options,
         )
+        return made
     except (TypeError, ValueError, AssertionError, ImportError) as error:
         raise UserError(f"optim.name={config.name} cannot be made with these settings: {error}") from None
 
