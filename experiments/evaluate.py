@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.config.command import command
 from lab.config.errors import UserError, unknown
+from lab.config.help import own_help
 from lab.config.settings import ROOT, Settings, absolute
 from lab.runs.saved import Saved, checkpoint_of, load_weights, open_checkpoint, refuse_changed, settings_of
 from lab.train.ranks import refuse_several
@@ -23,23 +25,22 @@ USAGE = "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train] [g
 NAMES = {"val": "held-out", "test": "test", "train": "training"}
 
 
-def main(words: list[str]) -> int:
-    if {"--help", "-h"} & set(words):
-        print(f"{USAGE}\n\n{(__doc__ or '').strip()}")
-        return 0
+def main(argv: list[str]) -> int:
     try:
+        asked = command(argv)
+        if "--help" in asked.flags:
+            print(own_help(USAGE, __doc__, asked.words))
+            return 0
         refuse_several("experiments/evaluate.py")
-        checkpoint, others = checkpoint_of([word for word in words if word != "--cfg"], USAGE)
+        checkpoint, others = checkpoint_of(asked.words, USAGE)
         split = next((word.partition("=")[2] for word in reversed(others) if word.startswith("split=")), "val")
         if split not in NAMES:
             raise unknown(f"split={split}", split, NAMES)
         others = [word for word in others if not word.startswith("split=")]
         saved = open_checkpoint(checkpoint, others)
         settings, changed = settings_of(saved.state, others)
-        if "--cfg" in words:
-            import yaml
-
-            print(yaml.safe_dump(settings.tree(), sort_keys=False), end="")
+        if "--cfg" in asked.flags:
+            print(settings.text(), end="")
             return 0
         return evaluate(settings, saved, split, changed)
     except UserError as error:

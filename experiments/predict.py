@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.config.command import command
 from lab.config.errors import UserError, unknown
+from lab.config.help import own_help
 from lab.config.settings import absolute, groups
 from lab.runs.saved import checkpoint_of, open_checkpoint, settings_of
 from lab.train.ranks import refuse_several
@@ -23,11 +25,13 @@ OWN = ("out", "top", "score")
 KINDS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
-def main(words: list[str]) -> int:
-    if {"--help", "-h"} & set(words):
-        print(f"{USAGE}\n\n{(__doc__ or '').strip()}")
-        return 0
+def main(argv: list[str]) -> int:
     try:
+        asked = command(argv)
+        if "--help" in asked.flags:
+            print(own_help(USAGE, __doc__, asked.words))
+            return 0
+        words = asked.words
         refuse_several("experiments/predict.py")
         checkpoint, others = checkpoint_of([word for word in words if "=" in word], USAGE)
         own, others = _own(others)

@@ -112,3 +112,19 @@ examples:
   {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2
   {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal
   {script} resume=runs/RUN   # go on with a run that was interrupted"""
+
+
+def own_help(usage: str, about: str | None, words: Sequence[str]) -> str:
+    """`--help` of an app that takes a run's settings as train.py does; with words, the settings that they choose.
+
+    Raises:
+        UserError: as `settings_text`.
+    """
+    if words:
+        return settings_text(TRAIN, words)
+    return f"""{usage}
+
+{(about or "").strip()}
+
+settings, each with train.py's default and what it takes; the run's own hold where a run is named:
+{settings_text(TRAIN, [])}"""
