@@ -229,7 +229,7 @@ def test_a_file_that_is_no_checkpoint_is_named(capsys, of_digits, tmp_path, file
     assert capsys.readouterr().err == error
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"^resume=.*: "):
-        load_state(Earlier(tmp_path, path, load([])))
+        load_state(Earlier(tmp_path, path))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Interrupted runs end as if they had not been: same weights and figures to the bit, one folder, one run in MLflow, nothing twice."""
 
 import json
+import pickle
 import resource
 import shutil
 import signal
@@ -360,8 +361,9 @@ def test_what_is_no_run_is_refused(runs, tmp_path):
 
     with pytest.raises(UserError, match="a run's folder"):
         named(str(tmp_path), [])
-    earlier = named(str(runs.folder("whole") / "checkpoints" / "best.pt"), ["trainer.epochs=3"])
+    _, earlier = named(str(runs.folder("whole") / "checkpoints" / "best.pt"), ["trainer.epochs=3"])
     assert earlier.changed == {"trainer.epochs": "3"}
+    assert pickle.loads(pickle.dumps(earlier)) == earlier  # torchrun's first process sends it to the others
     with pytest.raises(UserError, match="has the weights alone"):
         load_state(earlier)
 
@@ -372,8 +374,8 @@ def test_a_finished_run_trains_for_longer(runs, make_trainer):
     from lab.train.assemble import assemble
     from lab.train.trainer import restore
 
-    earlier = named(str(runs.folder("whole")), ["trainer.epochs=4"])
-    trainer = assemble(earlier.settings)
+    settings, earlier = named(str(runs.folder("whole")), ["trainer.epochs=4"])
+    trainer = assemble(settings)
     restore(trainer, load_state(earlier))
     assert (trainer.done, trainer.updates, trainer.epoch_ended) == (24, 48, True)
     assert trainer.begin_epoch()

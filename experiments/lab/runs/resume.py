@@ -26,11 +26,10 @@ LENGTHS = ("trainer.epochs", "trainer.max_updates")
 
 @dataclass
 class Earlier:
-    """A run to go on with."""
+    """A run to go on with, as the first rank tells it to the others: of plain values, because generated settings cannot be pickled."""
 
     path: Path
     checkpoint: Path | None  # None where it was interrupted before the first one: it begins anew, in its folder
-    settings: Settings[TrainConfig]
     changed: dict[str, str] = field(default_factory=dict)  # settings that are no more what they were
 
 
@@ -38,14 +37,13 @@ def chosen(words: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
     """The settings, and the run to go on with, if `resume=` names or finds one."""
     resume = value_of(words, "resume")
     if resume is not None and resume != "auto":
-        earlier = named(resume, words)
-        return earlier.settings, earlier
+        return named(resume, words)
     settings = load(words)
     return settings, newest(settings) if resume and launched_first() else None
 
 
-def named(given: str, words: list[str]) -> Earlier:
-    """The run of a folder or of a checkpoint, with its own settings but for what other words of the command line change.
+def named(given: str, words: list[str]) -> tuple[Settings[TrainConfig], Earlier]:
+    """The run of a folder or of a checkpoint, and its own settings but for what other words of the command line change.
 
     Raises:
         UserError: it is no run, it has ended, or a setting would change what it learns.
@@ -63,7 +61,7 @@ def named(given: str, words: list[str]) -> Earlier:
         raise UserError(f"resume={given}: is a run of {history.start.get('app')}.py; only train.py's go on.")
     if history.status == "FINISHED" and not set(changed) & set(LENGTHS):
         raise UserError(f"resume={given}: the run is finished. A larger trainer.epochs= trains it for longer.")
-    return Earlier(path, what if what.is_file() else _last(path), settings, changed)
+    return settings, Earlier(path, what if what.is_file() else _last(path), changed)
 
 
 def newest(settings: Settings[TrainConfig]) -> Earlier | None:
@@ -76,7 +74,7 @@ def newest(settings: Settings[TrainConfig]) -> Earlier | None:
             continue
         history = read_history(path)
         if history.start is not None and history.start.get("app") == "train" and history.status != "FINISHED":
-            return Earlier(path, _last(path), settings)
+            return Earlier(path, _last(path))
     return None
 
 
