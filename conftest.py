@@ -1,5 +1,6 @@
 """Which cases run by default, in how many processes, and Triton's interpreter, which has to be chosen before anything imports triton."""
 
+import functools
 import os
 import sys
 import zlib
@@ -38,16 +39,74 @@ def patch_once() -> None:
     if patch is None:
         return
 
+    @functools.cache
+    def seen(fn):
+        return [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+
     def patch_what_is_left(fn):
-        seen = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
-        done = seen and not any(tl.core.is_builtin(language.load) for language in seen)
+        done = seen(fn) and not any(tl.core.is_builtin(language.load) for language in seen(fn))
         return nothing() if done else patch(fn)
 
     interpreter._patch_lang = patch_what_is_left
 
 
+def remember_types() -> None:
+    """Spare Triton's interpreter half of its time: for every tensor it makes its types anew, and writes out their names.
+
+    Here a tuple gets its type when that is read, and what follows from a type alone is made once.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    make_tuple_type, find_dtype = getattr(tl.core, "_type_for_tuple_values", None), getattr(interpreter, "_get_np_dtype", None)
+    if make_tuple_type is None or find_dtype is None:
+        return
+
+    def make_tuple(self, args, type=None):
+        self.values = list(args)
+        if type is not None:
+            self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
+
+    def type_of_tuple(self):
+        if "_type" not in self.__dict__:
+            self.type = make_tuple_type(self.values)
+        return self.__dict__["_type"]
+
+    tl.core.tuple.__init__ = make_tuple
+    tl.core.tuple.type = property(type_of_tuple, lambda self, type: self.__dict__.update(_type=type))
+
+    make_block, make_tensor = tl.core.block_type.__init__, tl.core.tensor.__init__
+    blocks: dict[Any, dict[str, Any]] = {}
+    dtypes: dict[str, Any] = {}
+
+    def make_block_once(self, element_ty, shape):
+        sizes = [size.value if isinstance(size, tl.constexpr) else size for size in shape]
+        key = (*sizes, element_ty.name, getattr(element_ty, "address_space", None))
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = self.__dict__ | {"_tensor": {}}
+        self.__dict__.update(blocks[key])
+
+    def make_tensor_once(self, handle, type):
+        known = type.__dict__.setdefault("_tensor", {})
+        if not known:
+            make_tensor(self, handle, type)
+            known.update(self.__dict__)
+        self.__dict__.update(known, handle=handle, type=type)
+
+    def find_dtype_once(tt_dtype):
+        if tt_dtype.name not in dtypes:
+            dtypes[tt_dtype.name] = find_dtype(tt_dtype)
+        return dtypes[tt_dtype.name]
+
+    tl.core.block_type.__init__ = make_block_once
+    tl.core.tensor.__init__ = make_tensor_once
+    interpreter._get_np_dtype = find_dtype_once
+
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     patch_once()
+    remember_types()
 
 
 LEFT_OUT = pytest.StashKey[int]()
@@ -65,7 +124,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def values(case: pytest.Function) -> set[Any]:
     """What a case has of its test's parameters: each value, and each loss's dtype. A case of the benchmarks counts as its loss.
 
-    The marker `each` names the parameters that matter.
+    The marker `each` names the parameters that matter; "template" among them is that of the loss.
     """
     each = case.get_closest_marker("each")
 
@@ -77,7 +136,10 @@ def values(case: pytest.Function) -> set[Any]:
             return type(given), id(given)
         return type(given), given
 
-    found = {name: value(given) for name, given in case.callspec.params.items() if not each or name in each.args}
+    params = case.callspec.params
+    found = {name: value(given) for name, given in params.items() if not each or name in each.args}
+    if each and "template" in each.args:
+        found["template"] = value(params["loss"].template)
     return {*found.items(), (found.get("loss"), found.get("dtype"))}
 
 

@@ -58,7 +58,7 @@ def changed(name: str, value: float) -> float:
 
 
 @EACH
-def test_numbers_may_be_tensors_and_numpys(loss, device):
+def test_numbers_may_be_tensors_and_numpys(loss, device, all_cases):
     """A 0-d tensor on the CPU has the value that it has at the call, also after it changed and where calls are kept."""
     sample = plain_sample(loss, device)
     for name, value in NUMBERS[loss.name].items():
@@ -66,7 +66,8 @@ def test_numbers_may_be_tensors_and_numpys(loss, device):
         if (loss.name, name) in {("generalized_ce", "q"), ("focal", "alpha"), ("focal_tversky", "gamma")}:
             other = 0.5
         tensor = torch.tensor(value)
-        for given, number in ((tensor, value), (tensor, other), (tensor, value), (np.float32(other), other), (np.float64(other), other)):
+        again = ((tensor, value), (np.float64(other), other)) if all_cases else ()
+        for given, number in ((tensor, value), (tensor, other), (np.float32(other), other), *again):
             if given is tensor:
                 tensor.fill_(number)
             ours = run(loss.function, sample, reduction="sum", **{name: given})
@@ -82,6 +83,7 @@ IN_PLAIN_TORCH = (  # formulas that ask for a number's value
 )
 
 
+@pytest.mark.each("template", "plain")
 @pytest.mark.parametrize(
     ("loss", "plain"),
     [*((LOSSES[name], False) for name in IN_KERNELS), *((LOSSES[name], True) for name in IN_PLAIN_TORCH)],

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from lossforge.losses import elementwise
+from lossforge.losses.check.__main__ import main
 from lossforge.losses.check.ahead import check_ahead
 from lossforge.losses.check.formula import VARIABLES, check_formula, formula_hyper
 from lossforge.losses.check.pytorch import check_pytorch
@@ -86,7 +87,7 @@ def shell(*words):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_check_in_the_shell(tmp_path):
+def test_check_in_the_shell(tmp_path, monkeypatch, capsys):
     file = tmp_path / "mine.py"
     file.write_text(
         "import triton\nimport triton.language as tl\nfrom lossforge.losses import elementwise\n\n"
@@ -101,9 +102,9 @@ def test_check_in_the_shell(tmp_path):
         (("nowhere.py:loss",), "no file nowhere.py"),
         (("focall",), "a loss is named .*In the registry: mae"),
     ):
-        status, output = shell(*words)
-        assert status == 2, output
-        assert re.search(message, output), output
+        monkeypatch.setattr(sys, "argv", ["check", *words])
+        assert main() == 2
+        assert re.search(message, output := capsys.readouterr().err), output
 
 
 def test_name_of_the_registry_in_the_shell(all_cases):

@@ -49,7 +49,7 @@ def test_opcheck(loss, device, all_cases):
         if sample.x.numel() > 300:
             continue
         x = sample.x.detach().requires_grad_()
-        for mode in ("forward", "backward"):
+        for mode in ("forward", "backward") if all_cases or loss is FIRST[loss.template] else ("forward",):
             name, args = operator_call(lambda: loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode))  # noqa: B023
             result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests)
             assert set(result.values()) == {"SUCCESS"}, (sample.name, result)
@@ -82,6 +82,7 @@ def test_compile_without_graph_breaks(loss, device, all_cases):
             assert error(x.grad, exact.gradient * upstream) < 3e-6, sample.name
 
 
+@pytest.mark.each("template")
 @BY_ROWS
 def test_compile_does_not_recompile(loss, device):
     """Over the number of rows, and over λ or a normalizer as a tensor; as everywhere in torch, other numbers are constants of the graph."""
@@ -104,6 +105,7 @@ def test_compile_does_not_recompile(loss, device):
     assert len(set(frames)) == 1
 
 
+@pytest.mark.each("template")
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template != "boxes"], ids=lambda loss: loss.name)
 def test_compile_inplace(loss, device):
     """Nothing is overwritten in a compiled graph, whatever the shape: the same value and gradient, at the second shape and the third."""
@@ -121,6 +123,7 @@ def test_compile_inplace(loss, device):
         assert error(x.grad, 2 * exact.gradient) < 3e-6, rows
 
 
+@pytest.mark.each("template")
 @BY_ROWS
 def test_compile_refuses_an_index_out_of_range(loss, device):
     """As the call that is not compiled: an IndexError that names value and row, on CUDA where it is asked for."""
@@ -160,7 +163,8 @@ def test_inductor(name, device):
     sample = plain_sample(loss, device)
     x = sample.x.detach().requires_grad_()
     compiled = torch.compile(lambda x: loss.function(x.sin().abs(), sample.target, reduction="sum") * 2, fullgraph=True)
-    compiled(x).backward()
+    with torch._inductor.config.patch(compile_threads=1):  # more would be processes that import torch
+        compiled(x).backward()
     wide = sample.x.detach().double().requires_grad_()
     (loss.reference(wide.sin().abs(), sample.target, reduction="sum") * 2).backward()
     assert error(x.grad, wide.grad) < 1e-5
