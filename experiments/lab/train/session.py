@@ -60,9 +60,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
 
     with explained(config):
         trainer = assemble(settings, callbacks=callbacks)
-    # without the settings, which all have and whose classes pickle cannot send
-    place = distributed.of_first(earlier and (earlier.path, earlier.checkpoint, earlier.changed))
-    earlier = place and Earlier(place[0], place[1], settings, place[2])
+    earlier = distributed.of_first(earlier)
     if not launched_first():
         status = follow(trainer, earlier)
         return TrainResult("FAILED" if status else "FINISHED", status)
