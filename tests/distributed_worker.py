@@ -105,8 +105,8 @@ def continued(folder: Path, *words: str) -> dict[str, Any]:
     from lab.train import distributed
     from lab.train.console import Console
     from lab.train.follow import NoFolder
+    from lab.train.state import restore
     from lab.train.stop import Stop, StoppedError
-    from lab.train.trainer import restore
 
     first = distributed.rank() == 0
     console = Console(1, quiet=True)

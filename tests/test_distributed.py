@@ -139,7 +139,7 @@ def test_all_ranks_stop_when_one_is_asked_to_and_go_on_as_if_they_had_not(result
 
 def test_a_checkpoint_of_shards_is_a_whole_models(results):
     """One process loads and scores it; it does not go on with it, as its batches would be others."""
-    from lab.train.trainer import restore
+    from lab.train.state import restore
 
     state = torch.load(results["continued fsdp"][0]["path"], weights_only=True)
     trainer = assembled("model=tiny_vit", "trainer.device=cpu", "data.test=0.1")

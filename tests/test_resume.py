@@ -372,7 +372,7 @@ def test_a_finished_run_trains_for_longer(runs, make_trainer):
     """And the schedule is that of the new length."""
     from lab.runs.resume import load_state, named
     from lab.train.assemble import assemble
-    from lab.train.trainer import restore
+    from lab.train.state import restore
 
     settings, earlier = named(str(runs.folder("whole")), ["trainer.epochs=4"])
     trainer = assemble(settings)

@@ -10,9 +10,9 @@ from lab.compare.runs import Run, Store
 from lab.compare.schema import CompareConfig
 from lab.compare.stats import Difference, Mean, holm, mean_of, paired_difference
 from lab.config.errors import UserError, unknown
+from lab.train.monitor import is_lower_better
 
 MONITORS = ("map", "top1", "accuracy")  # of runs that do not say which metric their task is judged by
-LOWER_IS_BETTER = ("loss", "ece", "error", "brier", "nll", "ms", "seconds", "mib")
 SHARES = ("top", "map", "ap", "acc", "precision", "recall", "auc", "mar", "f1")
 NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "map50": "mAP50", "map75": "mAP75", "ece": "ECE"}
 SHOWN_SETTINGS = ("task", "data", "data.batch_size", "trainer.epochs", "trainer.max_updates", "optim", "optim.lr", "trainer.amp")
@@ -100,7 +100,7 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
         UserError: metric, rows, columns or baseline do not fit the runs.
     """
     metric = choose_metric(runs, config.metric)
-    higher = config.goal == "max" or (config.goal == "auto" and not _is_lower_better(metric))
+    higher = (_goal(runs, metric) if config.goal == "auto" else config.goal) == "max"
     grid = lay_out(runs, metric, config.rows, config.columns)
     kind, lines = baseline_lines(grid, config.baseline)
     averaged = [run for cell in grid.cells for run in cell.runs.values()]
@@ -149,6 +149,12 @@ def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
 
 def _monitor(run: Run) -> str:
     return run.tags.get("monitor") or next((name for name in MONITORS if f"best/{name}" in run.metrics), "")
+
+
+def _goal(runs: Sequence[Run], metric: str) -> str:
+    """As runs that are judged by the metric say, else by its name."""
+    said = {run.tags["monitor_goal"] for run in runs if "monitor_goal" in run.tags and metric == f"best/{_monitor(run)}"}
+    return said.pop() if len(said) == 1 else "min" if is_lower_better(metric) else "max"
 
 
 def _judge(results: list[Result], higher: bool, level: float) -> None:
@@ -233,10 +239,6 @@ def counted(n: int, what: str) -> str:
 def some(names: Sequence[str], most: int = 4) -> str:
     """The first of them, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _is_lower_better(metric: str) -> bool:
-    return any(part in LOWER_IS_BETTER for part in _last(metric).split("_"))
 
 
 def _last(metric: str) -> str:

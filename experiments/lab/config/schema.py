@@ -23,9 +23,12 @@ class ClassificationConfig(TaskConfig):
 
 @dataclass
 class ModelConfig:
-    name: str = "???"
-    pretrained: bool = False
-    args: dict[str, Any] = field(default_factory=dict)
+    name: str = setting("???", "which one of timm's")
+    pretrained: bool = setting(False, "begin with timm's weights, which are downloaded")
+    weights: str | None = setting(None, "begin with the weights of a checkpoint: .pt or .safetensors")
+    freeze: list[str] = some(list, "parts that are not trained: names, globs, or backbone, all but the classifier")
+    checkpoint_activations: bool = setting(False, "compute blocks again in backward instead of keeping their activations")
+    args: dict[str, Any] = some(dict, "further arguments of timm's, or of one's own")
 
     @property
     def title(self) -> str:
@@ -34,8 +37,8 @@ class ModelConfig:
 
 @dataclass
 class ClassifierConfig(ModelConfig):
-    drop_rate: float = number(0.0, least=0, below=1)
-    drop_path_rate: float | None = number(None, least=0, below=1)
+    drop_rate: float = number(0.0, "share of features that dropout leaves out", least=0, below=1)
+    drop_path_rate: float | None = number(None, "share of blocks that stochastic depth leaves out", least=0, below=1)
 
 
 @dataclass
@@ -206,6 +209,10 @@ class TrainerConfig:
     ema_warmup: bool = True
     log_every: int = number(10, least=1)
     eval_every: int = number(1, least=1)
+    monitor: str | None = setting(None, "the held-out metric that marks the best epoch, such as loss; null: the task's own")
+    monitor_goal: str = choice("auto", "auto", "max", "min", meaning="which values of it are better; auto: lower ones of losses and errors")
+    patience: int | None = number(None, "evaluations in a row without a better one that end the run", least=1)
+    keep: int = number(0, "epochs whose checkpoints stay beside best.pt and last.pt, the last ones", least=0)
     save_every: int = number(1, least=1)
     save_updates: int | None = number(None, least=1)
     save_minutes: float | None = number(10.0, above=0)

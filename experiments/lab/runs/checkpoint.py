@@ -44,3 +44,10 @@ def load_weights(path: Path) -> dict[str, Any]:
     with safetensors.safe_open(path, "pt") as file:
         about = {name: json.loads(value) for name, value in (file.metadata() or {}).items() if name != "format"}
     return about | {"model": safetensors.torch.load_file(path), "ema": None}
+
+
+def remove_before(epoch: int, folder: Path) -> None:
+    """Delete the checkpoints `epoch-N.pt` of earlier epochs."""
+    for path in folder.glob("epoch-*.pt"):
+        if int(path.stem.removeprefix("epoch-")) < epoch:
+            path.unlink()

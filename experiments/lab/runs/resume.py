@@ -16,11 +16,11 @@ HARMLESS = (
     *("resume", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
     *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic", "loss.fused_head"),
     *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite"),
-    *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.callbacks", "task.metrics"),
+    *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.keep", "trainer.callbacks", "task.metrics"),
 )
 """Settings that a continued run may change, and groups of them: where and how it computes, what it notes and saves, not what it learns."""
 
-LENGTHS = ("trainer.epochs", "trainer.max_updates")
+LENGTHS = ("trainer.epochs", "trainer.max_updates", "trainer.patience")
 """These may grow."""
 
 
@@ -121,7 +121,7 @@ def _changed(given: str, before: dict[str, str], now: dict[str, str]) -> dict[st
         raise UserError(
             f"resume={given}: these settings would change what the run learns:\n"
             + "\n".join(lines)
-            + "\nLeave them as they were, or start a run of its own without resume=. Only trainer.epochs and trainer.max_updates may grow."
+            + f"\nLeave them as they were, or start a run of its own without resume=. Only {', '.join(LENGTHS)} may grow."
         )
     return {name: value for name, value in changed.items() if name not in ("resume", "name")}
 

@@ -191,11 +191,11 @@ def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | {"task": {"name": "classification", "calibration_bins": task["calibration_bins"]}}
 
 
-def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
-    """Load what train.py saved; `setting` has named it. Of safetensors there are the weights alone, as `model`.
+def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
+    """Read a .pt or .safetensors file, which `setting` has named.
 
     Raises:
-        UserError: there is no such file, or it is something else.
+        UserError: there is no such file, or it cannot be read.
     """
     import pickle
     import zipfile
@@ -210,13 +210,22 @@ def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     if not other and not zipfile.is_zipfile(path):  # torch's unpickler has no clear error for it
         raise UserError(f"{setting}={path}: cannot be read: it is no checkpoint, or only a part of one ({path.stat().st_size} bytes).")
     try:
-        state = (checkpoint.load_weights if other else checkpoint.load)(path)
+        return (checkpoint.load_weights if other else checkpoint.load)(path)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, OSError, SafetensorError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{setting}={path}: cannot be read: {reason}") from None
+
+
+def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
+    """Load what train.py saved; `setting` has named it. Of safetensors there are the weights alone, as `model`.
+
+    Raises:
+        UserError: there is no such file, or it is something else.
+    """
+    state = read_checkpoint(path, setting)
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):
         raise UserError(f"{setting}={path}: is none that this version's train.py saved.")
-    state["config"]["model"]["pretrained"] = False  # its weights are in the checkpoint
+    state["config"]["model"] |= {"pretrained": False, "weights": None}  # its weights are in the checkpoint
     return state
 
 

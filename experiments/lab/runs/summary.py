@@ -21,6 +21,9 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
             "best epoch": f"{best.epoch} of {trainer.settings.epochs}: that of the held-out figures",
             "held out": f"{trainer.data.val.samples} samples{trainer.data.held_out and f': {trainer.data.held_out}'}",
         }
+    if trainer.monitor.gives_up:
+        since = f"{best.stale} evaluations without a better {trainer.monitor.name} (trainer.patience)"
+        table["ended early"] = f"after epoch {trainer.epoch} of {trainer.settings.epochs}: {since}"
     if trainer.data.test is not None and (tested := {name[5:]: value for name, value in values.items() if name.startswith("test/")}):
         table["test"] = f"{trainer.data.test.samples} samples, scored once with the best epoch's weights; loss {tested['loss']:.4f}"
         table |= {f"test {name.removeprefix('held-out ')}": value for name, value in trainer.task.rows(tested).items()}

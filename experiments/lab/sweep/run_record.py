@@ -13,7 +13,10 @@ BESIDE = ("name", "tracking", "resume")  # settings that change nothing of what 
 
 @dataclass
 class RunRecord:
-    """status: FINISHED, FAILED, KILLED; None while it runs and where it was cut off. score: the best of `monitor`, the task's metric."""
+    """How a run ended and what it reached.
+
+    status: FINISHED, FAILED, KILLED; None while it runs and where it was cut off. score: the best of `monitor`, whose `goal` is max or min.
+    """
 
     folder: Path
     status: str | None
@@ -21,6 +24,13 @@ class RunRecord:
     score: float | None
     seconds: float
     error: str
+    goal: str = "max"
+
+    @property
+    def rank(self) -> float:
+        """The score, so that higher is better; a missing one and nan are the worst."""
+        score = float("nan") if self.score is None else self.score if self.goal == "max" else -self.score
+        return score if score == score else float("-inf")
 
     @property
     def interrupted(self) -> bool:
@@ -29,10 +39,12 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     history = read_history(folder)
-    monitor = history.start["tags"].get("monitor", "") if history.start else ""
+    tags = history.start["tags"] if history.start else {}
+    monitor = tags.get("monitor", "")
     best = history.last.get(f"best/{monitor}")
     seconds = history.last.get("run/seconds", history.seconds)
-    return RunRecord(folder, history.status, monitor, None if best is None else float(best), float(seconds), history.error)
+    score = None if best is None else float(best)
+    return RunRecord(folder, history.status, monitor, score, float(seconds), history.error, tags.get("monitor_goal", "max"))
 
 
 def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:

@@ -1,13 +1,14 @@
 """How the jobs of a sweep are chosen: every combination, or by Optuna from what earlier jobs reached."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lab.config.errors import UserError
 from lab.sweep.plan import Job, Plan
 from lab.sweep.run_record import RunRecord
 from lab.sweep.schema import OptunaConfig
 from lab.sweep.search_space import Axis
+from lab.train.monitor import Monitor
 
 DATABASE = "optuna.db"
 Reached = Callable[[Job], RunRecord | None]
@@ -79,7 +80,10 @@ class Optuna:
     def _study(self) -> Any:
         self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
         storage = f"sqlite:///{self.plan.folder / DATABASE}"
-        study = self.optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
+        trainer = self.plan.first.trainer
+        lower = Monitor(trainer, "").goal == "min"
+        direction: Literal["minimize", "maximize"] = "minimize" if lower else "maximize"
+        study = self.optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
         # the sampler's own state is not kept: with the same seed it would begin with the same random trials again
         study.sampler = self.optuna.samplers.TPESampler(seed=self.config.seed + len(study.get_trials(deepcopy=False)))
         return study
@@ -89,7 +93,8 @@ class Optuna:
         if run is None or run.status in (None, "KILLED"):
             return
         if run.status == "FINISHED" and run.score is not None and run.score == run.score:
-            study.tell(number, run.score)
+            same = study.direction.name.lower() == f"{run.goal}imize"  # a task of one's own may have a metric of its own goal
+            study.tell(number, run.score if same else -run.score)
         else:
             study.tell(number, state=self.optuna.trial.TrialState.FAIL)
 

@@ -123,14 +123,15 @@ class Sweep:
         """Record what came of it, wait until MLflow has it, show it."""
         outcomes = [(job, self.reached(job)) for job in self.jobs]
         scored = [(job, run) for job, run in outcomes if run and is_finished(run) and run.score is not None]
-        best = max(scored, key=lambda each: each[1].score or 0.0, default=None)
+        best = max(scored, key=lambda each: each[1].rank, default=None)
         counts = self.counts()
         figures = {f"sweep/{name.lower()}": float(counts[name]) for name in STATUSES} | {"sweep/jobs": float(len(self.jobs))}
         tags = {"sweep.counts": ", ".join(f"{counts[name]} {name.lower()}" for name in STATUSES) + f" of {len(self.jobs)} jobs"}
         if best:
             job, run = best
             figures[f"best/{run.monitor}"] = run.score or 0.0
-            tags |= {"sweep.best": job.name, "sweep.best_settings": " ".join(job.words), "monitor": run.monitor}
+            tags |= {"sweep.best": job.name, "sweep.best_settings": " ".join(job.words)}
+            tags |= {"monitor": run.monitor, "monitor_goal": run.goal}
             tags |= {"sweep.best_run": read_state(run.folder).get("run_id") or run.folder.name}
         self.folder.record("metrics", step=self._step(), values=figures)
         self.folder.record("tags", values=tags)

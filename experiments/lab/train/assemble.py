@@ -10,16 +10,23 @@ from lab.config.schema import TrainConfig
 from lab.config.settings import Settings
 from lab.data.sets import Norm
 from lab.runs.machine import pick_device, seed_all, seed_rank
+from lab.tasks.finetuning import freeze, load_own_weights
 from lab.tasks.models import check_model
 from lab.tasks.spec import find_object
 from lab.train import distributed
+from lab.train.activations import checkpoint_blocks
 from lab.train.callbacks import Callbacks
 from lab.train.optim import check_optimizer
 from lab.train.trainer import Trainer
 
 
 def assemble(
-    settings: Settings[TrainConfig], model: nn.Module | None = None, norm: Norm | None = None, callbacks: Sequence[Any] = ()
+    settings: Settings[TrainConfig],
+    model: nn.Module | None = None,
+    norm: Norm | None = None,
+    callbacks: Sequence[Any] = (),
+    *,
+    resumed: bool = False,
 ) -> Trainer:
     """Open the data, make the task, its model (unless one is given) and the trainer; nothing is written.
 
@@ -27,6 +34,7 @@ def assemble(
         settings: of the run.
         model: in place of one that the settings describe.
         callbacks: objects beside those of trainer.callbacks.
+        resumed: whether a checkpoint is to give the weights, so that those of model.weights are not asked for; the first rank's counts.
         norm: what a saved model was trained with; None for what the data or a pretrained model says.
 
     Raises:
@@ -41,7 +49,16 @@ def assemble(
     seed_all(config)
     with distributed.in_turn():
         task = find_object(spec_of(config.task).build)(config, device, norm)
-    trainer = Trainer(config, task, task.data, model or task.model(), device, settings.tree())
-    trainer.callbacks = called
+    model, notes = model or task.model(), []
+    if config.model.weights and not distributed.of_first(resumed):
+        notes.append(load_own_weights(model, config.model.weights))
+    if config.model.freeze:
+        notes.append(freeze(model, config.model.freeze))
+    if config.model.checkpoint_activations:
+        checkpoint_blocks(model, f"model.checkpoint_activations=true with model.name={config.model.name}")
+    trainer = Trainer(config, task, task.data, model, device, settings.tree())
+    trainer.callbacks, trainer.notes = called, notes
+    if config.trainer.monitor:
+        trainer.monitor.check(trainer.evaluate(trainer.model, trainer.data.val, batches=1).values)
     seed_rank(config)
     return trainer

@@ -6,8 +6,9 @@ from lab.runs.folder import RunFolder
 from lab.runs.resume import Earlier, load_state
 from lab.train import distributed, peers
 from lab.train.console import Console
+from lab.train.state import restore
 from lab.train.stop import Stop
-from lab.train.trainer import Trainer, restore
+from lab.train.trainer import Trainer
 
 
 class NoFolder(RunFolder):

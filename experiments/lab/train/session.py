@@ -59,7 +59,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     from lab.train.peers import watched
 
     with explained(config):
-        trainer = assemble(settings, callbacks=callbacks)
+        resumed = earlier is not None and earlier.checkpoint is not None
+        trainer = assemble(settings, callbacks=callbacks, resumed=resumed)
     earlier = distributed.of_first(earlier)
     if not launched_first():
         status = follow(trainer, earlier)
@@ -72,6 +73,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     samples = f"{data.train.samples} training samples, {data.val.samples} held out{data.held_out and f' ({data.held_out})'}"
     samples += f", {data.test.samples} to test" if data.test is not None else ""
     console.say(f"{name}: {samples}, on {trainer.device}, loss by {trainer.kernels.backend}")
+    for note in trainer.notes:
+        console.say(note)
     if launched() > 1:
         console.say(trainer.parallel.says(config.data.batch_size * config.trainer.accumulate))
     if earlier:
@@ -113,11 +116,11 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     from lab.runs.machine import describe
     from lab.runs.run import Run, record_start
     from lab.runs.tracking import read_state, tracking_uri
-    from lab.train.trainer import restore
+    from lab.train.state import restore
 
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
-    tags = describe(trainer.device) | trainer.kernels.tags() | {"monitor": trainer.task.monitor}
+    tags = describe(trainer.device) | trainer.kernels.tags() | trainer.monitor.tags()
     if earlier is None:
         return Run.start("train", settings, name, config.trainer.runs, tags), name
     state = load_state(earlier)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.data.batch import Tensors
-from lab.data.seeds import host_state, set_host_state
 from lab.data.sets import Loader, Sets
 from lab.runs import checkpoint
 from lab.runs.folder import RunFolder
 from lab.runs.machine import memory
+from lab.tasks.finetuning import frozen_norms
 from lab.tasks.models import placed
 from lab.tasks.task import Task
 from lab.train import distributed
@@ -26,17 +25,12 @@ from lab.train.clock import Clock
 from lab.train.console import Console
 from lab.train.guard import Guard, NonFiniteError
 from lab.train.kernels_used import KernelsUsed
+from lab.train.monitor import Best, Monitor
 from lab.train.optim import Updater
 from lab.train.parallel import Parallel, whole_state
 from lab.train.precision import autocast
+from lab.train.state import state_of
 from lab.train.stop import Stop, StoppedError
-
-
-@dataclass
-class Best:
-    score: float = float("-inf")
-    epoch: int = 0
-    values: dict[str, float] | None = None
 
 
 class Trainer:
@@ -69,7 +63,7 @@ class Trainer:
         # a compiled model is compiled again for the first epoch's smaller last batch
         self.clock = Clock(device, max(settings.timing_warmup, self.per_epoch if settings.compile else 0))
         self.kernels = KernelsUsed(config.loss, device)
-        self.best = Best()
+        self.monitor = Monitor(settings, task.monitor)
         self.epoch, self.batch, self.epoch_ended = 1, 0, False  # batch: how many of the epoch's are trained on
         self.done = 0
         self.values: dict[str, float] = {}
@@ -77,6 +71,8 @@ class Trainer:
         self.skipped = 0
         self.stop: Stop | None = None
         self.callbacks = Callbacks()
+        self.notes: list[str] = []  # on how the model was made, for the person at the keyboard
+        self.frozen_norms = frozen_norms(self.model) if config.model.freeze else []
         self._clear_window()
 
     def fit(self, folder: RunFolder, console: Console, stop: Stop | None = None) -> None:
@@ -103,16 +99,26 @@ class Trainer:
         """Go on with the epoch that is not over, or to the next one; return whether there is any."""
         if not self.epoch_ended:
             return True
-        if self.done >= self.updates:
+        if self.is_over():
             return False
         if self.batch == len(self.data.train):
             self.epoch, self.batch = self.epoch + 1, 0
         self.epoch_ended = False
         return True
 
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train, or no hope that it helps."""
+        return self.done >= self.updates or self.monitor.gives_up
+
+    @property
+    def best(self) -> Best:
+        return self.monitor.best
+
     def train_epoch(self) -> None:
         """Train on what is left of the epoch."""
         self.model.train()
+        for norm in self.frozen_norms:
+            norm.eval()
         if not self.clock.window_updates:
             self.clock.restart()
         self.data.train.begin(self.epoch, self.batch)
@@ -133,13 +139,15 @@ class Trainer:
 
     def end_epoch(self) -> None:
         """Evaluate and save, if it is time."""
-        last = self.done >= self.updates
-        improved = (last or self.epoch % self.settings.eval_every == 0) and self.evaluate_epoch()
+        evaluates = self.done >= self.updates or self.epoch % self.settings.eval_every == 0
+        improved = evaluates and self.evaluate_epoch()
         self.epoch_ended = True
+        last = self.is_over()
         if improved:
             self.save("best.pt", whole=False)
-        if last or self.epoch % self.settings.save_every == 0:
-            self.save("last.pt", whole=True)
+        kept = [f"epoch-{self.epoch:03}.pt"] if self.settings.keep else []
+        if last or kept or self.epoch % self.settings.save_every == 0:
+            self.save("last.pt", *kept, whole=True)
         self.callbacks("on_epoch", self)
         if not last:
             self.end_if_wanted()
@@ -206,7 +214,7 @@ class Trainer:
         with self.autocast():
             output = self.forward(self.laid_out(batch))
         parts = (output,) if isinstance(output, Tensor) else output
-        leaves = [None if part is None else part.detach().requires_grad_() for part in parts]
+        leaves = [None if part is None else part.detach().requires_grad_(part.requires_grad) for part in parts]
         given = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
         with self.clock.loss():
             loss = self.task.loss(given, batch, normalizer)
@@ -253,26 +261,24 @@ class Trainer:
         values = {f"val/{name}": value for name, value in result.values.items()}
         if self.ema is not None:
             plain = self.evaluate(self.model, self.data.val)
-            values |= {f"val_without_ema/{name}": plain.values[name] for name in (self.task.monitor, "loss") if name in plain.values}
+            values |= {f"val_without_ema/{name}": plain.values[name] for name in (self.monitor.name, "loss") if name in plain.values}
         self.values |= values
         self.folder.metrics(self.done, values)
         self.folder.evaluation(self.done, result.tree())
         self.console.say(f"epoch {self.epoch}/{self.settings.epochs} · {self.task.headline(result)}")
         self.callbacks("on_evaluation", self, result.values)
-        score = result.values[self.task.monitor]
-        if score <= self.best.score:
+        if not self.monitor.improves(result.values, self.epoch):
             return False
-        self.best = Best(score, self.epoch, result.values)
         self.pictured = result
         return True
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, loader: Loader, see: Callable[[Any, Any], None] | None = None) -> Any:
-        """The figures of the loader's samples; `see` is called with each output and its batch."""
+    def evaluate(self, model: nn.Module, loader: Loader, see: Callable[[Any, Any], None] | None = None, batches: int | None = None) -> Any:
+        """The figures of the loader's samples, or of its first batches; `see` is called with each output and its batch."""
         model.eval()
         distributed.average_statistics(model)
         counts = self.task.counts(loader)
-        for batch in loader:
+        for batch in islice(loader, batches):
             if self.parallel.ranks == 1:
                 self.end_if_wanted()
             batch = self.task.prepare(batch, training=False)
@@ -283,8 +289,8 @@ class Trainer:
                 see(output, batch)
         return counts.result()
 
-    def save(self, name: str, *, whole: bool) -> None:
-        """Write a checkpoint: the weights and what they are, and if `whole` all that a continued run needs; else safetensors, too.
+    def save(self, *names: str, whole: bool) -> None:
+        """Write checkpoints: the weights and what they are, and if `whole` all that a continued run needs; else safetensors, too.
 
         Every rank has to call it, and the first one writes.
         """
@@ -307,12 +313,14 @@ class Trainer:
         state = whole_state(state)
         if distributed.rank() > 0:
             return
-        path = self.folder.path / "checkpoints" / name
-        checkpoint.save(state, path)
-        if not whole:
-            about = {name: state[name] for name in ("classes", "samples", "norm", "config", "updates")}
-            checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
-        self.callbacks("on_checkpoint", self, path)
+        for path in (self.folder.path / "checkpoints" / name for name in names):
+            checkpoint.save(state, path)
+            if not whole:
+                about = {name: state[name] for name in ("classes", "samples", "norm", "config", "updates")}
+                checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
+            self.callbacks("on_checkpoint", self, path)
+        if self.settings.keep:
+            checkpoint.remove_before(self.epoch - self.settings.keep + 1, self.folder.path / "checkpoints")
 
     def score_best(self) -> None:
         """Score the best weights on the test images, once: nothing is chosen by them.
@@ -373,65 +381,3 @@ class Trainer:
             f"{self.settings.max_nonfinite} updates in a row (trainer.max_nonfinite) had a loss or gradients that are nan or infinite.\n"
             f"The batch of the last one, update {evidence['update']}, is in {path}"
         )
-
-
-def state_of(trainer: Trainer) -> dict[str, Any]:
-    """All that a training needs to go on as if it had never stopped, beside the weights: tensors and plain values; waits for the device.
-
-    The order and the augmentation of data follow from `epoch` and `batch`.
-    """
-    cuda = trainer.device.type == "cuda"
-    return {
-        **trainer.updater.state(),
-        "epoch_ended": trainer.epoch_ended,
-        "batch": trainer.batch,
-        "window": trainer.window,
-        "values": trainer.values,
-        "skipped": trainer.skipped,
-        "nonfinite": trainer.guard.state(),
-        "clock": trainer.clock.state(),
-        "launches": trainer.kernels.state(),
-        "rng": distributed.gathered(
-            {
-                **host_state(),
-                "cuda": torch.cuda.get_rng_state(trainer.device) if cuda else None,
-                "mix": trainer.task.state(),
-            }
-        ),
-    }
-
-
-def restore(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Put a trainer of the same settings where the one was that saved this.
-
-    Raises:
-        UserError: the training data is not what it was, or the number of processes.
-    """
-    data = trainer.data
-    if (data.classes, data.train.samples) != (state["classes"], state["samples"]):
-        raise UserError(
-            f"the training data has changed: it has {data.train.samples} samples of {len(data.classes)} classes, "
-            f"while the run has seen {state['samples']} of {len(state['classes'])}."
-        )
-    if len(state["rng"]) != distributed.ranks():
-        raise UserError(
-            f"the run was one of {len(state['rng'])} processes, each with its part of every batch; this is one of {distributed.ranks()}. "
-            f"Go on with as many: torchrun's --nproc-per-node times --nnodes, or no torchrun for one."
-        )
-    trainer.parallel.load_model_state(state["model"])
-    if trainer.ema is not None:
-        trainer.ema.module.load_state_dict(state["ema"])
-    trainer.updater.load_state(state)
-    trainer.epoch, trainer.batch, trainer.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
-    trainer.done, trainer.skipped, trainer.values = state["updates"], state["skipped"], dict(state["values"])
-    trainer.window.copy_(state["window"])
-    trainer.guard.load_state(state["nonfinite"])
-    trainer.clock.load_state(state["clock"])
-    trainer.kernels.load_state(state["launches"])
-    best = state["best"]
-    trainer.best.score, trainer.best.epoch, trainer.best.values = best["score"], best["epoch"], best["values"]
-    rng = state["rng"][distributed.rank()]
-    trainer.task.load_state(rng["mix"])
-    if rng["cuda"] is not None and trainer.device.type == "cuda":
-        torch.cuda.set_rng_state(rng["cuda"], trainer.device)
-    set_host_state(rng)

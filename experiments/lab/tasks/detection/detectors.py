@@ -44,6 +44,10 @@ class _Detector(nn.Module):
         centerness = found.get("bbox_ctrness")
         return DetectorOutput(found["cls_logits"], found["bbox_regression"], None if centerness is None else centerness.squeeze(2))
 
+    def get_classifier(self) -> nn.Module:
+        """The layer whose size follows from the number of classes."""
+        return cast(nn.Module, self.head.classification_head.cls_logits)
+
     def anchors(self, height: int, width: int, device: torch.device) -> list[Tensor]:
         """(Aₗ, 4) anchors of each level, float32 whatever the features are; only the first call on a device copies from the host."""
         grids = [(-(-height // stride), -(-width // stride)) for stride in STRIDES]

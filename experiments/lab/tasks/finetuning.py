@@ -1,0 +1,96 @@
+"""A model that begins with weights of one's own, or of which only a part is trained."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+from lab.config.errors import UserError, unknown
+from lab.config.settings import ROOT, absolute
+from lab.runs.saved import read_checkpoint
+
+BACKBONE = "backbone"
+
+
+def classifier_names(model: nn.Module) -> list[str]:
+    """The names of the parameters whose sizes follow from the number of classes, as far as the model says which they are."""
+    head = getattr(model, "get_classifier", lambda: None)()
+    heads = head if isinstance(head, (tuple, list)) else [head]
+    own = {id(parameter) for each in heads if isinstance(each, nn.Module) for parameter in each.parameters()}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in own]
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> str:
+    """Leave the parameters that `patterns` name as they are; return in words how many are trained.
+
+    Raises:
+        UserError: a pattern matches nothing, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        if pattern == BACKBONE and not hasattr(model, BACKBONE):
+            classifier = classifier_names(model)
+            if not classifier:
+                raise UserError(f"model.freeze=[{BACKBONE}]: {type(model).__name__} does not say which part is its classifier; name parts.")
+            names = [name for name in parameters if name not in classifier]
+        else:
+            names = [name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not names:
+            raise unknown(f"model.freeze=[{pattern}]", pattern, {BACKBONE, *(name.partition(".")[0] for name in parameters)})
+        for name in names:
+            parameters[name].requires_grad_(False)
+    trained = sum(each.numel() for each in parameters.values() if each.requires_grad)
+    if not trained:
+        raise UserError(f"model.freeze={patterns}: nothing is left to train.")
+    return f"trains {trained:,} of {sum(each.numel() for each in parameters.values()):,} parameters (model.freeze)"
+
+
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
+    """The norm layers whose weights are not trained: their running statistics are to stay, too."""
+    norms = [module for module in model.modules() if isinstance(getattr(module, "running_mean", None), Tensor)]
+    own = [(norm, [each.requires_grad for each in norm.parameters(recurse=False)]) for norm in norms]
+    return [norm for norm, trained in own if trained and not any(trained)]
+
+
+def load_own_weights(model: nn.Module, given: str) -> str:
+    """Put the weights of the file `given` into the model; return in words what was left out.
+
+    Raises:
+        UserError: there is no such file, or its weights do not fit; a classifier of another size is left as it is.
+    """
+    setting, path = "model.weights", absolute(given, ROOT)
+    weights = _weights(read_checkpoint(path, setting), f"{setting}={path}")
+    own = model.state_dict()
+    resized = [name for name in classifier_names(model) if name in weights and weights[name].shape != own[name].shape]
+    for what, names in (
+        ("lacks", own.keys() - weights.keys()),
+        ("has, and the model does not,", weights.keys() - own.keys()),
+        ("has in another shape", {name for name in own if name in weights and weights[name].shape != own[name].shape} - {*resized}),
+    ):
+        if names:
+            raise UserError(
+                f"{setting}={path}: does not fit {type(model).__name__}; it {what} {_listed(names)}.\n"
+                "Choose the model that these weights are of; only a classifier of another size is left out."
+            )
+    model.load_state_dict({name: value for name, value in weights.items() if name not in resized}, strict=False)
+    left = f"; left out, for another number of classes: {_listed(resized)}" if resized else ""
+    return f"begins with the weights of {path.name}{left}"
+
+
+def _weights(state: Any, what: str) -> dict[str, Tensor]:
+    """The weights of a checkpoint of ours, averaged ones if it has them, or of another program's file."""
+    from timm.models._helpers import clean_state_dict
+
+    for name in ("ema", "state_dict_ema", "model_ema", "model", "state_dict"):
+        if isinstance(state, dict) and isinstance(inner := state.get(name), dict):
+            state = inner
+            break
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{what}: holds no weights: a checkpoint of train.py, or a state_dict in .pt or .safetensors, is expected.")
+    return clean_state_dict(state)  # without the prefixes of DataParallel and torch.compile
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"

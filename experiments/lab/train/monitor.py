@@ -1,0 +1,65 @@
+"""The metric that marks the best epoch, and how long the run goes on without a better one."""
+
+from dataclasses import dataclass
+from math import inf, isnan
+
+from lab.config.errors import unknown
+from lab.config.schema import TrainerConfig
+
+LOWER_IS_BETTER = ("loss", "ece", "error", "brier", "nll", "ms", "seconds", "mib")
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether a metric's name says that lower values are better."""
+    return any(part in LOWER_IS_BETTER for part in metric.rpartition("/")[2].split("_"))
+
+
+@dataclass
+class Best:
+    """The best evaluation so far. score: higher is better, whatever the metric; stale: evaluations since then."""
+
+    score: float = -inf
+    epoch: int = 0
+    values: dict[str, float] | None = None
+    stale: int = 0
+
+
+class Monitor:
+    """Judges each evaluation by one of its metrics.
+
+    Args:
+        settings: with `monitor`, `monitor_goal` and `patience`.
+        default: the task's own metric.
+    """
+
+    def __init__(self, settings: TrainerConfig, default: str) -> None:
+        self.name, self.patience = settings.monitor or default, settings.patience
+        self.goal = settings.monitor_goal
+        if self.goal == "auto":
+            self.goal = "min" if is_lower_better(self.name) else "max"
+        self.best = Best()
+
+    def check(self, values: dict[str, float]) -> None:
+        """Raise UserError unless an evaluation with these values has the metric."""
+        if self.name not in values:
+            raise unknown(f"trainer.monitor={self.name}", self.name, values, show=80)
+
+    def improves(self, values: dict[str, float], epoch: int) -> bool:
+        """Take in an evaluation; return whether it is the best so far."""
+        self.check(values)
+        value = values[self.name]
+        score = -inf if isnan(value) else -value if self.goal == "min" else value
+        if self.best.values is not None and score <= self.best.score:
+            self.best.stale += 1
+            return False
+        self.best = Best(score, epoch, values)
+        return True
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether `patience` evaluations in a row brought nothing better."""
+        return self.patience is not None and self.best.stale >= self.patience
+
+    def tags(self) -> dict[str, str]:
+        """What sweeps and comparisons judge the run by."""
+        return {"monitor": self.name, "monitor_goal": self.goal}
