@@ -3,8 +3,9 @@
 Each run goes to the store and experiment that it was meant for, unless `tracking.uri=` or `tracking.experiment=` say otherwise; a
 password in its address is taken from MLFLOW_TRACKING_URI. What has arrived already is not sent again. A run that is still training is left
 to its own process; one whose process was killed becomes KILLED; a copy of a run's folder is left alone until `resume=` makes it a run of
-its own. A sweep's folder stands for its own run and those in it. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is
-where all runs are looked for; with `tracking.patience_seconds=` a store that fails is tried for so long.
+its own. TensorBoard and Weights & Biases get what they missed of a run with `tracking.writers`. A sweep's folder stands for its own run
+and those in it. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is where all runs are looked for; with
+`tracking.patience_seconds=` a store that fails is tried for so long.
 """
 
 import contextlib
@@ -79,6 +80,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
             return 0
         if end_if_killed(folder):
             print(f"{folder}: its process was killed: the run is marked KILLED")
+    _write_rest(folder, settings)
     meant = {name: state.get(name) or settings.get(name) for name in ("uri", "experiment")}
     uri = completed(meant["uri"]) if meant["uri"] and "tracking.uri" not in chosen else tracking_uri(config)
     experiment = (None if "tracking.experiment" in chosen else meant["experiment"]) or config.experiment
@@ -99,6 +101,18 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     if feeder.interrupted:
         raise KeyboardInterrupt
     return int(problem is not None)
+
+
+def _write_rest(folder: Path, settings: dict[str, Any]) -> None:
+    """Hand to TensorBoard and Weights & Biases what they miss of a run that was to be written there and that no process is at."""
+    from lab.runs.folder import running
+    from lab.runs.writers import WriterThread
+
+    for name in settings.get("writers", []):
+        writer = WriterThread(folder, name, settings["experiment"])
+        if writer.is_behind() and not running(folder):
+            writer.start()
+            print(f"{folder}: {name}: {writer.close(settings['patience_seconds'])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ PAIRS = [
     *SMALL,
 ]
 FSDP, FUSED = "trainer.parallel=fsdp", "loss.fused_head=true"
+PARTLY = ["model.freeze=[blocks.0,patch_embed]", "model.checkpoint_activations=true"]
 LONG = [
     "model=tiny_vit",
     "model.drop_rate=0.2",
@@ -142,6 +143,8 @@ CASES: dict[str, Any] = {
     "fsdp accumulated": lambda folder: updated(assembled(*VIT, "data.batch_size=8", "trainer.accumulate=4", FSDP)),
     "fused ddp": lambda folder: updated(assembled(*VIT, FUSED, "data.batch_size=32")),
     "fused fsdp": lambda folder: updated(assembled(*VIT, FUSED, "data.batch_size=8", "trainer.accumulate=4", FSDP)),
+    "frozen ddp": lambda folder: updated(assembled(*VIT, *PARTLY, "data.batch_size=32")),
+    "frozen fsdp": lambda folder: updated(assembled(*VIT, *PARTLY, "data.batch_size=32", FSDP)),
     "bad ddp": lambda folder: one_rank_is_not_finite(assembled("model=tiny_vit", *CPU)),
     "bad fsdp": lambda folder: one_rank_is_not_finite(assembled("model=tiny_vit", *CPU, FSDP, "optim.clip=1.0")),
     "evaluated": lambda folder: evaluated(assembled(*VIT, "data.eval_batch_size=50")),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_worker import CASES, LABELS, PAIRS, SCENES, VIT, assembled, evaluated, updated
+from distributed_worker import CASES, LABELS, PAIRS, PARTLY, SCENES, VIT, assembled, evaluated, updated
 from folder_parts import digit_files
 
 from lab.config.errors import UserError
@@ -67,6 +67,19 @@ def test_two_processes_train_as_one_with_the_whole_batch(results, whole, case):
     assert whole["windows"][:, -1].tolist() == [64, 64, 64, 29]
     for part in ("model", "optimizer"):
         assert_same(one[part], whole[part], **WEIGHT)
+
+
+@pytest.mark.parametrize("case", ["frozen ddp", "frozen fsdp"])
+def test_two_processes_train_a_part_of_a_model_as_one(results, case):
+    trainer = assembled(*VIT, *PARTLY, "data.batch_size=64")
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    alone = updated(trainer)
+    one, other = results[case]
+    assert_same(one["windows"], other["windows"], **EXACT)
+    assert_same(one["windows"], alone["windows"], **LOSS)
+    assert_same(one["model"], alone["model"], **WEIGHT)
+    same = {name for name, value in one["model"].items() if torch.equal(value, before[name])}
+    assert same == {name for name in before if name.startswith(("blocks.0.", "patch_embed."))}
 
 
 @pytest.mark.parametrize("case", ["evaluated", "evaluated fsdp"])

@@ -369,3 +369,42 @@ def test_a_training_with_recomputed_activations_is_the_same(make_trainer, words)
 def test_a_model_without_blocks_is_refused_by_name(make_trainer):
     with pytest.raises(UserError, match=r"model.checkpoint_activations=true with model.name=test_resnet: Linear has no blocks"):
         make_trainer(*SMALL, "model.checkpoint_activations=true", model=nn.Linear(4, 4))
+
+
+def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_trainer, tmp_path):
+    from lab.compare.results import _goal
+    from lab.compare.runs import Run
+    from lab.sweep.run_record import read_run
+
+    tags = make_trainer(*SMALL, "trainer.monitor=loss").monitor.tags()
+    records = []
+    for value in (0.5, 0.2, float("nan")):
+        folder = RunFolder(tmp_path, "run", {})
+        folder.record("start", app="train", name="run", params={}, tags=tags)
+        folder.metrics(1, {"best/loss": value})
+        folder.close("FINISHED")
+        records.append(read_run(folder.path))
+    assert max(records, key=lambda run: run.rank) is records[1]
+    runs = [Run("1", "0", "run", "FINISHED", 0, {}, {"best/top1": 0.5}, {"monitor": "top1", "monitor_goal": "min"})]
+    assert _goal(runs, "best/top1") == "min"
+    assert _goal(runs, "best/loss") == "min"
+    assert _goal(runs, "best/top5") == "max"
+
+
+@pytest.mark.parametrize(("words", "goal"), [(["trainer.monitor=loss"], "min"), ([], "min"), ([], "max")], ids=str)
+def test_optuna_looks_for_the_better_values(tmp_path, words, goal):
+    """Also where only the run says that lower is better, as that of a task of one's own."""
+    optuna = pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
+    from lab.sweep.plan import plan_of
+    from lab.sweep.run_record import RunRecord
+    from lab.sweep.search import DATABASE, search_of
+
+    plan = plan_of(["search=optuna", "search.trials=6", "data.batch_size=choice(16,32)", f"trainer.runs={tmp_path}", *words])
+    plan.folder.mkdir(parents=True)
+
+    def reached(job: Any) -> RunRecord:
+        return RunRecord(plan.folder, "FINISHED", "loss", float(job.varied["data.batch_size"]), 1.0, "", goal)
+
+    assert sum(len(jobs) for jobs in search_of(plan).batches(reached)) == 6
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{plan.folder / DATABASE}")
+    assert int(study.best_params["data.batch_size"]) == (16 if goal == "min" else 32)

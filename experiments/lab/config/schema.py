@@ -230,6 +230,7 @@ class TrackingConfig:
     tags: dict[str, str] = field(default_factory=dict)
     system_seconds: float = number(5.0, above=0)
     patience_seconds: float = number(60.0, least=0)
+    writers: list[str] = some(list, "where else the run's figures go", choices=("tensorboard", "wandb"))
 
 
 @dataclass
@@ -288,8 +289,10 @@ def check(config: Any, path: str = "") -> None:
 
 def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
     limits = item.metadata
-    if (choices := limits.get("choices")) and value not in choices:
-        raise unknown(f"{key}={value}", value, choices)
+    if choices := limits.get("choices"):
+        for each in value if isinstance(value, list) else [value]:
+            if each not in choices:
+                raise unknown(f"{key}={value}", each, choices)
     for each in _numbers(value):
         if not isfinite(each) or not _inside(each, limits):
             wanted = f"{'' if isfinite(each) else 'finite '}numbers {range_text(limits)}".strip()

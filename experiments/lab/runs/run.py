@@ -15,6 +15,7 @@ from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked
 from lab.runs.tracking import Feeder, tracking_uri
+from lab.runs.writers import WriterThread, check_writers
 from lab.train.stop import Stop, StoppedError
 
 
@@ -40,6 +41,10 @@ class Run:
         if uri is not None:
             self.feeder = Feeder(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
             self.feeder.start()
+        self.patience = tracking.patience_seconds
+        self.writers = [WriterThread(folder.path, name, tracking.experiment) for name in tracking.writers]
+        for writer in self.writers:
+            writer.start()
 
     @classmethod
     def start(
@@ -48,9 +53,10 @@ class Run:
         """A new run of an app in a new folder under `runs`, which `setting` names.
 
         Raises:
-            UserError: the folder cannot be written, or the store's credentials are missing.
+            UserError: the folder cannot be written, the store's credentials are missing, or a writer's package.
         """
         tracking = settings.config.tracking
+        check_writers(tracking)
         uri = tracking_uri(tracking) if tracking.enabled else None
         folder = RunFolder(absolute(runs, ROOT / "runs"), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
@@ -105,6 +111,7 @@ class Run:
             rows["MLflow"] = self.feeder.closed()
             if unwritten:
                 self.feeder.end(self.status, _words(self.failure or unwritten), self.folder.now())
+        rows |= {writer.name: writer.close(self.patience) for writer in self.writers}
         return rows
 
     def exit_status(self) -> int:

@@ -225,7 +225,7 @@ class Feeder(threading.Thread):
         pending: list[tuple[str, float, int, int]] = []
         records = passed = 0
         found = False
-        for record, size in _records(self.folder, self.offset, now):
+        for record, size in records_from(self.folder, self.offset, now):
             found = True
             if record.get("kind") == "metrics":
                 pending += _points(record)
@@ -310,7 +310,7 @@ def is_sent(folder: Path, uri: str) -> bool:
     state, key = read_state(folder), run_key(folder)
     if masked(str(state.get("uri"))) != masked(uri) or state.get("key", key) != key or "offset" not in state:
         return False
-    return not any(True for _ in _records(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
+    return not any(True for _ in records_from(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
 
 
 def _points(record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
@@ -318,7 +318,7 @@ def _points(record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
     return [(name, float(value), int(record["time"] * 1000), record["step"]) for name, value in record["values"].items()]
 
 
-def _records(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
+def records_from(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
     """(record, bytes) of each whole line that begins between two places of the file; of a line that was cut off an empty record."""
     with (folder / "metrics.jsonl").open("rb") as file:
         file.seek(start)

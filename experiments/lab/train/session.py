@@ -45,8 +45,10 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     config = settings.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
 
+    from lab.runs.writers import check_writers
     from lab.tasks.models import check_model
 
+    check_writers(config.tracking)
     check_model(config.model)
 
     from lab.runs.machine import SystemSampler
@@ -88,6 +90,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
 
     if run.feeder:
         run.feeder.say = console.say
+    for writer in run.writers:
+        writer.say = console.say
     with run.noted(), watched(run.abandon), explained(config, trainer, run.folder):
         trainer.fit(run.folder, console, run.stop)
         distributed.stop()

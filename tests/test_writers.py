@@ -1,0 +1,186 @@
+"""TensorBoard's event file and W&B's offline folder hold what the run folder holds; a writer that fails or is missing disturbs nothing."""
+
+import importlib
+import importlib.util
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.runs.folder import RunFolder
+from lab.runs.writers import WriterThread
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = [
+    *("model=tiny_resnet", "trainer.device=cpu", "loss.implementation=torch", "data.image_size=16", "data.train_share=0.1"),
+    *("trainer.epochs=2", "trainer.log_every=1", "tracking.enabled=false", "tracking.system_seconds=0.2"),
+]
+needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs uv sync --extra writers")
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs uv sync --extra writers")
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return lambda name, *argv: importlib.import_module(name).main(list(argv))
+
+
+def recorded(folder: Path) -> dict[tuple[str, int], float]:
+    """Every figure of a run folder, by name and step."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {(name, line["step"]): float(value) for line in lines if line["kind"] == "metrics" for name, value in line["values"].items()}
+
+
+def events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    return found.Reload()
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    """Every scalar of TensorBoard's, each there once."""
+    found = events(folder)
+    points = [((name, point.step), point.value) for name in found.Tags()["scalars"] for point in found.Scalars(name)]
+    assert len(points) == len(dict(points))
+    return dict(points)
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """The records of W&B's offline files, oldest first: LevelDB's log format, in blocks of 32 KiB after a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        content, place, whole = path.read_bytes(), 7, b""
+        while place < len(content):
+            if (left := -place % 32768) < 7:  # a header does not fit into the rest of the block
+                place += left
+            _, size, kind = struct.unpack_from("<IHB", content, place)
+            whole += content[place + 7 : place + 7 + size]
+            place += 7 + size
+            if kind in (1, 4):  # it is whole, or this was its last part
+                found.append(wandb_internal_pb2.Record.FromString(whole))
+                whole = b""
+    return found
+
+
+def wandb_figures(folder: Path) -> dict[tuple[str, int], float]:
+    found = {}
+    for record in wandb_records(folder):
+        if record.WhichOneof("record_type") == "history":
+            values = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            step = values.pop("step", None)
+            for name, value in values.items():
+                if not name.startswith("_"):
+                    assert (name, step) not in found
+                    found[name, step] = float(value)
+    return found
+
+
+@needs_tensorboard
+@needs_wandb
+def test_both_hold_all_figures_and_settings_of_a_run(main, tmp_path, capsys):
+    assert main("train", *RUN, f"trainer.runs={tmp_path}", "tracking.writers=[tensorboard,wandb]") == 0
+    (folder,) = tmp_path.iterdir()
+    wanted = recorded(folder)
+    assert {"train/loss", "val/top1"} <= {name for name, _ in wanted}
+    assert any(name.startswith("best") for name, _ in wanted)
+    assert scalars(folder) == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+    assert wandb_figures(folder) == pytest.approx(wanted, nan_ok=True)
+
+    tags = events(folder).Tags()
+    assert "settings/text_summary" in tags["tensors"]
+    text = events(folder).Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| loss.name | ce |" in text
+    assert hyper_parameters(folder)["optim.lr"].string_value == "0.001"
+    (run,) = [record.run for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"]
+    config = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in run.config.update}
+    assert config["optim.lr"] == "0.001"
+    assert run.project == "lossforge"
+    said = capsys.readouterr().out
+    assert "tensorboard --logdir" in said
+    assert "wandb sync" in said
+
+
+def hyper_parameters(folder: Path) -> Any:
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    content = events(folder).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    return plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+
+
+@needs_tensorboard
+@needs_wandb
+def test_a_continued_run_is_written_on(main, tmp_path):
+    words = [*RUN, f"trainer.runs={tmp_path}", "tracking.writers=[tensorboard,wandb]"]
+    assert main("train", *words, "trainer.epochs=1") == 0
+    (folder,) = tmp_path.iterdir()
+    assert main("train", f"resume={folder}", "trainer.epochs=2") == 0
+    wanted = recorded(folder)
+    assert {step for name, step in wanted if name == "val/loss"} == {3, 6}
+    assert scalars(folder) == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+    assert wandb_figures(folder) == pytest.approx(wanted, nan_ok=True)
+    ids = {record.run.run_id for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"}
+    assert len(ids) == 1
+
+
+@needs_tensorboard
+def test_a_writer_that_fails_is_said_and_sync_writes_the_rest(main, tmp_path, capsys):
+    """The place of the event file is taken by a file of another kind."""
+
+    def write(folder: RunFolder) -> str:
+        said: list[str] = []
+        folder.record("start", app="train", name="run", params={"seed": "0"}, tags={})
+        thread = WriterThread(folder.path, "tensorboard", "lossforge", say=said.append)
+        (folder.path / "tensorboard").write_text("in the way")
+        thread.start()
+        folder.metrics(1, {"train/loss": 0.5})
+        folder.close("FINISHED")
+        row = thread.close(30)
+        assert len(said) == 1
+        assert "the run goes on" in said[0]
+        return row
+
+    tree = {"trainer": {}, "model": {}, "tracking": {"writers": ["tensorboard"], "experiment": "x", "patience_seconds": 30.0}}
+    folder = RunFolder(tmp_path, "run", tree)
+    row = write(folder)
+    assert row.startswith("incomplete: ")
+    assert "experiments/sync.py" in row
+    (folder.path / "tensorboard").unlink()
+    assert main("sync", str(folder.path), f"tracking.uri=sqlite:///{tmp_path / 'm.db'}") == 0
+    assert "tensorboard: tensorboard --logdir" in capsys.readouterr().out
+    assert scalars(folder.path) == {("train/loss", 1): 0.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "hidden", "said"),
+    [
+        (["tracking.writers=[tensorboard]"], "tensorboard", "tracking.writers=[tensorboard]: tensorboard is installed by: uv sync --extra"),
+        (["tracking.writers=[wandb]"], "wandb", "tracking.writers=[wandb]: wandb is installed by: uv sync --extra writers"),
+        (["tracking.writers=[tensorbord]"], None, "'tensorbord' is not known.\nDid you mean 'tensorboard'?"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_said_before_anything_starts(main, tmp_path, monkeypatch, capsys, words, hidden, said):
+    if hidden:  # as if it were not installed
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, found=importlib.util.find_spec: None if name == hidden else found(name)
+        )
+    assert main("train", *RUN, f"trainer.runs={tmp_path / 'runs'}", *words) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@needs_wandb
+def test_a_missing_login_is_said_before_anything_starts(main, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main("train", *RUN, f"trainer.runs={tmp_path / 'runs'}", "tracking.writers=[wandb]") == 1
+    assert "there is no login. Run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline." in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
