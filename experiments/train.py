@@ -43,7 +43,7 @@ def refused(error: UserError) -> int:
     if launched() == 1:
         print(f"error: {error}", file=sys.stderr)
     else:
-        from lab.train.peers import announce
+        from lab.train.rank_failures import announce
 
         announce(error, f"error: {error}")
     return 1

@@ -105,7 +105,7 @@ def continued(folder: Path, *words: str) -> dict[str, Any]:
     from lab.runs.folder import RunFolder
     from lab.train import distributed
     from lab.train.console import Console
-    from lab.train.follow import NoFolder
+    from lab.train.other_ranks import NoFolder
     from lab.train.state import restore
     from lab.train.stop import Stop, StoppedError
 

@@ -261,7 +261,7 @@ def test_the_best_weights_are_scored_once_on_the_test_images(make_trainer, run_f
 
 def test_a_run_that_was_killed_before_the_test_is_scored_when_it_goes_on(make_trainer, run_folder, quiet):
     from lab.runs.folder import RunFolder
-    from lab.train.trainer import restore
+    from lab.train.state import restore
 
     given = [*SMALL, "data.test=0.1", "data.train_share=0.2"]
     trainer = make_trainer(*given)

@@ -9,11 +9,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 
 import torch
 
-from lab.train import peers
+from lab.train import rank_failures
 from lab.train.stop import Stop
 
 
-def end(error: peers.RankError) -> None:
+def end(error: rank_failures.RankError) -> None:
     Path(sys.argv[1]).write_text(str(error))
 
 
@@ -21,9 +21,9 @@ Stop(patient=True, quiet=True)
 torch.distributed.init_process_group("gloo")
 store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
 try:
-    with peers.watched(end):
+    with rank_failures.watched(end):
         if torch.distributed.get_rank() == 1:
             raise ValueError("the second one's fault")
         store.wait(["what never comes"], timedelta(seconds=300))
-except peers.RankError:
+except rank_failures.RankError:
     sys.exit(1)

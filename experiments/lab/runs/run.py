@@ -129,7 +129,7 @@ class Run:
 def report(failure: Exception) -> None:
     """A stop that we chose needs its message alone; a fault needs its place as well."""
     from lab.train.guard import NonFiniteError
-    from lab.train.peers import RankError
+    from lab.train.rank_failures import RankError
 
     if isinstance(failure, (NonFiniteError, RankError, UserError)):
         print(f"error: {failure}", file=sys.stderr)

@@ -57,15 +57,15 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     from lab.train.assemble import assemble
     from lab.train.console import Console
     from lab.train.failures import explained
-    from lab.train.follow import follow
-    from lab.train.peers import watched
+    from lab.train.other_ranks import train_on_other_rank
+    from lab.train.rank_failures import watched
 
     with explained(config):
         resumed = earlier is not None and earlier.checkpoint is not None
         trainer = assemble(settings, callbacks=callbacks, resumed=resumed)
     earlier = distributed.of_first(earlier)
     if not launched_first():
-        status = follow(trainer, earlier)
+        status = train_on_other_rank(trainer, earlier)
         return TrainResult("FAILED" if status else "FINISHED", status)
     run, name = _opened(settings, trainer, earlier)
     sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)

@@ -215,14 +215,14 @@ class Trainer:
             output = self.forward(self.laid_out(batch))
         parts = (output,) if isinstance(output, Tensor) else output
         leaves = [None if part is None else part.detach().requires_grad_(part.requires_grad) for part in parts]
-        given = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
+        cut = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
         with self.clock.loss():
-            loss = self.task.loss(given, batch, normalizer)
+            loss = self.task.loss(cut, batch, normalizer)
             self.updater.scaler.scale(self.parallel.scaled(loss)).backward()
         with torch.no_grad():  # before the model's backward, after which FSDP has given back the weights that a HeadInput holds
-            scores = self.task.scores(given, batch).float()
-        walked = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
-        torch.autograd.backward([part for part, _ in walked], [gradient for _, gradient in walked])
+            scores = self.task.scores(cut, batch).float()
+        trained = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
+        torch.autograd.backward([part for part, _ in trained], [grad_output for _, grad_output in trained])
         return loss.detach().float(), scores
 
     def autocast(self) -> torch.autocast:

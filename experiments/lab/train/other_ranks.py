@@ -1,10 +1,10 @@
-"""What every process but the first does: the same training, without folder, tracking and table."""
+"""Training on every rank but the first: the same, without folder, tracking and table."""
 
 from typing import Any
 
 from lab.runs.folder import RunFolder
 from lab.runs.resume import Earlier, load_state
-from lab.train import distributed, peers
+from lab.train import distributed, rank_failures
 from lab.train.console import Console
 from lab.train.state import restore
 from lab.train.stop import Stop
@@ -33,19 +33,19 @@ class NoFolder(RunFolder):
         return {}
 
 
-def follow(trainer: Trainer, earlier: Earlier | None) -> int:
-    """Train along; the first rank says how the run ended."""
+def train_on_other_rank(trainer: Trainer, earlier: Earlier | None) -> int:
+    """Run the training on this rank; return the exit status. The first rank says how the run ended."""
     stop = Stop(patient=True, quiet=True)
     try:
-        with peers.watched(lambda error: None):
+        with rank_failures.watched(lambda error: None):
             if earlier and (state := load_state(earlier)) is not None:
                 restore(trainer, state)
             trainer.fit(NoFolder(), Console(trainer.updates, quiet=True), stop)
             distributed.stop()
-    except peers.TOGETHER:
+    except rank_failures.TOGETHER:
         return 0
     except KeyboardInterrupt:
         return stop.status
-    except peers.RankError:
+    except rank_failures.RankError:
         return 1
     return 0

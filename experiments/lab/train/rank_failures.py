@@ -91,7 +91,7 @@ class Watch(threading.Thread):
     """Looks for faults of the others, and for signals that the main thread cannot act upon."""
 
     def __init__(self, end: Callable[[RankError], None]) -> None:
-        super().__init__(name="peers", daemon=True)
+        super().__init__(name="rank failures", daemon=True)
         self.end, self.closed = end, threading.Event()
         self.read, self.write = os.pipe()
         os.set_blocking(self.write, False)
