@@ -5,22 +5,24 @@ Markdown, as one HTML page, and in MLflow. `--help` lists the settings.
 """
 
 import os
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from lab.compare.schema import COMPARE, CompareConfig, as_hydra
+from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.settings import ROOT, Settings, absolute, load_for
 from lab.runs.masks import masked
+from lab.runs.store import NOTE
 
 if TYPE_CHECKING:
-    from lab.compare.page import Links
+    from lab.compare.links import Links
     from lab.compare.results import Comparison
     from lab.runs.folder import RunFolder
 
 PAGE = "comparison.html"
-DESCRIPTION = "mlflow.note.content"  # MLflow's UI shows it as Markdown
 HELP = """usage: experiments/compare.py [setting=value ...]
        --cfg            print the resolved settings and stop
        --help           this text
@@ -32,7 +34,7 @@ which runs; names and values may be globs, several with commas:
   where=data=digits,loss=ce,mae  settings of the runs, as train.py takes them: here the digits' data, and either loss
 
 what of them:
-  metric=best/top1               a metric of the runs; the best of the task's own where none is given
+  metric=best_top1               a metric of the runs; the best of the task's own where none is given
   baseline=loss=ce               a value of rows or columns
   rows=loss columns=model        settings; runs that differ in more than these and their seed get rows of their own
   confidence=0.95                of intervals; 1 - confidence is the level of tests
@@ -49,18 +51,17 @@ examples:
   experiments/compare.py rows=loss.gamma columns=model where=loss=focal baseline=loss.gamma=0.0 metric=val/loss"""
 
 
-def main(words: list[str]) -> int:
-    if {"--help", "-h"} & set(words):
-        print(HELP)
-        return 0
+def main(argv: list[str]) -> int:
     try:
-        settings = load_for(COMPARE, [as_hydra(word) for word in words if word != "--cfg"])
-        if "--cfg" in words:
-            import yaml
-
-            print(yaml.safe_dump(settings.tree(), sort_keys=False), end="")
+        given = command(argv)
+        if "--help" in given.flags:
+            print(HELP)
             return 0
-        return compare(settings, words)
+        settings = load_for(COMPARE, [as_hydra(word) for word in given.words])
+        if "--cfg" in given.flags:
+            print(settings.text(), end="")
+            return 0
+        return compare(settings, given.words)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -70,33 +71,38 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     """One comparison, from the store to the page."""
     config = settings.config
 
-    from lab.compare.page import lead, ui_links
+    from lab.compare.links import Links
+    from lab.compare.page import lead
     from lab.compare.results import compare_runs
     from lab.compare.runs import Store, select
     from lab.compare.tables import sheets, terminal
     from lab.runs.folder import RunFolder
-    from lab.runs.tracking import Feeder, tracking_uri
+    from lab.runs.run import source_tags
+    from lab.runs.tracking import MlflowUploader, tracking_uri
+    from lab.runs.views import pages_hint, pages_of
     from lab.train.console import Console
 
     uri = tracking_uri(config.tracking)
     store = Store(uri)
     runs, experiments = select(store, config)
     found = compare_runs(runs, config, store)
-    links, hint = ui_links(config.ui, uri), "" if config.ui or uri.startswith("http") else f" (mlflow ui --backend-store-uri {uri})"
+    links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
 
-    name = config.name or f"compare-{found.metric.rpartition('/')[2]}"
-    command = " ".join(["experiments/compare.py", *words])
+    name = config.name or f"compare-{found.short}"
+    said = shlex.join(["experiments/compare.py", *words])
     folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
-    tags = {"compare": f"{len(found.runs)} runs", "command": command, DESCRIPTION: description(found)}
-    tags |= {"mlflow.source.name": "experiments/compare.py", "mlflow.source.type": "LOCAL"} | config.tracking.tags
+    tags = {"compare": f"{len(found.runs)} runs", "command": said, NOTE: description(found)}
+    tags |= source_tags("compare") | config.tracking.tags
     folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
-    made = {"experiment": ", ".join(experiments.values()), "command": masked(command), "made": time.strftime("%Y-%m-%d %H:%M")}
+    made = {"experiment": ", ".join(experiments.values()), "command": masked(said), "made": time.strftime("%Y-%m-%d %H:%M")}
     write(found, folder, links, made)
+    if links.table:
+        folder.record("view", key=links.key, state=links.view())
     folder.close("FINISHED")
-    feeder = None
+    uploader = None
     if config.tracking.enabled:
-        feeder = Feeder(folder.path, uri, next(iter(experiments.values())), config.tracking.patience_seconds)
-        feeder.start()
+        uploader = MlflowUploader(folder.path, uri, next(iter(experiments.values())), config.tracking.patience_seconds)
+        uploader.start()
 
     console = Console(1)
     for sheet in sheets(found):
@@ -104,11 +110,14 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     for note in found.notes:
         console.say(note)
     rows = {"page": os.path.relpath(folder.path / PAGE)}
-    if feeder:
-        rows["MLflow"] = feeder.closed()
+    if uploader:
+        rows["MLflow"] = uploader.closed()
     console.table(lead(found), rows)
-    console.say(f"side by side in MLflow's UI{hint}: {links.comparison(found.runs)}")
-    return 130 if feeder and feeder.interrupted else 0
+    hint = "" if config.ui else pages_hint(masked(uri))
+    if uploader and uploader.complete and links.table:
+        console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {links.table}")
+    console.say(f"with every setting and metric: {links.comparison}")
+    return 130 if uploader and uploader.interrupted else 0
 
 
 def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[str, str]) -> None:
@@ -129,7 +138,7 @@ def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[s
         save(picture, folder.path / f"{file}.svg")
         folder.artifact(folder.path / f"{file}.svg", "pictures")
     folder.artifact(folder.path / "config.yaml")
-    folder.metrics(0, figures(found))
+    folder.summary(figures(found))
 
 
 def description(found: "Comparison") -> str:

@@ -54,6 +54,7 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     `changed`: what the settings change of the model's own, in words.
     """
     from lab.data.sets import Norm
+    from lab.runs.datasets import data_sets
     from lab.runs.machine import describe
     from lab.runs.run import Run
     from lab.train.assemble import assemble
@@ -75,6 +76,7 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     console.say(f"{name}: {loader.samples} samples of split={split} on {trainer.device}")
     for each in changed:
         console.say(f"changed: {each}")
+    run.folder.record("data", sets=data_sets(config, data, **{split: "test"}))
     table: dict[str, str] = {}
     with run.noted():
         rows: list[dict[str, Any]] = []
@@ -94,7 +96,7 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
         figures = task.rows(result.values) | {"loss": f"{result.values['loss']:.4f}"}
         table = {key.replace("held-out", NAMES[split]): each for key, each in figures.items()}
     console.stop_bar()
-    console.table(f"{name}: {run.status.lower()}", table | run.close())
+    console.table(f"{name}: {run.status.lower()}", table | run.close(table))
     return run.exit_status()
 
 

@@ -68,7 +68,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     """
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.records import read_history
-    from lab.runs.tracking import BusyError, Feeder, completed, is_sent, read_state, tracking_uri
+    from lab.runs.tracking import BusyError, MlflowUploader, completed, is_sent, read_state, tracking_uri
 
     state = read_state(folder)
     settings: dict[str, Any] = (read_config(folder) or {}).get("tracking") or {}
@@ -89,16 +89,16 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
             print(f"{folder}: complete, run {state.get('run_id')}")
         return 0
     patience = config.patience_seconds if "tracking.patience_seconds" in chosen else 0.0
-    feeder = Feeder(folder, uri, experiment, patience)
+    uploader = MlflowUploader(folder, uri, experiment, patience)
     try:
-        feeder.take()
+        uploader.take()
     except BusyError:
         print(f"{folder}: left to the process that is sending it")
         return 0
-    feeder.start()
-    problem = feeder.close()
-    print(f"{folder}: {f'incomplete: {feeder.error}' if problem else f'complete, run {feeder.run_id}'}", flush=True)
-    if feeder.interrupted:
+    uploader.start()
+    problem = uploader.close()
+    print(f"{folder}: {f'incomplete: {uploader.error}' if problem else f'complete, run {uploader.run_id}'}", flush=True)
+    if uploader.interrupted:
         raise KeyboardInterrupt
     return int(problem is not None)
 

@@ -67,6 +67,14 @@ def browser() -> Iterator[Any]:
             running.close()
 
 
+def new_page(running: Any, width: int = 1400, height: int = 900, scheme: str = "light") -> Any:
+    """A page of a browser in which MLflow's assistant has been closed, which covers a third of a first page otherwise."""
+    page = running.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page.add_init_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
+    page.set_default_timeout(120_000)  # of waits: machines that test are busy
+    return page
+
+
 def keep(picture: Path) -> None:
     """Copy a screenshot to the folder LOSSFORGE_ARTIFACTS, where one is named."""
     if folder := os.environ.get("LOSSFORGE_ARTIFACTS"):

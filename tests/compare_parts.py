@@ -47,7 +47,7 @@ class Journal:
         params |= {key: str(value) for key, value in (settings or {}).items()}
         values = metrics or {}
         if top1 is not None:
-            values = {"best/top1": top1, "val/top1": top1} | values
+            values = {"best_top1": top1, "val/top1": top1} | values
         points = [Metric(key, value, started, 0) for key, value in values.items() if not (curve and key == "val/top1")]
         points += [Metric("val/top1", value, started + step, step) for step, value in (curve or {}).items()]
         self.client.log_batch(run, points, [Param(key, value) for key, value in params.items()], [RunTag("host", "here")])

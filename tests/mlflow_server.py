@@ -89,6 +89,6 @@ def written(folder: Path) -> Counter[tuple[str, int, float]]:
     points: Counter[tuple[str, int, float]] = Counter()
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        if record["kind"] == "metrics":
-            points.update((name, record["step"], float(value)) for name, value in record["values"].items())
+        if record["kind"] in ("metrics", "summary"):
+            points.update((name, record.get("step", 0), float(value)) for name, value in record["values"].items())
     return points

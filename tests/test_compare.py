@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def table(journal):
     for model, shift in (("resnet18", 0.0), ("resnet50", 0.02)):
         for loss, scores in (("ce", CE), ("focal", FOCAL)):
             for seed, score in enumerate(scores):
-                costs = {"run/images_per_second": 1000.0 + seed, "memory/peak_process_mib": 512.0, "train/loss_ms": 0.5}
+                costs = {"images_per_second": 1000.0 + seed, "train/peak_process_mib": 512.0, "train/loss_ms": 0.5}
                 curve = {10: score / 2 + shift, 20: score + shift}
                 journal.run(loss, model, seed, score + shift, metrics=costs, curve=curve)
     journal.run("ce", "resnet18", 3, None, status="FAILED", tags={"error": "OutOfMemoryError: no memory"})
@@ -114,7 +115,7 @@ def test_the_table_of_losses_and_models(written):
     assert [(row["loss"], row["model"]) for row in rows] == [(a, b) for b in ("resnet18", "resnet50") for a in ("ce", "focal")]
     for row, scores in zip(rows, [CE, FOCAL, [x + 0.02 for x in CE], [x + 0.02 for x in FOCAL]], strict=True):
         low, high = stats.t.interval(0.95, 2, sum(scores) / 3, stats.sem(scores))
-        assert row["metric"] == "best/top1"
+        assert row["metric"] == "best_top1"
         assert (int(row["n"]), float(row["mean"])) == (3, pytest.approx(sum(scores) / 3))
         assert (float(row["low"]), float(row["high"])) == (pytest.approx(low), pytest.approx(high))
         assert (float(row["images_per_second"]), float(row["peak_mib"]), float(row["loss_ms"])) == (1001, 512, 0.5)
@@ -185,6 +186,15 @@ def test_it_is_logged_as_a_run_of_its_own_that_no_comparison_takes(journal, writ
     there = {item.path for item in journal.client.list_artifacts(logged.info.run_id)}
     assert there >= {"comparison.html", "comparison.md", "comparison.csv", "runs.csv", "pictures"}
     assert len(look("experiment=logged").runs_csv()) == 4
+    # the view has these runs, the figures that are compared, and what differs
+    (key,) = re.findall(r"viewStateShareKey=(compare-\w+)", found.text)
+    view = json.loads(journal.client.get_experiment(experiment).tags[f"mlflow.sharedViewState.{key}"])
+    shown = {run.info.run_id for run in journal.client.search_runs([experiment], view["searchFilter"])}
+    assert shown == {line["run_id"] for line in look("experiment=logged").runs_csv()}
+    columns = ["params.`loss.name`", "params.`seed`", "metrics.`best_top1`", "metrics.`val/top1`"]
+    assert view["selectedColumns"] == [*columns, "attributes.`Dataset`", "attributes.`Models`"]
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`best_top1`", False)
+    assert found.read("comparison.html").count(f"viewStateShareKey={key}") == 1
 
 
 def test_the_address_of_mlflows_comparison_page(written):
@@ -342,8 +352,8 @@ def test_a_setting_takes_several_values(table, look):
 def test_nothing_finite_is_averaged(journal, look):
     journal.run("ce", "m", 0, math.nan, experiment="nan")
     journal.run("ce", "m", 1, None, experiment="nan")
-    with pytest.raises(UserError, match=r"(?s)none of 2 runs.*best/top1 is nan.*no best/top1"):
-        look("experiment=nan", "metric=best/top1")
+    with pytest.raises(UserError, match=r"(?s)none of 2 runs.*best_top1 is nan.*no best_top1"):
+        look("experiment=nan", "metric=best_top1")
 
 
 @pytest.mark.parametrize(
@@ -357,7 +367,7 @@ def test_nothing_finite_is_averaged(journal, look):
         (["where=los=focal"], ["where=los", "'loss'"]),
         (["where=loss"], ["where=loss", "where=data=digits"]),
         (["where=loss=ce,model=resnet50", "where=data=digits", "sweep=x"], ["sweep=x", "no sweeps"]),
-        (["metric=best/top_1"], ["metric=best/top_1", "'best/top1'"]),
+        (["metric=best_top_1"], ["metric=best_top_1", "'best_top1'"]),
         (["baseline=loss=mae"], ["baseline=loss=mae", "ce, focal"]),
         (["baseline=data=digits"], ["baseline=data=digits", "loss, model"]),
         (["rows=losses"], ["rows=losses", "'loss'"]),
@@ -385,11 +395,31 @@ def test_an_experiment_without_training_runs(journal, look):
         look("experiment=empty")
 
 
-def test_runs_of_several_tasks_ask_for_a_choice(journal, look):
+def test_of_several_tasks_the_newest_runs_is_compared(journal, look):
     journal.run("ce", "m", 0, 0.5, experiment="tasks")
-    journal.run("focal", "m", 0, None, metrics={"best/map": 0.2}, experiment="tasks")
-    with pytest.raises(UserError, match=r"top1 \(1 run\), map \(1 run\)"):
-        look("experiment=tasks")
+    detection = {"task.name": "detection", "model.detector": "fcos"}
+    for loss, score in (("focal", 0.2), ("quality_focal", 0.3)):
+        journal.run(loss, "m", 0, None, metrics={"best_map": score}, settings=detection, tags={"monitor": "map"}, experiment="tasks")
+    found = look("experiment=tasks")
+    assert [(row["loss"], row["model"], row["metric"], row["mean"]) for row in found.csv()] == [
+        ("focal", "fcos_m", "best_map", "0.2"),
+        ("quality_focal", "fcos_m", "best_map", "0.3"),
+    ]
+    assert "Left out: classification (1 run); where=task=..." in found.text
+    (row,) = look("experiment=tasks", "where=task=classification").csv()
+    assert (row["metric"], row["mean"]) == ("best_top1", "0.5")
+
+
+def test_runs_of_before_their_metrics_had_these_names_are_compared_with_new_ones(journal, look):
+    old = {"best/top1": 0.4, "run/images_per_second": 100.0, "memory/peak_process_mib": 300.0, "best/ap/one": 0.1}
+    journal.run("ce", "m", 0, None, metrics=old, experiment="old")
+    new = {"images_per_second": 300.0, "train/peak_process_mib": 500.0}
+    journal.run("ce", "m", 1, 0.6, metrics=new, experiment="old")
+    for words in ([], ["metric=best/top1"], ["metric=top1"]):
+        (row,) = look("experiment=old", *words).csv()
+        assert (row["metric"], row["n"], float(row["mean"])) == ("best_top1", "2", pytest.approx(0.5))
+        assert (float(row["images_per_second"]), float(row["peak_mib"])) == (200, 400)
+    assert look("experiment=old", "metric=best/ap/one").csv()[0]["metric"] == "best_ap_one"
 
 
 def test_help_answers_at_once_and_cfg_prints(clone):

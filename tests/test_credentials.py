@@ -95,12 +95,12 @@ def test_errors_and_settings_hold_no_secret():
 
 
 def test_a_server_that_fails_is_named_without_its_password(run_folder):
-    from lab.runs.tracking import Feeder
+    from lab.runs.tracking import MlflowUploader
 
     run_folder.record("start", app="train", name="x", params={}, tags={"command": f"tracking.uri=http://me:{SECRET}@127.0.0.1:9"})
-    feeder = Feeder(run_folder.path, f"http://me:{SECRET}@127.0.0.1:9", "x", 0)
-    feeder.start()
-    assert str(feeder.close()).startswith("http://me:***@127.0.0.1:9 does not answer: Connection refused")
+    uploader = MlflowUploader(run_folder.path, f"http://me:{SECRET}@127.0.0.1:9", "x", 0)
+    uploader.start()
+    assert str(uploader.close()).startswith("http://me:***@127.0.0.1:9 does not answer: Connection refused")
     assert holders(run_folder.path) == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, WHY_NOT, browser, keep, mlflow_ui
+from browser import CHROMIUM, WHY_NOT, browser, keep, mlflow_ui, new_page
 
 import compare
 import train
@@ -34,9 +34,7 @@ class Seen:
     browser: Any
 
     def page(self, width: int = 1400, scheme: str = "light") -> Any:
-        page = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.set_default_timeout(120_000)  # of waits: machines that test are busy
-        return page
+        return new_page(self.browser, width, scheme=scheme)
 
 
 @pytest.fixture(scope="module")
@@ -77,51 +75,140 @@ def shown(value: float) -> str:
 def test_the_comparison_is_of_the_trainings_over_http(seen):
     assert "2 losses × 1 model, 2 seeds of each: 4 runs" in seen.output
     for loss, runs in seen.runs.items():
-        scores = [run.data.metrics["best/top1"] for run in runs]
+        scores = [run.data.metrics["best_top1"] for run in runs]
         assert len(scores) == len(SEEDS)
         assert re.search(rf"│ {loss} +│ +{50 * sum(scores):.2f} ± ", seen.output)
     assert seen.comparison.info.status == "FINISHED"
     assert f"{seen.address}/#/compare-runs?" in seen.output
 
 
-def test_the_runs_are_in_the_list_and_open(seen, tmp_path):
+def headers(page: Any) -> list[str]:
+    """Of the list of runs, from the left."""
+    return placed(page, "[role=columnheader]", "x")
+
+
+def placed(page: Any, selector: str, side: str) -> list[str]:
+    """Texts by where they are on the page, not by where they are in its source."""
+    places = f"(a, b) => a.getBoundingClientRect().{side} - b.getBoundingClientRect().{side}"
+    found = page.evaluate(f"[...document.querySelectorAll('{selector}')].sort({places}).map(each => each.innerText.trim())")
+    return [text for text in dict.fromkeys(found) if text]
+
+
+def test_the_runs_are_in_the_list_with_their_data_and_models(seen, tmp_path):
+    """As the list opens for who has chosen nothing."""
     page = seen.page()
-    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs")
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}?workflowType=machine_learning")
     for loss in seen.runs:
         for seed in SEEDS:
             page.get_by_role("link", name=f"{loss}-seed{seed}").wait_for()
-    picture(page, "mlflow-runs", tmp_path)
-    page.get_by_role("link", name="focal-seed1").click()
-    page.get_by_text("best/top1", exact=True).first.wait_for()
+    page.get_by_text(re.compile(r"^digits \(\w{8}\)")).first.wait_for()
     text = page.inner_text("body")
+    assert text.count("Training\n") >= 4
+    assert text.count("ce-test_resnet-digits") == text.count("focal-test_resnet-digits") == 2
+    assert "Results: the runs with their best figures" in text
+    page.close()
+
+
+def test_the_experiment_links_to_its_results(seen, tmp_path):
+    page = seen.page()
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}?workflowType=machine_learning")
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="Results").click()
+    page = opened.value
+    page.set_viewport_size({"width": 2000, "height": 900})
+    page.get_by_text("best_top1", exact=True).first.wait_for()
+    page.get_by_role("link", name="focal-seed1").wait_for()
+    shown_first = ["Run Name", "Created", "loss.name", "model.name", "best_top1", "best_loss", "images_per_second", "train/loss_ms"]
+    assert [each for each in headers(page) if each in shown_first] == shown_first
+    page.get_by_role("link", name="ce-seed0").wait_for()
+    text = page.inner_text("body")
+    assert "compare-top1" not in text  # trainings alone
+    for run in seen.runs["focal"]:
+        assert f"{run.data.metrics['best_loss']}"[:6] in text
+    picture(page, "mlflow-runs", tmp_path)
+    page.close()
+
+
+def test_a_run_says_what_came_of_it(seen, tmp_path):
     (run,) = (run for run in seen.runs["focal"] if run.info.run_name == "focal-seed1")
-    assert "focal-seed1" in text
-    assert f"{run.data.metrics['best/top1']}"[:8] in text
+    page = seen.page()
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs/{run.info.run_id}?workflowType=machine_learning")
+    page.get_by_text("best_top1", exact=True).first.wait_for()
+    text = page.inner_text("body")
+    assert f"held-out top-1 {run.data.metrics['best_top1']:.2%}, held-out loss" in text
+    assert "uv run experiments/" in text
+    assert f"{run.data.metrics['best_top1']}"[:8] in text
+    for link in ("focal-test_resnet-digits", "digits"):
+        page.get_by_role("link", name=link).first.wait_for()
+    page.get_by_text("Show more").first.click()
+    pictures = page.get_by_role("link", name="pictures", exact=True)
+    assert pictures.get_attribute("href").endswith(f"#/experiments/{seen.experiment}/runs/{run.info.run_id}/artifacts/pictures")
     picture(page, "mlflow-run", tmp_path)
     page.close()
 
 
-def test_the_printed_address_shows_the_runs_side_by_side(seen, tmp_path):
+def test_curves_come_before_single_values(seen, tmp_path):
+    page = seen.page()
+    run = seen.runs["focal"][0].info.run_id
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs/{run}/model-metrics?workflowType=machine_learning")
+    page.get_by_text("Add section").wait_for()
+    sections = re.findall(r"^(.+)\n\(\d+\)$", page.inner_text("body"), re.MULTILINE)
+    assert sections == ["train", "val", "Model metrics"]
+    page.wait_for_timeout(1000)  # charts are drawn one after another
+    picture(page, "mlflow-charts", tmp_path)
+    page.close()
+
+
+def test_the_model_has_a_page_of_its_own(seen, tmp_path):
+    (run,) = (run for run in seen.runs["ce"] if run.info.run_name == "ce-seed0")
+    (output,) = run.outputs.model_outputs
+    page = seen.page()
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/models/{output.model_id}?workflowType=machine_learning")
+    page.get_by_text("best_top1", exact=True).first.wait_for()
+    text = page.inner_text("body")
+    for said in ("ce-test_resnet-digits", "Ready", "ce-seed0", "train.py", f"{run.data.metrics['best_top1']}"[:8]):
+        assert said in text, said
+    picture(page, "mlflow-model", tmp_path)
+    page.close()
+
+
+def test_the_printed_address_shows_the_compared_runs_in_order(seen, tmp_path):
+    address = re.search(r"http\S+viewStateShareKey=\S+", seen.output)[0]
+    page = seen.page(2000)
+    page.goto(address)
+    page.get_by_text("best_top1", exact=True).first.wait_for()
+    page.get_by_role("link", name="ce-seed1").wait_for()
+    wanted = ["loss.name", "seed", "best_top1", "val/top1", "best_loss", "images_per_second", "train/peak_process_mib", "train/loss_ms"]
+    assert [each for each in headers(page) if each in wanted] == wanted
+    assert not [each for each in headers(page) if each.startswith("system/")]
+    rows = placed(page, ".ag-pinned-left-cols-container [row-index]", "y")
+    names = [found[0] for row in rows if (found := re.search(r"\w+-seed\d", row))]
+    scores = {run.info.run_name: run.data.metrics["best_top1"] for runs in seen.runs.values() for run in runs}
+    assert sorted(names) == sorted(scores)
+    assert [scores[name] for name in names] == sorted(scores.values(), reverse=True)
+    picture(page, "mlflow-comparison", tmp_path)
+    page.close()
+
+
+def test_the_other_address_has_every_figure_side_by_side(seen):
     address = re.search(r"http\S+/#/compare-runs\?\S+", seen.output)[0]
     page = seen.page(1900)
     page.goto(address)
     page.get_by_text("Comparing 4 Runs from 1 Experiment").wait_for()
-    page.get_by_text("best/top1", exact=True).first.wait_for()
+    page.get_by_text("best_top1", exact=True).first.wait_for()
     text = page.inner_text("body")
     for loss, runs in seen.runs.items():
         for run in runs:
             assert run.info.run_id in text
             assert f"{loss}-seed{run.data.params['seed']}" in text
-            for name in ("best/top1", "best/loss"):
+            for name in ("best_top1", "best_loss"):
                 assert shown(run.data.metrics[name]) in text.split(), name
-    page.get_by_text("best/top1", exact=True).first.scroll_into_view_if_needed()
-    picture(page, "mlflow-comparison", tmp_path)
     page.close()
 
 
 def test_the_comparisons_own_run_shows_its_tables(seen, tmp_path):
     page = seen.page()
-    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs/{seen.comparison.info.run_id}")
+    page.goto(f"{seen.address}/#/experiments/{seen.experiment}/runs/{seen.comparison.info.run_id}?workflowType=machine_learning")
     cell = page.locator("table td", has_text=re.compile(r"^\+|^−")).first
     cell.wait_for()
     assert page.get_by_text("Difference to ce in points, paired over seeds of the same model").is_visible()
@@ -144,7 +231,7 @@ def test_the_page_is_read_without_a_network(seen, tmp_path, name, width, scheme)
     for place, (loss, runs) in enumerate(seen.runs.items()):
         text = cells.nth(place).inner_text()
         assert text.startswith(loss)
-        assert f"{50 * sum(run.data.metrics['best/top1'] for run in runs):.2f} ± " in text
+        assert f"{50 * sum(run.data.metrics['best_top1'] for run in runs):.2f} ± " in text
     pictures = page.locator("figure svg")
     assert pictures.count() == 3
     for place in range(3):

@@ -381,14 +381,14 @@ def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_tra
     for value in (0.5, 0.2, float("nan")):
         folder = RunFolder(tmp_path, "run", {})
         folder.record("start", app="train", name="run", params={}, tags=tags)
-        folder.metrics(1, {"best/loss": value})
+        folder.summary({"best_loss": value})
         folder.close("FINISHED")
         records.append(read_run(folder.path))
     assert max(records, key=lambda run: run.rank) is records[1]
-    runs = [Run("1", "0", "run", "FINISHED", 0, {}, {"best/top1": 0.5}, {"monitor": "top1", "monitor_goal": "min"})]
-    assert _goal(runs, "best/top1") == "min"
-    assert _goal(runs, "best/loss") == "min"
-    assert _goal(runs, "best/top5") == "max"
+    runs = [Run("1", "0", "run", "FINISHED", 0, {}, {"best_top1": 0.5}, {"monitor": "top1", "monitor_goal": "min"})]
+    assert _goal(runs, "best_top1") == "min"
+    assert _goal(runs, "best_loss") == "min"
+    assert _goal(runs, "best_top5") == "max"
 
 
 @pytest.mark.parametrize(("words", "goal"), [(["trainer.monitor=loss"], "min"), ([], "min"), ([], "max")], ids=str)

@@ -225,26 +225,35 @@ class Forward(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def fed(run_folder, uri, experiment):
-    """Its feeder, when all of the finished folder has been sent."""
-    from lab.runs.tracking import Feeder
+def uploaded(run_folder, uri, experiment):
+    """Its uploader, when all of the finished folder has been sent."""
+    from lab.runs.tracking import MlflowUploader
 
-    feeder = Feeder(run_folder.path, uri, experiment, 60)
-    feeder.start()
-    assert feeder.close() is None, feeder.error
-    return feeder
+    uploader = MlflowUploader(run_folder.path, uri, experiment, 60)
+    uploader.start()
+    assert uploader.close() is None, uploader.error
+    return uploader
 
 
 @pytest.fixture
 def written_folder(run_folder):
-    """A start, metrics with nan and names that MLflow refuses, tags, an artifact, an end."""
+    """A start, data, metrics with nan and names that MLflow refuses, a model, a summary, tags, an artifact, a view, an end."""
     params = {"seed": "0", "tracking.uri": "http://me:secret@host"}
     run_folder.record("start", name="lost", params=params, tags={"command": "x" * 9000})
+    sets = [{"name": "digits", "digest": "d1", "samples": 90, "classes": 2, "source": "http://me:secret@host/digits"}]
+    sets += [{"name": "digits", "digest": "d2", "samples": 10, "classes": 2, "source": "digits"}]
+    run_folder.record("data", sets=[each | {"context": context} for each, context in zip(sets, ("training", "validation"), strict=True)])
     for step in range(120):
         values = {"train/loss": 1 / (step + 1), "train/lr": float("nan") if step == 3 else 0.1, "a,b": float(step)}
         run_folder.metrics(step, values)
-    run_folder.record("tags", values={"error": "none"})
+    run_folder.record("tags", values={"error": "none", "mlflow.note.content": "[pictures]({run}/artifacts/pictures)"})
     run_folder.artifact(run_folder.path / "config.yaml", "settings")
+    (run_folder.path / "best.pt2").write_bytes(b"a model")
+    shapes = {"shape": [1, 8, 8], "output": [2], "says": "probabilities", "classes": ["a", "b"], "step": 119}
+    about = {"name": "ce-resnet", "type": "classification", "params": {"loss": "ce"}, "register": run_folder.path.parents[1].name}
+    run_folder.record("model", path="best.pt2", **shapes, **about)
+    run_folder.summary({"best_top1": 0.5, "seconds": float("nan")})
+    run_folder.record("view", key="compare-1", state={"selectedColumns": ["metrics.`best_top1`"]})
     run_folder.close("FINISHED")
     return run_folder
 
@@ -253,21 +262,48 @@ def test_answers_that_are_lost(written_folder, server):
     if not server.healthy():
         server.start()
     proxy = Losing(server, lambda path, number: number == 1)
-    fed(written_folder, proxy.uri, "lost")
+    uploaded(written_folder, proxy.uri, "lost")
     proxy.shutdown()
     asked = {path.partition("/mlflow")[2]: number for path, number in proxy.count.items()}
-    assert asked["/runs/create"] == asked["/experiments/create"] == 1  # found again, where the answer was lost
+    assert asked["/runs/create"] == asked["/experiments/create"] == asked["/logged-models"] == 1  # found again, where the answer was lost
     again = [number for name, number in asked.items() if name.endswith(("/log-batch", "/runs/update", ".yaml", ".jsonl"))]
-    assert len(again) == 4
+    assert len(again) == 5
     assert min(again) > 1
     (run,) = server.runs("lost", "ALL")
     stored = server.history(run)
-    assert sum(stored.values()) == 360
+    assert sum(stored.values()) == 362
     assert set(stored.values()) == {1}
     assert stored["train/loss", 119, 1 / 120] == stored["a_b", 7, 7.0] == 1
     assert run["info"]["status"] == "FINISHED"
     assert {param["key"]: param["value"] for param in run["data"]["params"]} == {"seed": "0", "tracking.uri": "http://me:***@host"}
     assert server.artifacts(run, "settings") == {"settings/config.yaml"}
+    tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+    address = f"#/experiments/{run['info']['experiment_id']}/runs/{run['info']['run_id']}/artifacts/pictures"
+    assert tags["mlflow.note.content"] == f"[pictures]({address})"
+    beside(server, run, written_folder)
+
+
+def beside(server, run, folder):
+    """The store has the run's data, its model and the view, each once."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=server.uri)
+    whole = client.get_run(run["info"]["run_id"])
+    data = {each.tags[0].value: (each.dataset.name, each.dataset.digest) for each in whole.inputs.dataset_inputs}
+    assert data == {"training": ("digits", "d1"), "validation": ("digits", "d2")}
+    assert len(whole.inputs.dataset_inputs) == 2
+    assert "secret" not in str(whole.inputs.to_dictionary())
+    (output,) = whole.outputs.model_outputs
+    (model,) = client.search_logged_models([whole.info.experiment_id], f"source_run_id = '{whole.info.run_id}'")
+    assert (model.model_id, model.status.value, model.name, output.step) == (output.model_id, "READY", "ce-resnet", 119)
+    assert [(each.key, each.value, each.dataset_digest) for each in model.metrics] == [("best_top1", 0.5, "d2")]
+    files = {path.name for path in (server.folder / "artifacts").glob(f"*/models/{model.model_id}/artifacts/*")}
+    assert files >= {"MLmodel", "data", "requirements.txt"}
+    versions = client.search_model_versions(f"name = '{folder.path.parents[1].name}' and run_id = '{whole.info.run_id}'")
+    assert [version.version for version in versions] == ["1"]
+    experiment = client.get_experiment(whole.info.experiment_id)
+    assert json.loads(experiment.tags["mlflow.sharedViewState.compare-1"]) == {"selectedColumns": ["metrics.`best_top1`"]}
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 def test_a_run_that_the_server_creates_too_late_leaves_no_second_one(written_folder, server):
@@ -281,12 +317,12 @@ def test_a_run_that_the_server_creates_too_late_leaves_no_second_one(written_fol
         return late if path.endswith("runs/create") and number == 1 else None
 
     proxy = Losing(server, lost)
-    feeder = fed(written_folder, proxy.uri, "late")
+    uploader = uploaded(written_folder, proxy.uri, "late")
     proxy.shutdown()
     assert len(server.runs("late", "ALL")) == 2
     (run,) = server.runs("late")
-    assert run["info"]["run_id"] == feeder.run_id
-    assert sum(server.history(run).values()) == 360
+    assert run["info"]["run_id"] == uploader.run_id
+    assert sum(server.history(run).values()) == 362
 
 
 def test_what_was_sent_is_not_doubled_when_nobody_remembers_it(written_folder, server):
@@ -294,7 +330,8 @@ def test_what_was_sent_is_not_doubled_when_nobody_remembers_it(written_folder, s
     if not server.healthy():
         server.start()
     for _ in range(2):
-        fed(written_folder, server.uri, "forgotten")
+        uploaded(written_folder, server.uri, "forgotten")
         (run,) = server.runs("forgotten", "ALL")
-        assert sum(server.history(run).values()) == 360
+        assert sum(server.history(run).values()) == 362
+        beside(server, run, written_folder)
         (written_folder.path / "tracking.json").unlink()

@@ -145,7 +145,7 @@ def test_a_job_is_finished_only_by_a_run_of_its_settings(tmp_path):
     for status in ("FAILED", "FINISHED"):
         folder = RunFolder(tmp_path, "seed1", tree)
         folder.record("start", app="train", name="seed1", params={}, tags={"monitor": "top1"})
-        folder.metrics(3, {"best/top1": 0.75, "run/seconds": 12.0})
+        folder.summary({"best_top1": 0.75, "seconds": 12.0})
         folder.close(status)
     found = runs_of(tmp_path, "seed1", load([*words, "seed=1", "tracking=none"]).tree())
     assert [(run.status, run.monitor, run.score, run.seconds) for run in found] == [

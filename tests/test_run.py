@@ -55,8 +55,8 @@ def the_run(clone):
 METRICS = {
     "train/loss", "train/top1", "train/top5", "train/lr", "train/images_per_second", "train/step_ms", "train/data_wait_ms",
     "train/loss_ms", "train/gradient_norm", "train/skipped_updates", "train/nonfinite_updates", "val/top1", "val/top5", "val/loss",
-    "val/ece", "val/samples", "memory/peak_process_mib", "system/cpu_utilization_percentage", "system/process_memory_megabytes",
-    "loss/launches", "run/images_per_second", "run/seconds", "best/top1", "best/epoch",
+    "val/ece", "val/samples", "train/peak_process_mib", "system/cpu_utilization_percentage", "system/process_memory_megabytes",
+    "loss_launches", "images_per_second", "seconds", "best_top1", "best_epoch",
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_run_folder_holds_everything(ran):
     assert config["loss"]["name"] == "focal"
     assert config["model"]["name"] == "test_resnet"
     assert config["optim"]["schedule"]["name"] == "cosine"
-    seen = {name for record in records(folder, "metrics") for name in record["values"]}
+    seen = {name for kind in ("metrics", "summary") for record in records(folder, kind) for name in record["values"]}
     assert seen >= METRICS
     assert [record["status"] for record in records(folder, "end")] == ["FINISHED"]
     evaluations = records(folder, "evaluation")
@@ -88,7 +88,7 @@ def test_checkpoints_load_with_weights_only(ran):
     best = torch.load(folder / "checkpoints" / "best.pt", weights_only=True)
     assert {"model", "ema", "optimizer", "schedule", "scaler", "count", "rng", "config", "epoch", "updates", "nonfinite"} <= set(last)
     assert last["updates"] == last["count"] == 2 * 23
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.pt", "best.pt", "best.safetensors"}
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.pt", "best.pt", "best.safetensors", "best.pt2"}
     model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
     model.load_state_dict(best["model"])
     assert best["config"]["loss"]["name"] == "focal"
@@ -122,6 +122,8 @@ def test_store_and_file_hold_the_same_metrics(ran):
     for record in records(folder, "metrics"):
         for name, value in record["values"].items():
             in_file.setdefault(name, []).append((record["step"], value))
+    for record in records(folder, "summary"):
+        in_file |= {name: [(0, value)] for name, value in record["values"].items()}
     assert set(in_file) == set(run.data.metrics)
     for name, points in in_file.items():
         stored = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]

@@ -108,7 +108,7 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert parent.data.params["seed"] == "2,0,1"
     assert parent.data.tags["sweep.best"] == "seed0"
     assert parent.data.tags["sweep.best_run"] == children["seed0"].info.run_id
-    assert [parent.data.metrics[f"sweep/{name}"] for name in ("finished", "failed", "killed", "jobs")] == [1, 1, 1, 3]
+    assert [parent.data.metrics[f"sweep_{name}"] for name in ("finished", "failed", "killed", "jobs")] == [1, 1, 1, 3]
     assert children["seed1"].data.tags["error"] == "ValueError: the disk is on fire"
     trace = MlflowClient(tracking_uri=uri).download_artifacts(children["seed1"].info.run_id, "error.txt", str(trouble))
     assert "in troubled" in Path(trace).read_text()
@@ -125,7 +125,7 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert {name: len(each) for name, each in runs(sweep).items()} == {"seed2": 1, "seed0": 1, "seed1": 2}
     parent, children = stored(uri, sweep)
     assert parent.info.status == "FINISHED"
-    assert parent.data.metrics["sweep/finished"] == 3
+    assert parent.data.metrics["sweep_finished"] == 3
     assert "3 finished" in parent.data.tags["sweep.counts"]
 
 

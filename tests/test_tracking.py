@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from mlflow.tracking import MlflowClient
 
@@ -55,6 +56,11 @@ def test_what_was_missed_is_sent_later(clone):
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert "val/top1" in run.data.metrics
+    assert [each.tags[0].value for each in run.inputs.dataset_inputs] == ["training", "validation"]
+    (output,) = run.outputs.model_outputs
+    model = client.get_logged_model(output.model_id)
+    assert {metric.key: metric.value for metric in model.metrics}["best_top1"] == run.data.metrics["best_top1"]
+    assert (Path(model.artifact_location.removeprefix("file://")) / "data" / "model.pt2").stat().st_size > 100_000
     with sqlite3.connect(clone.path / "later.db") as database:
         assert database.execute("select count(*) from runs").fetchone() == (1,)
 
@@ -65,3 +71,32 @@ def test_the_environments_tracking_uri_is_used(clone):
     assert done.status == 0, done.output
     assert place.exists()
     assert not (clone.path / "mlflow.db").exists()
+
+
+def test_a_run_says_who_started_what_and_what_came_of_it(clone):
+    done = clone.run(*SHORT, "tracking.tags={note: 'a b'}", USER="ada", LOGNAME="ada")
+    assert done.status == 0, done.output
+    client = MlflowClient(tracking_uri=f"sqlite:///{clone.path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("lossforge")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.data.tags["mlflow.user"], run.info.user_id) == ("ada", "ada")
+    assert run.data.tags["mlflow.source.name"] == "experiments/train.py"
+    headline, command, table, links = run.data.tags["mlflow.note.content"].split("\n\n")
+    assert headline.startswith(f"held-out top-1 **{run.data.metrics['best_top1']:.2%}**, held-out loss **")
+    assert command.splitlines()[1].startswith("uv run experiments/train.py model=tiny_resnet")
+    assert "'tracking.tags={note: '\"'\"'a b'\"'\"'}'" in command  # as a shell takes it
+    assert f"| held-out loss | {run.data.metrics['best_loss']:.4f} |" in table.splitlines()
+    assert f"#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}/artifacts/checkpoints" in links
+    page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
+    assert page in done.output.replace("\n", "")
+
+
+def test_an_experiment_keeps_what_its_owner_says_of_it(clone):
+    uri = f"sqlite:///{clone.path / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri)
+    made = client.create_experiment("mine", tags={"mlflow.note.content": "my own words", "mlflow.experimentKind": "finetuning"})
+    done = clone.run(*SHORT, f"tracking.uri={uri}", "tracking.experiment=mine", "tracking.model=false")
+    assert done.status == 0, done.output
+    tags = client.get_experiment(made).tags
+    assert (tags["mlflow.note.content"], tags["mlflow.experimentKind"]) == ("my own words", "finetuning")
+    assert "metrics.`best_top1`" in json.loads(tags["mlflow.sharedViewState.results"])["selectedColumns"]

@@ -71,7 +71,7 @@ def last_values(folder: Path) -> dict[str, float]:
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert lines[-1]["kind"] == "end"
     assert lines[-1]["status"] == "FINISHED"
-    return {name: value for line in lines if line["kind"] == "metrics" for name, value in line["values"].items()}
+    return {name: value for line in lines if line["kind"] in ("metrics", "summary") for name, value in line["values"].items()}
 
 
 @pytest.mark.parametrize("title", [title for title in SECTIONS if title != "As a library"])
@@ -95,7 +95,7 @@ def test_the_library_gives_what_came_of_the_run(folder):
     assert done.returncode == 0, done.stderr
     status, top1, checkpoint = done.stdout.splitlines()[-1].split()
     assert status == "FINISHED"
-    assert float(top1) == last_values(folder)["best/top1"]
+    assert float(top1) == last_values(folder)["best_top1"]
     assert Path(checkpoint).is_file()
 
 

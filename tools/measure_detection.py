@@ -47,8 +47,8 @@ def figures_of(words: str, *more: str, whole: bool = False) -> dict[str, Any]:
     done = run(words, *more, whole=whole)
     values = done["values"]
     figures = {name: last(values, f"val/{name}") for name in ("map", "map50", "map75")}
-    costs = {"loss_ms": "train/loss_ms", "step_ms": "run/step_ms", "images_per_second": "run/images_per_second"}
-    costs |= {"data_wait_ms": "train/data_wait_ms", "peak_mib": "memory/peak_allocated_mib"}
+    costs = {"loss_ms": "train/loss_ms", "step_ms": "step_ms", "images_per_second": "images_per_second"}
+    costs |= {"data_wait_ms": "train/data_wait_ms", "peak_mib": "train/peak_allocated_mib"}
     figures |= {name: last(values, theirs) for name, theirs in costs.items()}
     return {"command": words, **figures, "seconds": done["seconds"], "backend": done["tags"]["loss.backend"]}
 

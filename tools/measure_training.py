@@ -45,8 +45,8 @@ def commands() -> list[str]:
 def costs(done: dict[str, Any]) -> dict[str, Any]:
     from one_training import last
 
-    names = {"loss_ms": "train/loss_ms", "peak_mib": "memory/peak_allocated_mib", "step_ms": "run/step_ms"}
-    names |= {"images_per_second": "run/images_per_second", "data_wait_share": "run/data_wait_share"}
+    names = {"loss_ms": "train/loss_ms", "peak_mib": "train/peak_allocated_mib", "step_ms": "step_ms"}
+    names |= {"images_per_second": "images_per_second", "data_wait_share": "data_wait_share"}
     return {name: last(done["values"], theirs) for name, theirs in names.items()} | {"seconds": done["seconds"]}
 
 

@@ -36,7 +36,7 @@ def run(words: str, *more: str, whole: bool = False, runs: Path | None = None) -
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     gc.collect()
     start = next(r for r in records if r["kind"] == "start")
-    values = [r["values"] for r in records if r["kind"] == "metrics"]
+    values = [r["values"] for r in records if r["kind"] in ("metrics", "summary")]
     return {"tags": start["tags"], "records": records, "values": values, "seconds": seconds, "folder": folder}
 
 

@@ -27,7 +27,7 @@ def train(*words: str, config_dir: str | Path | None = None, callbacks: Sequence
 
     Example:
         >>> result = lab.train("experiment=quick", "loss=focal")
-        >>> result.values["best/top1"], result.checkpoint
+        >>> result.values["best_top1"], result.checkpoint
     """
     from lab.config.command import command
     from lab.runs.resume import chosen

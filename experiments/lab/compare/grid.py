@@ -12,7 +12,7 @@ Key = tuple[str, ...]
 # settings that change nothing of what is learnt; the titles `loss` and `model` stand for their names, and the device is a tag
 BESIDE = (
     "name", "resume", "tracking.*", "trainer.runs", "trainer.device", "trainer.log_every", "trainer.save_every", "trainer.timing_warmup",
-    "trainer.max_nonfinite", "data.workers", "loss.name", "model.name", "model.detector",
+    "trainer.max_nonfinite", "trainer.profile", "data.workers", "loss.name", "model.name", "model.detector",
 )  # fmt: skip
 
 

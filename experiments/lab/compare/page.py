@@ -1,40 +1,14 @@
 """A comparison as one HTML page that needs nothing else: pictures and style are in it, and nothing is fetched."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
+from lab.compare.links import Links
 from lab.compare.pictures import colors, curves_picture, inline, pictures
 from lab.compare.results import Comparison, counted, some
-from lab.compare.runs import Run
 from lab.compare.tables import MARKS, costs, differences, left_out, mean, names, number, same_seeds, scores, signed
 
 TEMPLATE = Path(__file__).with_name("compare.html.j2")
-
-
-@dataclass(frozen=True)
-class Links:
-    """Addresses in MLflow's UI."""
-
-    base: str
-
-    def run(self, run: Run) -> str:
-        return f"{self.base}/#/experiments/{run.experiment_id}/runs/{run.id}"
-
-    def comparison(self, runs: list[Run]) -> str:
-        """The page that shows these runs side by side."""
-        ids, experiments = [run.id for run in runs], list(dict.fromkeys(run.experiment_id for run in runs))
-        return f"{self.base}/#/compare-runs?runs={_json(ids)}&experiments={_json(experiments)}"
-
-
-def ui_links(setting: str | None, uri: str) -> Links:
-    """`ui` where it is given, else the tracking server itself, else where `mlflow ui` listens."""
-    if setting is None and uri.startswith(("http://", "https://")):
-        parts = urlsplit(uri)
-        setting = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # a page is passed on: no name and password
-    return Links((setting or "http://127.0.0.1:5000").rstrip("/"))
 
 
 def page(found: Comparison, links: Links, made: dict[str, str]) -> str:
@@ -60,7 +34,7 @@ def page(found: Comparison, links: Links, made: dict[str, str]) -> str:
         drawn={name: inline(picture, name) for name, picture in pictures(found).items() if name != "curves"},
         curves=_curves(found),
         seeds=_seeds(found, links),
-        links=links.comparison(found.runs),
+        links={"Runs, figures and settings that differ": links.table, "All settings and metrics side by side": links.comparison},
         shared=found.shared,
         made=made,
     )
@@ -110,12 +84,8 @@ def _seeds(found: Comparison, links: Links) -> list[dict[str, str]]:
             "seed": " ".join(seed),
             "value": number(found, run.metrics[found.metric]),
             "name": run.name,
-            "link": links.run(run),
+            "link": links.pages.run(run.experiment_id, run.id),
         }
         for each in found.results
         for seed, run in each.cell.runs.items()
     ]
-
-
-def _json(values: list[str]) -> str:
-    return quote(json.dumps(values, separators=(",", ":")))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from lab.compare.grid import Cell, Grid, baseline_lines, baseline_of, lay_out
-from lab.compare.runs import Run, Store
+from lab.compare.runs import Run, Store, metric_name
 from lab.compare.schema import CompareConfig
 from lab.compare.stats import Difference, Mean, holm, mean_of, paired_difference
 from lab.config.errors import UserError, unknown
@@ -17,7 +17,8 @@ SHARES = ("top", "map", "ap", "acc", "precision", "recall", "auc", "mar", "f1")
 NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "map50": "mAP50", "map75": "mAP75", "ece": "ECE"}
 SHOWN_SETTINGS = ("task", "data", "data.batch_size", "trainer.epochs", "trainer.max_updates", "optim", "optim.lr", "trainer.amp")
 SHOWN_TAGS = ("device", "loss.backend", "torch", "git.commit")
-SPEED, GPU_MEMORY, MEMORY, LOSS_TIME = "run/images_per_second", "memory/peak_allocated_mib", "memory/peak_process_mib", "train/loss_ms"
+SPEED, GPU_MEMORY, MEMORY, LOSS_TIME = "images_per_second", "train/peak_allocated_mib", "train/peak_process_mib", "train/loss_ms"
+BEST = "best_"  # how the names of the best epoch's metrics begin
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,16 @@ class Comparison:
     @property
     def title(self) -> str:
         """The metric in words."""
-        kind, _, last = self.metric.rpartition("/")
-        name = NAMES.get(last, last)
+        kind = "best" if self.metric.startswith(BEST) else self.metric.rpartition("/")[0]
+        name = NAMES.get(self.short, self.short)
         words = {"best": f"held-out {name}, best epoch", "val": f"held-out {name}, last epoch", "train": f"training {name}, last"}
         words["test"] = f"test {name}, best epoch"
         return words.get(kind, self.metric)
+
+    @property
+    def short(self) -> str:
+        """The metric without what it is of."""
+        return _last(self.metric)
 
     @property
     def runs(self) -> list[Run]:
@@ -100,6 +106,7 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
         UserError: metric, rows, columns or baseline do not fit the runs.
     """
     metric = choose_metric(runs, config.metric)
+    runs, others = _of_one_task(runs, metric, config.metric)
     higher = (_goal(runs, metric) if config.goal == "auto" else config.goal) == "max"
     grid = lay_out(runs, metric, config.rows, config.columns)
     kind, lines = baseline_lines(grid, config.baseline)
@@ -119,41 +126,48 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
         if len(inside) > 1:
             (max if higher else min)(inside, key=lambda each: each.score.mean).best = True
     words = " or ".join(line.label for line in lines)
-    notes = _notes(grid, averaged, results, words)
+    notes = [*others, *_notes(grid, averaged, results, words)]
     return Comparison(metric, higher, config.confidence, grid, results, memory, words, _shared(averaged), notes)
 
 
 def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
-    """The metric that is asked for, else the best of what the runs' task is judged by.
+    """The metric that is asked for, else the best of what the newest run's task is judged by.
 
     Raises:
-        UserError: no run has it, or the runs are of tasks that are judged by different metrics.
+        UserError: no run has it.
     """
     finished = [run for run in runs if run.status == "FINISHED"] or list(runs)
     there = {name for run in finished for name in run.metrics if not name.startswith("system/")}
     if wanted:
-        for name in (wanted, f"best/{wanted}"):
+        for name in (metric_name(wanted), f"{BEST}{wanted}"):
             if name in there:
                 return name
         raise unknown(f"metric={wanted} of {len(runs)} runs", wanted, there, show=80)
-    monitors = Counter(found for run in finished if (found := _monitor(run)))
-    if len(monitors) > 1:
-        raise UserError(
-            f"the runs are of tasks judged by {_shares(monitors)}. Choose runs, such as by where=task=..., or a metric= they share."
-        )
+    monitors = [found for run in finished if (found := _monitor(run))]
     if not monitors:
         choices = ", ".join(sorted(there)) or "none"
-        raise UserError(f"{len(runs)} runs have no best/{', best/'.join(MONITORS)}. Choose one by metric=; there are: {choices}")
-    return f"best/{monitors.popitem()[0]}"
+        names = ", ".join(f"{BEST}{name}" for name in MONITORS)
+        raise UserError(f"{len(runs)} runs have no {names}. Choose one by metric=; there are: {choices}")
+    return f"{BEST}{monitors[-1]}"
+
+
+def _of_one_task(runs: Sequence[Run], metric: str, wanted: str | None) -> tuple[list[Run], list[str]]:
+    """The runs whose task is judged by the metric, and what to say of the others; all of them where the metric was asked for."""
+    if wanted:
+        return list(runs), []
+    chosen = [run for run in runs if f"{BEST}{_monitor(run)}" in (metric, BEST)]
+    others = Counter(run.setting("task") or "another task" for run in runs if run not in chosen)
+    said = f"The newest run's task is compared. Left out: {_shares(others)}; where=task=... chooses another, or metric= one they share."
+    return chosen, [said] if others else []
 
 
 def _monitor(run: Run) -> str:
-    return run.tags.get("monitor") or next((name for name in MONITORS if f"best/{name}" in run.metrics), "")
+    return run.tags.get("monitor") or next((name for name in MONITORS if f"{BEST}{name}" in run.metrics), "")
 
 
 def _goal(runs: Sequence[Run], metric: str) -> str:
     """As runs that are judged by the metric say, else by its name."""
-    said = {run.tags["monitor_goal"] for run in runs if "monitor_goal" in run.tags and metric == f"best/{_monitor(run)}"}
+    said = {run.tags["monitor_goal"] for run in runs if "monitor_goal" in run.tags and metric == f"{BEST}{_monitor(run)}"}
     return said.pop() if len(said) == 1 else "min" if is_lower_better(metric) else "max"
 
 
@@ -177,7 +191,7 @@ def _costs(cell: Cell, store: Store, memory: str, confidence: float) -> dict[str
 
 def _curve(cell: Cell, store: Store, metric: str) -> list[Point]:
     """The metric over updates, at those where every seed has it; empty where it was logged once."""
-    name = f"val/{_last(metric)}" if metric.startswith("best/") else metric
+    name = f"val/{_last(metric)}" if metric.startswith(BEST) else metric
     histories = [dict(store.history(run, name)) for run in cell.runs.values() if name in run.metrics]
     if len(histories) < len(cell.runs):
         return []
@@ -242,4 +256,4 @@ def some(names: Sequence[str], most: int = 4) -> str:
 
 
 def _last(metric: str) -> str:
-    return metric.rpartition("/")[2]
+    return metric.rpartition("/")[2].removeprefix(BEST)

@@ -14,6 +14,7 @@ from lab.runs.store import reason
 
 PARENT = "mlflow.parentRunId"
 NOT_TRAINING = ("compare", "checkpoint")  # tags of comparisons and of evaluations
+EARLIER = {"best/": "best_", "run/": "", "memory/": "train/", "loss/": "loss_"}  # beginnings of metrics' names before they had their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,15 @@ class Store:
             token = page.token
             if not token:
                 return found
+
+
+def metric_name(name: str) -> str:
+    """The name that runs give a metric today."""
+    for before, now in EARLIER.items():
+        if name.startswith(before):
+            rest = name.removeprefix(before)
+            return now + (rest.replace("/", "_") if now == "best_" else rest)
+    return name
 
 
 def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, str]]:
@@ -161,7 +171,8 @@ def _run(stored: Any) -> Run:
         params["model"] = "_".join(params[name] for name in ("model.detector", "model.name") if params.get(name))
     info = stored.info
     name, data = info.run_name or info.run_id, stored.data
-    return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, data.metrics, data.tags)
+    metrics = {metric_name(key): value for key, value in data.metrics.items()}
+    return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, metrics, data.tags)
 
 
 def _client(uri: str) -> Any:

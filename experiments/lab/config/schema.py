@@ -218,18 +218,21 @@ class TrainerConfig:
     save_minutes: float | None = number(10.0, above=0)
     timing_warmup: int = number(10, least=0)
     max_nonfinite: int = number(10, least=1)
+    profile: bool = setting(False, "trace time and memory of a few updates, readable in Perfetto")
     runs: str | None = None
     callbacks: list[str] = some(list, "own code to call while it trains (lab.train.callbacks): module:name or file.py:name")
 
 
 @dataclass
 class TrackingConfig:
-    enabled: bool = True
-    uri: str | None = None
-    experiment: str = "lossforge"
-    tags: dict[str, str] = field(default_factory=dict)
-    system_seconds: float = number(5.0, above=0)
-    patience_seconds: float = number(60.0, least=0)
+    enabled: bool = setting(True, "send the run to MLflow")
+    uri: str | None = setting(None, "store; null: MLFLOW_TRACKING_URI, else mlflow.db in the repository's root")
+    experiment: str = setting("lossforge", "MLflow's experiment that the run belongs to")
+    tags: dict[str, str] = some(dict, "further tags of the run")
+    system_seconds: float = number(5.0, "seconds between two records of the machine's load", above=0)
+    patience_seconds: float = number(60.0, "seconds to wait at the end for a store that fails", least=0)
+    model: bool = setting(True, "export the best model, so that MLflow loads and serves it")
+    register: str | None = setting(None, "name in the model registry of which the best model becomes a new version")
     writers: list[str] = some(list, "where else the run's figures go", choices=("tensorboard", "wandb"))
 
 

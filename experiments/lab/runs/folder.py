@@ -30,8 +30,8 @@ class RunFolder:
     """`config.yaml`, `metrics.jsonl`, `checkpoints/` and pictures.
 
     A line of `metrics.jsonl` is a record with a `kind`: start (app, parameters, tags), resume (step, changed settings), fork (tags),
-    metrics (step, values), evaluation (step, counts), tags (values), artifact (path), end (status). Its `time` never goes back, also
-    where the system's clock does.
+    metrics (step, values), evaluation (step, counts), summary (values of the run as a whole), data (sets), model (path, step, shapes),
+    tags (values), artifact (path), end (status). Its `time` never goes back, also where the system's clock does.
 
     `copy_of`: the folder that this one was copied from and that goes on without it; None where it is no copy.
 
@@ -101,6 +101,10 @@ class RunFolder:
     def metrics(self, step: int, values: dict[str, float]) -> None:
         if new := {name: value for name, value in values.items() if (name, step) not in self.history.values}:
             self.record("metrics", step=step, values=new)
+
+    def summary(self, values: dict[str, float]) -> None:
+        """Record what the run reached and what it cost as a whole; a run that goes on records it anew."""
+        self.record("summary", values=values)
 
     def evaluation(self, step: int, counts: dict[str, Any]) -> None:
         if ("evaluation", step) not in self.history.values:

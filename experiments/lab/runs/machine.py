@@ -5,7 +5,6 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -15,6 +14,7 @@ from lab.config.errors import UserError, unknown
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT
 from lab.runs.folder import RunFolder
+from lab.runs.run import command
 from lab.train import distributed
 from lab.train.ranks import launched, launched_here, local_rank
 
@@ -98,12 +98,13 @@ def describe(device: torch.device) -> dict[str, str]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({torch.get_num_threads()} threads)",
         "processes": str(distributed.ranks()),
         "host": platform.node(),
-        "command": " ".join(["experiments/" + os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "command": command(),
     }
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         commit = _git("rev-parse", "HEAD")
         dirty = bool(_git("status", "--porcelain"))
         tags |= {"git.commit": commit, "git.dirty": str(dirty).lower(), "mlflow.source.git.commit": commit}
+        tags["mlflow.source.git.branch"] = _git("rev-parse", "--abbrev-ref", "HEAD")
     return tags
 
 
@@ -114,10 +115,10 @@ def _git(*words: str) -> str:
 
 def memory(device: torch.device) -> dict[str, float]:
     """Peaks since the start, in MiB."""
-    values = {"memory/peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    values = {"train/peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     if device.type == "cuda":
-        values["memory/peak_allocated_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
-        values["memory/peak_reserved_mib"] = torch.cuda.max_memory_reserved(device) / 2**20
+        values["train/peak_allocated_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+        values["train/peak_reserved_mib"] = torch.cuda.max_memory_reserved(device) / 2**20
     return values
 
 

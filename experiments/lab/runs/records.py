@@ -52,6 +52,8 @@ def read_history(folder: Path) -> History:
         elif kind == "metrics":
             history.values.update((name, record["step"]) for name in record["values"])
             history.last |= record["values"]
+        elif kind == "summary":
+            history.last |= record["values"]
         elif kind == "evaluation":
             history.values.add((kind, record["step"]))
         elif kind == "tags":

@@ -15,7 +15,7 @@ from lab.train.ranks import launched_first
 HARMLESS = (
     *("resume", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
     *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic", "loss.fused_head"),
-    *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite"),
+    *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite", "trainer.profile"),
     *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.keep", "trainer.callbacks", "task.metrics"),
 )
 """Settings that a continued run may change, and groups of them: where and how it computes, what it notes and saves, not what it learns."""

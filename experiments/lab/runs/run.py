@@ -1,6 +1,8 @@
 """A run of any app while it lasts: its folder, MLflow fed from it, and how it ends."""
 
+import getpass
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -14,7 +16,8 @@ from lab.config.settings import ROOT, Settings, absolute
 from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked
-from lab.runs.tracking import Feeder, tracking_uri
+from lab.runs.store import NOTE, RUN_PAGE
+from lab.runs.tracking import MlflowUploader, tracking_uri
 from lab.runs.writers import WriterThread, check_writers
 from lab.train.stop import Stop, StoppedError
 
@@ -37,10 +40,10 @@ class Run:
         self.stop, self.resumable = Stop(patient=patient), patient
         self.status = "FAILED"
         self.failure: Exception | None = None
-        self.feeder: Feeder | None = None
+        self.uploader: MlflowUploader | None = None
         if uri is not None:
-            self.feeder = Feeder(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
-            self.feeder.start()
+            self.uploader = MlflowUploader(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
+            self.uploader.start()
         self.patience = tracking.patience_seconds
         self.writers = [WriterThread(folder.path, name, tracking.experiment) for name in tracking.writers]
         for writer in self.writers:
@@ -86,9 +89,15 @@ class Run:
         """Since the run's start, without the time between its processes."""
         return self.folder.history.seconds + time.monotonic() - self.began
 
-    def close(self) -> dict[str, str]:
-        """Record the end, wait until MLflow has it, and return where all of it is, as rows of a table."""
-        tags = {"error": _words(self.failure)} if self.failure else {}
+    def close(self, table: dict[str, str] | None = None) -> dict[str, str]:
+        """Record the end, wait until MLflow has it, and return where all of it is, as rows of a table.
+
+        Args:
+            table: what came of the run, as rows of a table; MLflow shows it as the run's description.
+        """
+        tags = {NOTE: description(table)} if table else {}
+        if self.failure:
+            tags["error"] = _words(self.failure)
         if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
         unwritten: UserError | None = None
@@ -107,10 +116,10 @@ class Run:
         if unwritten:
             self.status, self.failure = "FAILED", self.failure or unwritten
         rows = {"run folder": os.path.relpath(self.folder.path)}
-        if self.feeder:
-            rows["MLflow"] = self.feeder.closed()
+        if self.uploader:
+            rows["MLflow"] = self.uploader.closed()
             if unwritten:
-                self.feeder.end(self.status, _words(self.failure or unwritten), self.folder.now())
+                self.uploader.end(self.status, _words(self.failure or unwritten), self.folder.now())
         rows |= {writer.name: writer.close(self.patience) for writer in self.writers}
         return rows
 
@@ -121,7 +130,7 @@ class Run:
         """
         if self.failure:
             report(self.failure)
-        if self.status == "FINISHED" and self.feeder and self.feeder.interrupted:
+        if self.status == "FINISHED" and self.uploader and self.uploader.interrupted:
             return self.stop.status
         return {"FINISHED": 0, "KILLED": self.stop.status}.get(self.status, 1)
 
@@ -139,9 +148,38 @@ def report(failure: Exception) -> None:
 
 def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
     """The first record: which app it is, what it is told, on what it runs."""
-    tags = {"mlflow.source.name": f"experiments/{app}.py", "mlflow.source.type": "LOCAL"} | tags
+    tags = source_tags(app) | {NOTE: description({})} | tags
     folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
+
+
+def source_tags(app: str) -> dict[str, str]:
+    """Who runs which app."""
+    tags = {"mlflow.source.name": f"experiments/{app}.py", "mlflow.source.type": "LOCAL"}
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
+
+
+def command() -> str:
+    """The command of this process, as a shell takes it."""
+    return shlex.join(["experiments/" + os.path.basename(sys.argv[0]), *sys.argv[1:]])
+
+
+HEADLINE = ("held-out loss", "images/s", "loss forward + backward", "peak memory")
+
+
+def description(table: dict[str, str]) -> str:
+    """A run's description in Markdown: what came of it in one line, its command, its final table, and where its files are."""
+    parts = [f"```sh\nuv run {command()}\n```"]
+    if table:
+        first = next(iter(table))
+        parts.insert(0, ", ".join(f"{name} **{table[name]}**" for name in dict.fromkeys((first, *HEADLINE)) if name in table))
+        rows = [f"| {name} | {value} |".replace("\n", " ") for name, value in table.items()]
+        parts.append("\n".join(["| | |", "| --- | --- |", *rows]))
+        links = {"pictures": "pictures", "checkpoint": "checkpoints", "settings": "config.yaml", "records": "metrics.jsonl"}
+        parts.append(", ".join(f"[{name}]({RUN_PAGE}/artifacts/{path})" for name, path in links.items()))
+    return "\n\n".join(parts)
 
 
 def write_error(folder: RunFolder, text: str) -> None:

@@ -2,19 +2,26 @@
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from lab.runs.masks import masked
+from lab.runs.views import VIEW, Pages, experiment_tags, pages_of
 
 RUN_KEY = "lossforge.run_key"  # the tag that says which run folder a run is of
+NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown
+RUN_PAGE = "{run}"  # in a description: how the address of the run's page begins
 # what MLflow takes; the rest is cut or replaced, because a refused record would keep back all that follow it
 PARAM_LENGTH, TAG_LENGTH, NAME_LENGTH = 6000, 5000, 250
+CONTEXT = "mlflow.data.context"
+OF_MODEL = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit")  # tags that a model has of its run
 
 
 class Store:
@@ -56,15 +63,106 @@ class Store:
         for start in range(0, len(metrics), 1000):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
 
+    def summary(self, values: dict[str, float], milliseconds: int) -> None:
+        """Send figures of the run as a whole, and say of the best ones which model and data they are of.
+
+        MLflow draws bars of a metric whose last step is 0; of another step it would draw a line through one point.
+        """
+        from mlflow.entities import Metric
+
+        model, held_out = self._best_model(), self._held_out()
+        metrics = []
+        for name, value in values.items():
+            of: dict[str, Any] = {"model_id": model, "run_id": self.run_id, **held_out} if model and name.startswith("best_") else {}
+            metrics.append(Metric(_name(name), float(value), milliseconds, 0, **of))
+        for start in range(0, len(metrics), 1000):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
+
+    def data(self, sets: list[dict[str, Any]]) -> None:
+        """Send what the run reads, as `lab.runs.datasets.data_sets` describes it."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = []
+        for each in sets:
+            source = {"uri": each["source"]}
+            profile = {"num_rows": each["samples"], "num_classes": each["classes"]}
+            data = Dataset(each["name"], each["digest"], "local", json.dumps(source), profile=json.dumps(profile))
+            inputs.append(DatasetInput(data, [InputTag(CONTEXT, each["context"])]))
+        self.client.log_inputs(self.run_id, inputs)
+
+    def model(self, record: dict[str, Any], exported: Path, key: str) -> None:
+        """Send the model of a `model` record, tie it to the run, and register it where the record names a registered model."""
+        from mlflow.entities import LoggedModelOutput
+
+        from lab.runs.logged_model import write_model
+
+        run = self.client.get_run(self.run_id)
+        tag = f"{key}-{record['step']}"
+        tags = {RUN_KEY: tag} | {name: run.data.tags[name] for name in OF_MODEL if name in run.data.tags}
+        # of an answer that was lost there may be a double, which came later
+        model, *doubles = self._models_of(run.info.experiment_id, tag) or [
+            self.client.create_logged_model(run.info.experiment_id, record["name"], self.run_id, tags, record["params"], record["type"])
+        ]
+        for double in doubles:
+            self.client.delete_logged_model(double.model_id)
+        with tempfile.TemporaryDirectory() as place:
+            of = {"run_id": self.run_id, "model_id": model.model_id, "location": model.artifact_location}
+            write_model(exported, record, Path(place), **of)
+            self.client.log_model_artifacts(model.model_id, place)
+        outputs = run.outputs.model_outputs if run.outputs else []
+        if model.model_id not in [output.model_id for output in outputs]:
+            self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, record["step"])])
+        self.client.finalize_logged_model(model.model_id, "READY")
+        if record.get("register"):
+            self._register(record["register"], model)
+
+    def _register(self, name: str, model: Any) -> None:
+        """Make the model the newest version of a registered one, once."""
+        with contextlib.suppress(Exception):  # it is there, or the next call says why not
+            self.client.create_registered_model(name)
+        versions = [each for each in self.client.search_model_versions(f"name = '{name}'") if each.source == model.artifact_location]
+        if not versions:
+            versions = [self.client.create_model_version(name, model.artifact_location, self.run_id, model_id=model.model_id)]
+        known = [{"name": name, "version": str(version.version)} for version in versions]
+        self.client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(known)})
+
+    def _models_of(self, experiment: str, tag: str) -> list[Any]:
+        """The logged models of a tag, the oldest first."""
+        found = self.client.search_logged_models([experiment], f"tags.`{RUN_KEY}` = '{tag}'")
+        return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
+
+    def _best_model(self) -> str | None:
+        """The id of the run's last model."""
+        outputs = self.client.get_run(self.run_id).outputs
+        return max(outputs.model_outputs, key=lambda output: output.step).model_id if outputs and outputs.model_outputs else None
+
+    def _held_out(self) -> dict[str, str]:
+        """Name and digest of the data that the run's figures are of, as a metric has them."""
+        inputs = self.client.get_run(self.run_id).inputs
+        for each in inputs.dataset_inputs if inputs else []:
+            if any(tag.key == CONTEXT and tag.value == "validation" for tag in each.tags):
+                return {"dataset_name": each.dataset.name, "dataset_digest": each.dataset.digest}
+        return {}
+
     def tags(self, values: dict[str, str]) -> None:
         from mlflow.entities import RunTag
 
+        if RUN_PAGE in values.get(NOTE, ""):
+            experiment = self.client.get_run(self.run_id).info.experiment_id
+            address = Pages().run(experiment, str(self.run_id)).partition("?")[0]
+            values = values | {NOTE: values[NOTE].replace(RUN_PAGE, address)}
         tags = [RunTag(name, value) for name, value in _tags(values).items()]
         for start in range(0, len(tags), 100):
             self.client.log_batch(self.run_id, tags=tags[start : start + 100])
 
     def artifact(self, path: Path, folder: str = "") -> None:
         self.client.log_artifact(self.run_id, str(path), folder or None)
+
+    def address(self) -> str | None:
+        """Of the run's page in MLflow's UI; None before there is one."""
+        if self.run_id is None:
+            return None
+        return pages_of(self.uri).run(self.client.get_run(self.run_id).info.experiment_id, self.run_id)
 
     def end(self, status: str, milliseconds: int, key: str) -> None:
         """Close the run, and delete the empty doubles that a server made after its answer was no longer waited for."""
@@ -95,21 +193,27 @@ class Store:
         return self._client
 
     def _experiment_id(self) -> str:
+        """The experiment's id, which is made if it is not there; what the UI is to show of it is said once and never changed."""
         client = self.client
         with _lock_of(self.uri):
-            found = client.get_experiment_by_name(self.experiment)
-            if found is not None:
-                return found.experiment_id
-            database = _sqlite_file(self.uri)
-            place = (database.parent / "mlartifacts" / self.experiment).as_uri() if database else None
-            # MLflow's UI opens an experiment without it as one of language models
-            kind = {"mlflow.experimentKind": "custom_model_development"}
-            try:
-                return client.create_experiment(self.experiment, artifact_location=place, tags=kind)
-            except Exception:
-                if (found := client.get_experiment_by_name(self.experiment)) is not None:
-                    return found.experiment_id
-                raise
+            if (found := client.get_experiment_by_name(self.experiment)) is None:
+                database = _sqlite_file(self.uri)
+                place = (database.parent / "mlartifacts" / self.experiment).as_uri() if database else None
+                try:
+                    client.create_experiment(self.experiment, artifact_location=place)
+                except Exception:
+                    if client.get_experiment_by_name(self.experiment) is None:
+                        raise
+                found = client.get_experiment_by_name(self.experiment)
+            for name, value in experiment_tags(found.experiment_id).items():
+                if name not in found.tags:
+                    client.set_experiment_tag(found.experiment_id, name, value)
+        return str(found.experiment_id)
+
+    def view(self, key: str, state: dict[str, Any]) -> None:
+        """Keep a view of the run's experiment, which `view_address` opens."""
+        experiment = self.client.get_run(self.run_id).info.experiment_id
+        self.client.set_experiment_tag(experiment, f"{VIEW}{key}", json.dumps(state))
 
     def _runs_of(self, key: str) -> list[str]:
         runs = self.client.search_runs([self._experiment_id()], f"tags.`{RUN_KEY}` = '{key}'")

@@ -29,17 +29,17 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
         table |= {f"test {name.removeprefix('held-out ')}": value for name, value in trainer.task.rows(tested).items()}
     if "train/loss" in values:
         table["training loss"] = f"{values['train/loss']:.4f}, the mean of the last updates"
-    speed = "run/images_per_second"
-    table["images/s"] = f"{values[speed]:,.0f}" if speed in values else "too short a run to tell"
-    if "run/data_wait_share" in values:
-        table["waiting for data"] = f"{values['run/data_wait_share']:.1%} of a step's time"
+    speed = values.get("images_per_second")
+    table["images/s"] = "too short a run to tell" if speed is None else f"{speed:,.0f}"
+    if "data_wait_share" in values:
+        table["waiting for data"] = f"{values['data_wait_share']:.1%} of a step's time"
     if "train/loss_ms" in values:
         table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {trainer.kernels.summary()}"
-    if "memory/peak_process_mib" in values:
-        place = "allocated on the GPU" if (allocated := values.get("memory/peak_allocated_mib")) is not None else "of the process"
-        table["peak memory"] = f"{values['memory/peak_process_mib'] if allocated is None else allocated:,.0f} MiB {place}"
+    if "train/peak_process_mib" in values:
+        place = "allocated on the GPU" if (allocated := values.get("train/peak_allocated_mib")) is not None else "of the process"
+        table["peak memory"] = f"{values['train/peak_process_mib'] if allocated is None else allocated:,.0f} MiB {place}"
     skipped, nonfinite = (values.get(f"train/{name}", 0) for name in ("skipped_updates", "nonfinite_updates"))
     table["skipped updates"] = f"{skipped:.0f}, of them {nonfinite:.0f} without a finite loss or gradient"
-    if "run/seconds" in values:
-        table["time"] = clock(values["run/seconds"])
+    if "seconds" in values:
+        table["time"] = clock(values["seconds"])
     return table

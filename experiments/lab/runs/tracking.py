@@ -63,10 +63,10 @@ def print_now(text: str) -> None:
     print(text, flush=True)
 
 
-class Feeder(threading.Thread):
+class MlflowUploader(threading.Thread):
     """Sends the records of a run folder to an MLflow store, in order, each until it has arrived.
 
-    What it has sent is kept in tracking.json, so that another Feeder can go on where this one ended; a lock on tracking.lock keeps
+    What it has sent is kept in tracking.json, so that another one can go on where this one ended; a lock on tracking.lock keeps
     two from sending at once.
 
     Args:
@@ -136,6 +136,13 @@ class Feeder(threading.Thread):
         """Close it, and return where the run is or why not all of it is there, as a table shows it."""
         problem = self.close()
         return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}"
+
+    def address(self) -> str | None:
+        """Of the run in MLflow's UI, once all has been sent."""
+        if self.complete:
+            with contextlib.suppress(Exception):
+                return self.store.address()
+        return None
 
     def end(self, status: str, error: str, seconds: float) -> None:
         """Tell the store how the run ended where its folder cannot be written any more; call after `close`."""
@@ -256,6 +263,15 @@ class Feeder(threading.Thread):
             self.store.reopen_run(record["tags"])
         elif kind == "tags":
             self.store.tags(record["values"])
+        elif kind == "data":
+            self.store.data(record["sets"])
+        elif kind == "summary":
+            self.store.summary(record["values"], int(record["time"] * 1000))
+        elif kind == "model":
+            if (path := self.folder / record["path"]).exists():
+                self.store.model(record, path, self.key)
+        elif kind == "view":
+            self.store.view(record["key"], record["state"])
         elif kind == "fork":
             self.store.tags(record["tags"])
         elif kind == "artifact":

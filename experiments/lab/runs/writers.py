@@ -51,7 +51,10 @@ class TensorBoard:
         elif kind == "metrics":
             for name, value in record["values"].items():
                 self.events.add_scalar(name, float(value), record["step"], now)
-            self.best |= {name: float(value) for name, value in record["values"].items() if name.startswith("best")}
+        elif kind == "summary":
+            for name, value in record["values"].items():
+                self.events.add_scalar(name, float(value), 0, now)
+            self.best |= {name: float(value) for name, value in record["values"].items() if name.startswith("best_")}
         elif kind == "end":
             for summary in hparams(self.params, self.best):
                 self.events._get_file_writer().add_summary(summary)
@@ -77,6 +80,8 @@ class Wandb:
         kind = record.get("kind")
         if kind == "metrics":
             self.run.log({name: float(value) for name, value in record["values"].items()} | {"step": record["step"]})
+        elif kind == "summary":
+            self.run.summary.update({name: float(value) for name, value in record["values"].items()})
         elif kind == "end":
             self.run.summary["status"] = record["status"]
             self.run.finish(exit_code=int(record["status"] != "FINISHED"))

@@ -167,11 +167,11 @@ class Attempt:
     def _send(self, folder: Path) -> None:
         tracking = self.settings.config.tracking
         if tracking.enabled:
-            from lab.runs.tracking import Feeder, tracking_uri
+            from lab.runs.tracking import MlflowUploader, tracking_uri
 
-            feeder = Feeder(folder, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
-            feeder.start()
-            feeder.close()
+            uploader = MlflowUploader(folder, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
+            uploader.start()
+            uploader.close()
 
 
 def _end_with_parent() -> None:

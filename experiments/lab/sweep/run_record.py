@@ -41,8 +41,8 @@ def read_run(folder: Path) -> RunRecord:
     history = read_history(folder)
     tags = history.start["tags"] if history.start else {}
     monitor = tags.get("monitor", "")
-    best = history.last.get(f"best/{monitor}")
-    seconds = history.last.get("run/seconds", history.seconds)
+    best = history.last.get(f"best_{monitor}")
+    seconds = history.last.get("seconds", history.seconds)
     score = None if best is None else float(best)
     return RunRecord(folder, history.status, monitor, score, float(seconds), history.error, tags.get("monitor_goal", "max"))
 

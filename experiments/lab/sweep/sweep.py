@@ -19,7 +19,8 @@ from lab.config.errors import UserError
 from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked, masked_tree
-from lab.runs.tracking import VARIABLE, Feeder, read_state, tracking_uri
+from lab.runs.run import source_tags
+from lab.runs.tracking import VARIABLE, MlflowUploader, read_state, tracking_uri
 from lab.sweep.job import PLAN
 from lab.sweep.launch import launch, launcher_name, make_launcher
 from lab.sweep.plan import Job, Plan, plan_of
@@ -47,7 +48,7 @@ def run_sweep(words: Sequence[str]) -> int:
     status = "FAILED"
     try:
         with stop.by_signals():
-            sweep.start_feeding()
+            sweep.start_uploading()
             sweep.run(stop)
             counts = sweep.counts()
             if stop.asked:
@@ -56,7 +57,7 @@ def run_sweep(words: Sequence[str]) -> int:
                 status = "FINISHED"
     finally:
         sweep.close(status)
-    if sweep.feeder and sweep.feeder.interrupted:
+    if sweep.uploader and sweep.uploader.interrupted:
         return 130
     return {"FINISHED": 0, "KILLED": 130}.get(status, 1)
 
@@ -80,21 +81,21 @@ class Sweep:
             raise UserError(f"trainer.runs={self.path.parent}: cannot be written: {error.strerror}") from None
         self.folder = RunFolder.reopen(self.path)
         self.jobs = self.search.jobs()
-        self.feeder: Feeder | None = None
+        self.uploader: MlflowUploader | None = None
 
-    def start_feeding(self) -> None:
+    def start_uploading(self) -> None:
         tracking = self.plan.first.tracking
         said = " ".join(["experiments/train.py", *sys.argv[1:]])
         tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.words), "command": said}
-        tags |= {"mlflow.source.name": "experiments/train.py", "mlflow.source.type": "LOCAL"}
+        tags |= source_tags("train")
         if self.folder.history.start is None:
             params = {word.partition("=")[0]: word.partition("=")[2] for word in self.plan.words}
             self.folder.record("start", app="sweep", name=self.path.name, params=params, tags=tags | tracking.tags)
         else:
             self.folder.record("resume", step=0, tags=tags)
         if self.uri is not None:
-            self.feeder = Feeder(self.path, self.uri, tracking.experiment, tracking.patience_seconds)
-            self.feeder.start()
+            self.uploader = MlflowUploader(self.path, self.uri, tracking.experiment, tracking.patience_seconds)
+            self.uploader.start()
 
     def run(self, stop: Stop) -> None:
         for batch in self.search.batches(self.reached):
@@ -125,25 +126,21 @@ class Sweep:
         scored = [(job, run) for job, run in outcomes if run and is_finished(run) and run.score is not None]
         best = max(scored, key=lambda each: each[1].rank, default=None)
         counts = self.counts()
-        figures = {f"sweep/{name.lower()}": float(counts[name]) for name in STATUSES} | {"sweep/jobs": float(len(self.jobs))}
+        figures = {f"sweep_{name.lower()}": float(counts[name]) for name in STATUSES} | {"sweep_jobs": float(len(self.jobs))}
         tags = {"sweep.counts": ", ".join(f"{counts[name]} {name.lower()}" for name in STATUSES) + f" of {len(self.jobs)} jobs"}
         if best:
             job, run = best
-            figures[f"best/{run.monitor}"] = run.score or 0.0
+            figures[f"best_{run.monitor}"] = run.score or 0.0
             tags |= {"sweep.best": job.name, "sweep.best_settings": " ".join(job.words)}
             tags |= {"monitor": run.monitor, "monitor_goal": run.goal}
             tags |= {"sweep.best_run": read_state(run.folder).get("run_id") or run.folder.name}
-        self.folder.record("metrics", step=self._step(), values=figures)
+        self.folder.summary(figures)
         self.folder.record("tags", values=tags)
         self._write_results(outcomes)
         for name in (PLAN, "results.csv"):
             self.folder.artifact(self.path / name)
         self.folder.close(status)
-        show(self.path, status, outcomes, best, self.feeder.closed() if self.feeder else "")
-
-    def _step(self) -> int:
-        """A sweep's figures are recorded once each time it ends."""
-        return self.folder.history.next_step("sweep/")
+        show(self.path, status, outcomes, best, self.uploader.closed() if self.uploader else "")
 
     def _add(self, batch: list[Job]) -> None:
         """Let launchers know the jobs."""

@@ -95,9 +95,9 @@ class Clock:
         if not self.timed_seconds:
             return {}
         return {
-            "run/images_per_second": self.timed_images / self.timed_seconds,
-            "run/step_ms": self.timed_seconds / self.timed_updates * 1e3,
-            "run/data_wait_share": self.timed_waited / self.timed_seconds,
+            "images_per_second": self.timed_images / self.timed_seconds,
+            "step_ms": self.timed_seconds / self.timed_updates * 1e3,
+            "data_wait_share": self.timed_waited / self.timed_seconds,
         }
 
     def _mark(self) -> Any:

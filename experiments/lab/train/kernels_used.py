@@ -30,14 +30,14 @@ class KernelsUsed:
     def counts(self) -> dict[str, float]:
         """Launches since the run's start, in all and by kernel."""
         launches = self.state()
-        by_kernel = {f"loss/launches_{name}": float(count) for name, count in launches.items()}
-        return {"loss/launches": float(sum(launches.values())), **by_kernel}
+        by_kernel = {f"loss_launches_{name}": float(count) for name, count in launches.items()}
+        return {"loss_launches": float(sum(launches.values())), **by_kernel}
 
     def tags(self) -> dict[str, str]:
         return {"loss.backend": self.backend}
 
     def summary(self) -> str:
-        launches = self.counts()["loss/launches"]
+        launches = self.counts()["loss_launches"]
         return f"{self.backend}, {launches:.0f} kernel launches" if launches else self.backend
 
     def _launches(self) -> dict[str, int]:

@@ -16,8 +16,8 @@ from lab.train.ranks import launched, launched_first
 class TrainResult:
     """What a run came to.
 
-    status: FINISHED, KILLED (by a signal; `resume=` goes on) or FAILED. values: the last value of each metric, such as `best/top1`,
-    `val/loss` and `run/images_per_second`. model: as it was at the end, averaged weights if there are any. exit_status: of a process that
+    status: FINISHED, KILLED (by a signal; `resume=` goes on) or FAILED. values: the last value of each metric, such as `best_top1`,
+    `val/loss` and `images_per_second`. model: as it was at the end, averaged weights if there are any. exit_status: of a process that
     did no more.
     """
 
@@ -51,8 +51,10 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     check_writers(config.tracking)
     check_model(config.model)
 
+    from lab.runs.datasets import data_sets
     from lab.runs.machine import SystemSampler
     from lab.runs.summary import rows
+    from lab.runs.views import pages_hint
     from lab.train import distributed
     from lab.train.assemble import assemble
     from lab.train.console import Console
@@ -68,6 +70,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         status = train_on_other_rank(trainer, earlier)
         return TrainResult("FAILED" if status else "FINISHED", status)
     run, name = _opened(settings, trainer, earlier)
+    run.folder.record("data", sets=data_sets(config, trainer.data, train="training", val="validation", test="test"))
     sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
     console = Console(trainer.updates, done=trainer.done)
@@ -88,8 +91,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     elif config.resume:
         console.say("resume=auto: no unfinished run has these settings; this is a new one")
 
-    if run.feeder:
-        run.feeder.say = console.say
+    if run.uploader:
+        run.uploader.say = console.say
     for writer in run.writers:
         writer.say = console.say
     with run.noted(), watched(run.abandon), explained(config, trainer, run.folder):
@@ -101,13 +104,16 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     figures: dict[str, float] = {}
     if run.status != "KILLED":  # what is killed is to end soon; its figures come when it has gone on to its end
         with run.noted():
-            figures = trainer.finish() | trainer.kernels.counts() | {"run/seconds": run.seconds()}
-            run.folder.metrics(trainer.done, figures)
+            figures = trainer.finish() | trainer.kernels.counts() | {"seconds": run.seconds()}
+            run.folder.summary(figures)
     with run.noted(run.status):
         trainer.callbacks("on_end", trainer, run.status)
-    places = run.close()
     values = trainer.values | figures
-    console.table(f"{name}: {run.status.lower()}", rows(trainer, values) | places)
+    table = rows(trainer, values)
+    places = run.close(table)
+    console.table(f"{name}: {run.status.lower()}", table | places)
+    if run.uploader and (address := run.uploader.address()):
+        console.say(f"in MLflow's UI{pages_hint(run.uploader.place)}: {address}")
     if run.status == "KILLED":
         console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py resume={places['run folder']}")
     model = trainer.model if trainer.ema is None else trainer.ema.module

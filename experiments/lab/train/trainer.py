@@ -14,6 +14,7 @@ from lab.config.schema import TrainConfig
 from lab.data.batch import Tensors
 from lab.data.sets import Loader, Sets
 from lab.runs import checkpoint
+from lab.runs.export import export_best
 from lab.runs.folder import RunFolder
 from lab.runs.machine import memory
 from lab.tasks.finetuning import frozen_norms
@@ -29,6 +30,7 @@ from lab.train.monitor import Best, Monitor
 from lab.train.optim import Updater
 from lab.train.parallel import Parallel, whole_state
 from lab.train.precision import autocast
+from lab.train.profile import Profile
 from lab.train.state import state_of
 from lab.train.stop import Stop, StoppedError
 
@@ -73,6 +75,7 @@ class Trainer:
         self.callbacks = Callbacks()
         self.notes: list[str] = []  # on how the model was made, for the person at the keyboard
         self.frozen_norms = frozen_norms(self.model) if config.model.freeze else []
+        self.profile: Profile | None = None
         self._clear_window()
 
     def fit(self, folder: RunFolder, console: Console, stop: Stop | None = None) -> None:
@@ -84,6 +87,7 @@ class Trainer:
             UserError: a checkpoint cannot be written.
         """
         self.folder, self.console, self.stop = folder, console, stop
+        self.profile = Profile(folder, self.device, self.clock.warmup) if self.settings.profile and distributed.rank() == 0 else None
         self.saved_at = time.monotonic()
         try:
             while self.begin_epoch():
@@ -127,6 +131,8 @@ class Trainer:
             self.update(group)
             self.batch += len(group)
             self.callbacks("on_update", self)
+            if self.profile is not None:
+                self.profile.updated()
             self.console.advance(self.done)
             if self.done % self.settings.log_every == 0:
                 self.report()
@@ -349,15 +355,18 @@ class Trainer:
 
     def finish(self) -> dict[str, float]:
         """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
+        if self.profile is not None:
+            self.profile.close()
         path: Path = self.folder.path
         best = path / "checkpoints" / "best.pt"
         if self.pictured is not None:
             for picture in self.task.pictures(self.pictured, path):
                 self.folder.artifact(picture, "pictures")
             self.folder.artifact(best, "checkpoints")
+            export_best(self.folder, self.config, self.console.say)
         values = self.clock.overall()
-        values |= {f"best/{name}": value for name, value in (self.best.values or {}).items()}
-        values["best/epoch"] = float(self.best.epoch)
+        values |= {f"best_{name.replace('/', '_')}": value for name, value in (self.best.values or {}).items()}
+        values["best_epoch"] = float(self.best.epoch)
         return values
 
     def _make_ema(self) -> Any:

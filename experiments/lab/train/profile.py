@@ -1,0 +1,69 @@
+"""A trace of a few updates: where the time goes and what holds the memory."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from lab.runs.folder import RunFolder
+
+TRACED = 3  # updates
+FOLDER, TRACE, TABLE, SNAPSHOT = "profile", "trace.json.gz", "operators.txt", "memory_snapshot.pickle"
+
+
+class Profile:
+    """Traces the last updates of the warm-up, so that no rate of the run counts them.
+
+    `trace.json.gz` is a Chrome trace, which ui.perfetto.dev reads: operators, kernels, and the bytes that are allocated. `operators.txt`
+    sums it up by operator. On a GPU `memory_snapshot.pickle` has each allocation with its stack, for pytorch.org/memory_viz.
+
+    Args:
+        folder: of the run, which gets both as artifacts.
+        device: on which the updates compute.
+        warmup: how many updates no rate counts.
+    """
+
+    def __init__(self, folder: RunFolder, device: torch.device, warmup: int) -> None:
+        self.folder, self.place = folder, folder.path / FOLDER
+        self.cuda = device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+        before = max(warmup - TRACED - 1, 1)
+        self.first, self.last = before + 1, before + 1 + TRACED
+        self.updates = 0
+        plan = schedule(wait=before, warmup=1, active=TRACED, repeat=1)
+        self.profiler: Any = profile(
+            activities=activities, schedule=plan, on_trace_ready=self._write, profile_memory=True, record_shapes=True, acc_events=True
+        )
+        self.profiler.start()
+
+    def updated(self) -> None:
+        """Call after each update."""
+        if self.profiler is None:
+            return
+        self.updates += 1
+        if self.cuda and self.updates == self.first:
+            torch.cuda.memory._record_memory_history(max_entries=200_000)
+        self.profiler.step()
+        if self.updates >= self.last:
+            self.close()
+
+    def close(self) -> None:
+        """End the trace; one that has begun is written as far as it goes."""
+        if self.profiler is not None:
+            profiler, self.profiler = self.profiler, None
+            profiler.stop()
+
+    def _write(self, traced: Any) -> None:
+        self.place.mkdir(exist_ok=True)
+        traced.export_chrome_trace(str(self.place / TRACE))
+        longest = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
+        table = traced.key_averages().table(sort_by=longest, row_limit=40, max_name_column_width=80)
+        (self.place / TABLE).write_text(table, encoding="utf-8")
+        for name in (TRACE, TABLE):
+            self.folder.artifact(self.place / name, FOLDER)
+        if self.cuda:
+            with contextlib.suppress(RuntimeError):  # a build without it
+                torch.cuda.memory._dump_snapshot(str(self.place / SNAPSHOT))
+                torch.cuda.memory._record_memory_history(enabled=None)
+                self.folder.artifact(self.place / SNAPSHOT, FOLDER)
