@@ -151,8 +151,8 @@ class Job:
 
 @pytest.mark.skipif(shutil.which("uv") is None, reason="the script starts uv")
 def test_a_job_whose_time_is_over_goes_on_in_its_next_turn(cluster, slurm):
-    # every 30 s Slurm tells the jobs that will have less than these 10 s when it looks next
-    job = Job(slurm, cluster, scripts()[0], ONE, "--time=1", "--signal=B:USR1@10")
+    # every 30 s Slurm tells the jobs that will have less than these 45 s when it looks next: 45 to 75 s after the start
+    job = Job(slurm, cluster, scripts()[0], ONE, "--time=2", "--signal=B:USR1@45")
     job.until(lambda: job.held)
     step = slurm.run("scontrol", "--oneliner", "show", "step", f"{job.number}.0")
     assert "CPUs=32 " in step
