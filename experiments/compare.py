@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lab.compare.schema import COMPARE, CompareConfig, as_hydra
 from lab.config.command import command
 from lab.config.errors import UserError
+from lab.config.help import settings_text
 from lab.config.settings import ROOT, Settings, absolute, load_for
 from lab.runs.masks import masked
 from lab.runs.store import NOTE
@@ -27,37 +28,26 @@ HELP = """usage: experiments/compare.py [setting=value ...]
        --cfg            print the resolved settings and stop
        --help           this text
 
-which runs; names and values may be globs, several with commas:
-  experiment=lossforge           MLflow's experiments (tracking.experiment)
-  sweep=NAME                     the runs of a sweep, by its run's name or id
-  tag=host:gpu*                  a tag of the runs
-  where=data=digits,loss=ce,mae  settings of the runs, as train.py takes them: here the digits' data, and either loss
+settings, each with its default and what it takes; names and values may be globs, and several stand with commas between:
+{settings}
 
-what of them:
-  metric=best_top1               a metric of the runs; the best of the task's own where none is given
-  baseline=loss=ce               a value of rows or columns
-  rows=loss columns=model        settings; runs that differ in more than these and their seed get rows of their own
-  confidence=0.95                of intervals; 1 - confidence is the level of tests
-  goal=min                       where lower is better and the metric's name does not say it
-
-where to:
-  runs=FOLDER                    the run folder's parent (runs/)
-  tracking.uri=URI               the store that is read and written; tracking=none writes to none
-  ui=http://127.0.0.1:5000       MLflow's UI, for links
+Runs that differ in more than rows, columns and their seed get rows of their own.
 
 examples:
   experiments/compare.py
   experiments/compare.py where=data=digits,trainer.epochs=8 baseline=loss=ce
-  experiments/compare.py rows=loss.gamma columns=model where=loss=focal baseline=loss.gamma=0.0 metric=val/loss"""
+  experiments/compare.py rows=loss.gamma columns=model where=loss=focal baseline=loss.gamma=0.0 metric=val/loss
+  experiments/compare.py experiment=mine tag=host:gpu* goal=min ui=http://127.0.0.1:5000"""
 
 
 def main(argv: list[str]) -> int:
     try:
         given = command(argv)
+        words = [as_hydra(word) for word in given.words]
         if "--help" in given.flags:
-            print(HELP)
+            print(HELP.format(settings=settings_text(COMPARE, words)))
             return 0
-        settings = load_for(COMPARE, [as_hydra(word) for word in given.words])
+        settings = load_for(COMPARE, words)
         if "--cfg" in given.flags:
             print(settings.text(), end="")
             return 0

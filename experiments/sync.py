@@ -13,20 +13,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.config.command import command
 from lab.config.errors import UserError
+from lab.config.help import settings_text
 from lab.config.schema import TrackingConfig, TrainConfig
-from lab.config.settings import ROOT, absolute, load
+from lab.config.settings import ROOT, TRAIN, absolute, load
 from lab.sweep.run_record import read_config, with_runs
 
 
-def main(words: list[str]) -> int:
-    if {"--help", "-h"} & set(words):
-        print(__doc__)
-        return 0
+def main(argv: list[str]) -> int:
     try:
-        given = [word for word in words if "=" in word]
-        named = [Path(word) for word in words if "=" not in word]
-        config = load(given).config
+        asked = command(argv)
+        given = [word for word in asked.words if "=" in word]
+        named = [Path(word) for word in asked.words if "=" not in word]
+        if "--help" in asked.flags:
+            print(f"{__doc__}\nsettings:\n{settings_text(TRAIN, ['tracking', 'trainer.runs'])}")
+            return 0
+        settings = load(given)
+        if "--cfg" in asked.flags:
+            print(settings.text(), end="")
+            return 0
+        config = settings.config
         folders = checked(named) if named else all_runs(config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

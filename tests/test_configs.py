@@ -6,11 +6,14 @@ import sys
 
 import pytest
 
-from lab.config.choices import DATA, TASKS
+from lab.compare.schema import CompareConfig
+from lab.config.choices import DATA, SCHEMAS, TASKS
 from lab.config.detection_schema import DETECTION_DATA
 from lab.config.errors import UserError
 from lab.config.loss_schema import LOSSES
+from lab.config.schema import BenchConfig, TrainConfig
 from lab.config.settings import CONF, ROOT, groups, load
+from lab.sweep.schema import SEARCHES
 from lab.tasks.detection.loss import DECODED, ENCODED
 from lab.tasks.detection.spec import BOX_LOSSES
 from lab.tasks.segmentation.spec import SPEC as SEGMENTATION
@@ -30,6 +33,30 @@ def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
 
 def test_what_is_written_of_the_losses_is_current():
     done = subprocess.run([sys.executable, ROOT / "tools" / "loss_configs.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_setting_has_a_line_of_meaning():
+    options = [schema for each in SCHEMAS.values() for schema in each.values()]
+    schemas = [TrainConfig, BenchConfig, CompareConfig, *SEARCHES.values(), *options]
+    settings = [(schema, item) for schema in schemas for item in meant(schema)]
+    assert len(settings) > 300
+    dumb = [f"{schema.__name__}.{item.name}" for schema, item in settings if not 0 < len(item.metadata.get("meaning", "")) <= 100]
+    assert not dumb
+
+
+def meant(schema):
+    """The fields that say a setting: all but an option's own name, and those that hold further settings."""
+    for item in dataclasses.fields(schema):
+        inner = item.default_factory() if item.default_factory is not dataclasses.MISSING else None
+        if dataclasses.is_dataclass(inner):
+            yield from meant(inner)
+        elif item.name != "name":
+            yield item
+
+
+def test_the_settings_page_is_current():
+    done = subprocess.run([sys.executable, ROOT / "tools" / "settings_page.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

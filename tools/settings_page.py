@@ -8,6 +8,7 @@ from typing import Any
 
 from generated import write_or_check
 
+from lab.compare.schema import CompareConfig
 from lab.config.choices import SCHEMAS
 from lab.config.help import takes
 from lab.config.schema import BenchConfig, TrainConfig
@@ -73,6 +74,7 @@ def page() -> str:
     for option, schema in SEARCHES.items():
         if text := table(schema, "search."):
             whole += [f"### `{option}`\n", text]
+    whole += ["## `experiments/compare.py`\n", table(CompareConfig, "", {"tracking"})]
     whole += ["## `experiments/bench.py`\n", table(BenchConfig, "", {"tracking"})]
     return "\n".join(whole).rstrip() + "\n"
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lab.config.fields import choice, number
+from lab.config.fields import choice, number, setting, some
 from lab.config.schema import TrackingConfig
 from lab.config.settings import App, quoted
 
@@ -11,25 +11,23 @@ from lab.config.settings import App, quoted
 class CompareConfig:
     """Which runs, and what of them.
 
-    experiment, tag (NAME:VALUE), where (SETTING=VALUE): names and values may be globs; all of several tags and settings must hold, and of
-    one tag or setting any of its values. experiment: MLflow's, `tracking.experiment` where none is given. sweep: its run's name or id.
-    metric: the best of the task's own where none is given. baseline (SETTING=VALUE): loss=ce where none is given and there is one.
-    confidence: of intervals; 1 - confidence is the level of tests. ui: the address of MLflow's UI, for links.
+    Names and values may be globs; several are a list. All of several tags and settings must hold, and of one tag or setting any of its
+    values.
     """
 
-    name: str | None = None
-    experiment: list[str] = field(default_factory=list)
-    sweep: str | None = None
-    tag: list[str] = field(default_factory=list)
-    where: list[str] = field(default_factory=list)
-    metric: str | None = None
-    goal: str = choice("auto", "auto", "max", "min")
-    baseline: list[str] = field(default_factory=list)
-    rows: list[str] = field(default_factory=lambda: ["loss"])
-    columns: list[str] = field(default_factory=lambda: ["model"])
-    confidence: float = number(0.95, above=0, below=1)
-    ui: str | None = None
-    runs: str | None = None
+    name: str | None = setting(None, "the comparison's name in MLflow")
+    experiment: list[str] = some(list, "MLflow's experiments; none: that of tracking.experiment")
+    sweep: str | None = setting(None, "a sweep's run, by its name or id")
+    tag: list[str] = some(list, "tags of the runs, NAME:VALUE")
+    where: list[str] = some(list, "settings of the runs, SETTING=VALUE")
+    metric: str | None = setting(None, "what is compared; null: the best of the task's own")
+    goal: str = choice("auto", "auto", "max", "min", meaning="what is better of the metric; auto: by its name")
+    baseline: list[str] = some(list, "a value of rows or columns to test against, SETTING=VALUE; none: loss=ce")
+    rows: list[str] = some(lambda: ["loss"], "settings whose values are the rows")
+    columns: list[str] = some(lambda: ["model"], "settings whose values are the columns")
+    confidence: float = number(0.95, "of intervals; 1 - confidence is the level of tests", above=0, below=1)
+    ui: str | None = setting(None, "address of MLflow's UI, for links")
+    runs: str | None = setting(None, "folder of run folders; null: runs/")
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

@@ -55,7 +55,7 @@ class CustomModelConfig(ClassifierConfig):
 
 @dataclass
 class DataConfig:
-    name: str = "digits"
+    name: str = setting("digits", "the data set")
     batch_size: int = number(64, "training samples a batch, on each process", least=1)
     eval_batch_size: int = number(256, "samples a batch where the model is evaluated", least=1)
     augment: bool = setting(True, "change training images at random")
@@ -194,32 +194,32 @@ class OptimConfig:
 
 @dataclass
 class TrainerConfig:
-    epochs: int = number(8, least=1)
-    max_updates: int | None = number(None, least=1)
-    device: str = "auto"
-    deterministic: bool = False
-    tf32: bool = True
-    amp: str = choice("off", "off", "bf16", "fp16")
-    channels_last: bool = False
-    compile: bool = False
-    accumulate: int = number(1, least=1)
-    parallel: str = choice("ddp", "ddp", "fsdp")
-    sync_batchnorm: bool = False
-    ema: float | None = number(None, above=0, below=1)
-    ema_warmup: bool = True
-    log_every: int = number(10, least=1)
-    eval_every: int = number(1, least=1)
+    epochs: int = number(8, "how often to go through the training data", least=1)
+    max_updates: int | None = number(None, "updates after which the run ends earlier; null: none", least=1)
+    device: str = setting("auto", "where to train: auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    deterministic: bool = setting(False, "the repeatable variant of each operation that has one")
+    tf32: bool = setting(True, "products of float32 by TF32, on GPUs that have it")
+    amp: str = choice("off", "off", "bf16", "fp16", meaning="mixed precision: forward under autocast, fp16 with a loss scale")
+    channels_last: bool = setting(False, "images and convolutions in channels-last memory format")
+    compile: bool = setting(False, "torch.compile the model")
+    accumulate: int = number(1, "batches of each process that make up one update", least=1)
+    parallel: str = choice("ddp", "ddp", "fsdp", meaning="several processes: ddp holds the model on each, fsdp shards it")
+    sync_batchnorm: bool = setting(False, "batch norms over the samples of all processes")
+    ema: float | None = number(None, "decay of the weights' exponential moving average, which is evaluated; null: none", above=0, below=1)
+    ema_warmup: bool = setting(True, "let the decay of the average rise from 0")
+    log_every: int = number(10, "updates between two records of figures", least=1)
+    eval_every: int = number(1, "epochs between two evaluations", least=1)
     monitor: str | None = setting(None, "the held-out metric that marks the best epoch, such as loss; null: the task's own")
     monitor_goal: str = choice("auto", "auto", "max", "min", meaning="which values of it are better; auto: lower ones of losses and errors")
     patience: int | None = number(None, "evaluations in a row without a better one that end the run", least=1)
     keep: int = number(0, "epochs whose checkpoints stay beside best.pt and last.pt, the last ones", least=0)
-    save_every: int = number(1, least=1)
-    save_updates: int | None = number(None, least=1)
-    save_minutes: float | None = number(10.0, above=0)
-    timing_warmup: int = number(10, least=0)
-    max_nonfinite: int = number(10, least=1)
+    save_every: int = number(1, "epochs between two checkpoints", least=1)
+    save_updates: int | None = number(None, "updates between two checkpoints within an epoch; null: none", least=1)
+    save_minutes: float | None = number(10.0, "minutes between two checkpoints within an epoch; null: none", above=0)
+    timing_warmup: int = number(10, "updates before times are measured", least=0)
+    max_nonfinite: int = number(10, "updates in a row without a finite loss or gradient that end the run", least=1)
     profile: bool = setting(False, "trace time and memory of a few updates, readable in Perfetto")
-    runs: str | None = None
+    runs: str | None = setting(None, "folder of run folders; null: runs/")
     callbacks: list[str] = some(list, "own code to call while it trains (lab.train.callbacks): module:name or file.py:name")
 
 
