@@ -13,7 +13,7 @@ from lab.config.errors import UserError, unknown
 from lab.config.help import settings_text
 from lab.config.schema import BenchConfig
 from lab.config.settings import BENCH, Settings, load_for
-from lab.train.ranks import refuse_several
+from lab.processes.ranks import refuse_several
 from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, FUSED, SUITES, Case, UnknownNameError, matching, select
 
 FILTERS = ("suite", "loss", "shape", "dtype", "contenders")

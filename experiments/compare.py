@@ -16,7 +16,7 @@ from lab.config.errors import UserError
 from lab.config.help import settings_text
 from lab.config.settings import ROOT, Settings, absolute, load_for
 from lab.runs.masks import masked
-from lab.runs.store import NOTE
+from lab.tracking.store import NOTE
 
 if TYPE_CHECKING:
     from lab.compare.links import Links
@@ -68,8 +68,8 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     from lab.compare.tables import sheets, terminal
     from lab.runs.folder import RunFolder
     from lab.runs.run import source_tags
-    from lab.runs.tracking import MlflowUploader, tracking_uri
-    from lab.runs.views import pages_hint, pages_of
+    from lab.tracking.uploader import MlflowUploader, tracking_uri
+    from lab.tracking.views import pages_hint, pages_of
     from lab.train.console import Console
 
     uri = tracking_uri(config.tracking)

@@ -18,8 +18,8 @@ from lab.config.command import command
 from lab.config.errors import UserError, unknown
 from lab.config.help import own_help
 from lab.config.settings import ROOT, Settings, absolute
+from lab.processes.ranks import refuse_several
 from lab.runs.saved import Saved, checkpoint_of, load_weights, open_checkpoint, refuse_changed, settings_of
-from lab.train.ranks import refuse_several
 
 USAGE = "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train] [group=option ...] [group.setting=value ...] [--cfg]"
 NAMES = {"val": "held-out", "test": "test", "train": "training"}
@@ -54,9 +54,9 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     `changed`: what the settings change of the model's own, in words.
     """
     from lab.data.sets import Norm
-    from lab.runs.datasets import data_sets
     from lab.runs.machine import describe
     from lab.runs.run import Run
+    from lab.tracking.datasets import data_sets
     from lab.train.assemble import assemble
     from lab.train.console import Console
 
@@ -112,7 +112,7 @@ def _loader(data: Any, split: str, name: str) -> Any:
 def _training(settings: Settings[Any], saved: Saved) -> dict[str, str]:
     """Tags that lead to the training's run: nested in it, where both are in one store."""
     from lab.runs.masks import masked
-    from lab.runs.tracking import tracking_uri
+    from lab.tracking.uploader import tracking_uri
 
     run_id = saved.run.get("run_id")
     if not run_id:

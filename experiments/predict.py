@@ -17,8 +17,8 @@ from lab.config.command import command
 from lab.config.errors import UserError, unknown
 from lab.config.help import own_help
 from lab.config.settings import absolute, groups
+from lab.processes.ranks import refuse_several
 from lab.runs.saved import checkpoint_of, open_checkpoint, settings_of
-from lab.train.ranks import refuse_several
 
 USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 OWN = ("out", "top", "score")

@@ -75,7 +75,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     """
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.records import read_history
-    from lab.runs.tracking import BusyError, MlflowUploader, completed, is_sent, read_state, tracking_uri
+    from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, read_state, tracking_uri
 
     state = read_state(folder)
     settings: dict[str, Any] = (read_config(folder) or {}).get("tracking") or {}
@@ -113,7 +113,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
 def _write_rest(folder: Path, settings: dict[str, Any]) -> None:
     """Hand to TensorBoard and Weights & Biases what they miss of a run that was to be written there and that no process is at."""
     from lab.runs.folder import running
-    from lab.runs.writers import WriterThread
+    from lab.tracking.writers import WriterThread
 
     for name in settings.get("writers", []):
         writer = WriterThread(folder, name, settings["experiment"])

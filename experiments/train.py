@@ -8,8 +8,8 @@ import sys
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import train_help
+from lab.processes.ranks import launched, refuse_several
 from lab.runs.resume import chosen
-from lab.train.ranks import launched, refuse_several
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +43,7 @@ def refused(error: UserError) -> int:
     if launched() == 1:
         print(f"error: {error}", file=sys.stderr)
     else:
-        from lab.train.rank_failures import announce
+        from lab.processes.rank_failures import announce
 
         announce(error, f"error: {error}")
     return 1

@@ -54,7 +54,7 @@ def assembled(*words: str) -> Any:
 
 
 def state_of(trainer: Any) -> dict[str, Any]:
-    from lab.train.parallel import whole_state
+    from lab.processes.parallel import whole_state
 
     # whole_state hands out the tensors themselves where they are whole
     state = {"model": trainer.model.state_dict(), "optimizer": trainer.updater.state()["optimizer"]["state"]}
@@ -79,7 +79,7 @@ def evaluated(trainer: Any) -> dict[str, Any]:
 
 def one_rank_is_not_finite(trainer: Any) -> dict[str, Any]:
     """An update of finite losses, and one whose batch is bad on the last rank alone."""
-    from lab.train import distributed
+    from lab.processes import distributed
 
     first, second = list(trainer.groups())[:2]
     trainer.update(first)
@@ -101,12 +101,11 @@ def statistics(trainer: Any) -> dict[str, Any]:
 
 def continued(folder: Path, *words: str) -> dict[str, Any]:
     """A training without a stop, and one that the last rank is asked to stop and that goes on from its checkpoint."""
+    from lab.processes import distributed
     from lab.runs import checkpoint
     from lab.runs.folder import RunFolder
-    from lab.train import distributed
     from lab.train.console import Console
     from lab.train.other_ranks import NoFolder
-    from lab.train.state import restore
     from lab.train.stop import Stop, StoppedError
 
     first = distributed.rank() == 0
@@ -127,7 +126,7 @@ def continued(folder: Path, *words: str) -> dict[str, Any]:
         at = stopped.done
     resumed = assembled(*words)
     state = checkpoint.load(path)
-    restore(resumed, state)
+    resumed.restore(state)
     resumed.fit(run, console)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     kinds = {type(value).__name__ for value in torch.utils._pytree.tree_leaves(state["optimizer"])}

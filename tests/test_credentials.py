@@ -17,7 +17,7 @@ from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
 from lab.config.settings import load
 from lab.runs.masks import masked
-from lab.runs.tracking import completed, tracking_uri
+from lab.tracking.uploader import completed, tracking_uri
 
 SECRET = "tr0ub4dor-and-3"
 WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "loss.implementation=torch", "trainer.log_every=1"]
@@ -95,7 +95,7 @@ def test_errors_and_settings_hold_no_secret():
 
 
 def test_a_server_that_fails_is_named_without_its_password(run_folder):
-    from lab.runs.tracking import MlflowUploader
+    from lab.tracking.uploader import MlflowUploader
 
     run_folder.record("start", app="train", name="x", params={}, tags={"command": f"tracking.uri=http://me:{SECRET}@127.0.0.1:9"})
     uploader = MlflowUploader(run_folder.path, f"http://me:{SECRET}@127.0.0.1:9", "x", 0)

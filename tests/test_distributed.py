@@ -152,7 +152,6 @@ def test_all_ranks_stop_when_one_is_asked_to_and_go_on_as_if_they_had_not(result
 
 def test_a_checkpoint_of_shards_is_a_whole_models(results):
     """One process loads and scores it; it does not go on with it, as its batches would be others."""
-    from lab.train.state import restore
 
     state = torch.load(results["continued fsdp"][0]["path"], weights_only=True)
     trainer = assembled("model=tiny_vit", "trainer.device=cpu", "data.test=0.1")
@@ -161,7 +160,7 @@ def test_a_checkpoint_of_shards_is_a_whole_models(results):
     assert_same(trainer.model.state_dict(), results["continued fsdp"][0]["straight"]["model"], **EXACT)
     assert evaluated(trainer)["values"] == pytest.approx(state["best"]["values"], abs=1e-6)
     with pytest.raises(UserError, match=r"run was one of 2 processes.*this is one of 1"):
-        restore(trainer, state)
+        trainer.restore(state)
 
 
 def test_only_the_first_rank_writes_and_speaks(results):

@@ -17,7 +17,6 @@ from lab.runs.folder import RunFolder
 from lab.runs.summary import rows
 from lab.train.activations import Checkpointed, checkpoint_blocks
 from lab.train.monitor import Monitor
-from lab.train.state import restore
 from lab.train.stop import StoppedError
 
 SMALL = ["data.image_size=16", "data.train_share=0.1", "data.augment=false", "loss.implementation=torch", "trainer.save_minutes=null"]
@@ -92,7 +91,7 @@ def test_a_continued_run_counts_its_patience_on(make_trainer, run_folder, quiet)
     with pytest.raises(StoppedError):
         first.fit(run_folder, quiet, Stop())
     second = make_trainer(*words)
-    restore(second, checkpoint.load(run_folder.path / "checkpoints" / "last.pt"))
+    second.restore(checkpoint.load(run_folder.path / "checkpoints" / "last.pt"))
     assert second.best.stale == 1
     second.fit(run_folder, quiet)
     assert (second.epoch, second.best.epoch) == (4, 1)
@@ -132,7 +131,7 @@ def test_the_last_epochs_checkpoints_are_kept_and_can_be_used(make_trainer, run_
     states = {epoch: checkpoint.load(folder / f"epoch-00{epoch}.pt") for epoch in (3, 4)}
     assert {epoch: state["epoch"] for epoch, state in states.items()} == {3: 3, 4: 4}
     again = make_trainer(*SMALL, "trainer.epochs=4", "trainer.keep=2", "trainer.save_every=3")
-    restore(again, states[3])
+    again.restore(states[3])
     again.fit(run_folder, quiet)
     one, other = trainer.model.state_dict(), again.model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -226,7 +225,7 @@ def test_a_frozen_run_goes_on_as_if_it_had_never_stopped(make_trainer, tmp_path,
     first.train_epoch()
     first.end_epoch()
     second = make_trainer(*words)
-    restore(second, checkpoint.load(folder.path / "checkpoints" / "last.pt"))
+    second.restore(checkpoint.load(folder.path / "checkpoints" / "last.pt"))
     second.fit(folder, quiet)
     assert not changed(second, weights_of(whole))
 

@@ -227,7 +227,7 @@ class Forward(http.server.BaseHTTPRequestHandler):
 
 def uploaded(run_folder, uri, experiment):
     """Its uploader, when all of the finished folder has been sent."""
-    from lab.runs.tracking import MlflowUploader
+    from lab.tracking.uploader import MlflowUploader
 
     uploader = MlflowUploader(run_folder.path, uri, experiment, 60)
     uploader.start()

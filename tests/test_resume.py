@@ -372,11 +372,10 @@ def test_a_finished_run_trains_for_longer(runs, make_trainer):
     """And the schedule is that of the new length."""
     from lab.runs.resume import load_state, named
     from lab.train.assemble import assemble
-    from lab.train.state import restore
 
     settings, earlier = named(str(runs.folder("whole")), ["trainer.epochs=4"])
     trainer = assemble(settings)
-    restore(trainer, load_state(earlier))
+    trainer.restore(load_state(earlier))
     assert (trainer.done, trainer.updates, trainer.epoch_ended) == (24, 48, True)
     assert trainer.begin_epoch()
     assert (trainer.epoch, trainer.batch) == (3, 0)

@@ -261,7 +261,6 @@ def test_the_best_weights_are_scored_once_on_the_test_images(make_trainer, run_f
 
 def test_a_run_that_was_killed_before_the_test_is_scored_when_it_goes_on(make_trainer, run_folder, quiet):
     from lab.runs.folder import RunFolder
-    from lab.train.state import restore
 
     given = [*SMALL, "data.test=0.1", "data.train_share=0.2"]
     trainer = make_trainer(*given)
@@ -269,7 +268,7 @@ def test_a_run_that_was_killed_before_the_test_is_scored_when_it_goes_on(make_tr
     killed = RunFolder(run_folder.path.parent, "killed", {})
     shutil.copytree(run_folder.path / "checkpoints", killed.path / "checkpoints")
     again = make_trainer(*given)
-    restore(again, torch.load(killed.path / "checkpoints" / "last.pt", weights_only=True))
+    again.restore(torch.load(killed.path / "checkpoints" / "last.pt", weights_only=True))
     again.fit(killed, quiet)
     killed.close("FINISHED")
     whole, rest = ({name: v for name, v in values_of(each).items() if name.startswith("test/")} for each in (run_folder, killed))

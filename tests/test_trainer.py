@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lab.config.errors import UserError
+from lab.optim.guard import NonFiniteError
 from lab.tasks.classification.metrics import ClassificationCounts
-from lab.train.guard import NonFiniteError
 
 SMALL = ["data.image_size=16", "data.augment=false"]
 PLAIN = ["model=tiny_vit", "data.image_size=32", "data.augment=false", "optim=sgd", "trainer.epochs=1", "optim.schedule.warmup_epochs=0"]

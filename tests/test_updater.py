@@ -7,7 +7,7 @@ import torch
 from test_distributed import EXACT, ROOT, assert_same, torchrun
 from updater_parts import STEPS, Training, alone, reads, resumed
 
-from lab.train.optim import BY_NUMBER, BY_TENSOR
+from lab.optim.updater import BY_NUMBER, BY_TENSOR
 
 # decide on the host themselves, by the values of gradients, or read a tensor of their own making
 READERS = {"adamp", "cadamp", "sgdp", "csgdp", "novograd", "kron"}

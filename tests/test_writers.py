@@ -4,13 +4,14 @@ import importlib
 import importlib.util
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.runs.folder import RunFolder
-from lab.runs.writers import WriterThread
+from lab.tracking.writers import WriterThread
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [
@@ -29,9 +30,22 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def recorded(folder: Path) -> dict[tuple[str, int], float]:
-    """Every figure of a run folder, by name and step."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {(name, line["step"]): float(value) for line in lines if line["kind"] == "metrics" for name, value in line["values"].items()}
+    """Every figure of a run folder's curves, by name and step."""
+    return {(name, step): value for kind, name, step, value in figures(folder) if kind == "metrics"}
+
+
+def single(folder: Path) -> dict[tuple[str, int], float]:
+    """The single values of its summaries, likewise."""
+    return {(name, step): value for kind, name, step, value in figures(folder) if kind == "summary"}
+
+
+def figures(folder: Path) -> Iterator[tuple[str, str, int, float]]:
+    """Every figure of a run folder: the record's kind, name, step, value. Those of a summary have the step at which it was made."""
+    step = 0
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        if line["kind"] in ("metrics", "summary"):
+            step = line.get("step", step)
+            yield from ((line["kind"], name, step, float(value)) for name, value in line["values"].items())
 
 
 def events(folder: Path) -> Any:
@@ -88,8 +102,8 @@ def test_both_hold_all_figures_and_settings_of_a_run(main, tmp_path, capsys):
     (folder,) = tmp_path.iterdir()
     wanted = recorded(folder)
     assert {"train/loss", "val/top1"} <= {name for name, _ in wanted}
-    assert any(name.startswith("best") for name, _ in wanted)
-    assert scalars(folder) == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+    assert any(name.startswith("best") for name, _ in single(folder))
+    assert scalars(folder) == pytest.approx(wanted | single(folder), rel=1e-6, nan_ok=True)
     assert wandb_figures(folder) == pytest.approx(wanted, nan_ok=True)
 
     tags = events(folder).Tags()
@@ -122,7 +136,7 @@ def test_a_continued_run_is_written_on(main, tmp_path):
     assert main("train", f"resume={folder}", "trainer.epochs=2") == 0
     wanted = recorded(folder)
     assert {step for name, step in wanted if name == "val/loss"} == {3, 6}
-    assert scalars(folder) == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+    assert scalars(folder) == pytest.approx(wanted | single(folder), rel=1e-6, nan_ok=True)
     assert wandb_figures(folder) == pytest.approx(wanted, nan_ok=True)
     ids = {record.run.run_id for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"}
     assert len(ids) == 1

@@ -40,9 +40,9 @@ class Training:
 
     def __init__(self, name: str, *, spread: bool = False, scaled: bool = False, device: str = "cpu", **options: Any) -> None:
         from lab.config.schema import OptimConfig, ScheduleConfig
-        from lab.train import distributed
-        from lab.train.optim import Updater
-        from lab.train.parallel import shard
+        from lab.optim.updater import Updater
+        from lab.processes import distributed
+        from lab.processes.parallel import shard
 
         torch.manual_seed(0)
         self.device = torch.device(device)
@@ -68,7 +68,7 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """Whole tensors; the count of updates and the scale, which do move in a bad one, are left out."""
-        from lab.train.parallel import whole_state
+        from lab.processes.parallel import whole_state
 
         state = whole_state({"model": self.model.state_dict(), "optimizer": self.updater.state()["optimizer"]})
         return tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value), state)
@@ -107,7 +107,7 @@ def reads(training: Training) -> int:
 
 def spread_case(name: str) -> dict[str, Any]:
     """What two processes come to: from a first and a later bad step, by way of a checkpoint, and how often the host reads."""
-    from lab.train.parallel import whole_state
+    from lab.processes.parallel import whole_state
 
     scaled = name in SCALED
     training = Training(name, spread=True, clip=0.5, scaled=scaled)
@@ -157,7 +157,7 @@ def refusal(name: str, **options: Any) -> str:
 
 
 def main(folder: Path, names: list[str], refused: list[str]) -> None:
-    from lab.train import distributed
+    from lab.processes import distributed
 
     distributed.start(torch.device("cpu"))
     found: dict[str, Any] = {name: spread_case(name) for name in names}

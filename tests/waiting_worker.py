@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 
 import torch
 
-from lab.train import rank_failures
+from lab.processes import rank_failures
 from lab.train.stop import Stop
 
 

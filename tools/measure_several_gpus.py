@@ -241,15 +241,15 @@ def peak_mib(device: Any) -> float:
     """The most that any GPU had allocated."""
     import torch
 
-    from lab.train import distributed
+    from lab.processes import distributed
 
     return distributed.highest({"peak": torch.cuda.max_memory_allocated() / 2**20}, device)["peak"]
 
 
 def worker(folder: Path, smoke: bool) -> None:
     """Measure everything as one of torchrun's processes; the first one writes."""
+    from lab.processes import distributed
     from lab.runs.machine import pick_device
-    from lab.train import distributed
 
     given = sizes(smoke)
     distributed.start(pick_device("auto" if given.device == "cuda" else "cpu"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.compare.grid import BESIDE
 from lab.compare.results import BEST, LOSS_TIME, SPEED, Comparison
-from lab.runs.views import Pages, view
+from lab.tracking.views import Pages, view
 
 FIRST_SETTINGS = ("loss.name", "model.name", "seed")
 MOST_SETTINGS = 12  # beside these

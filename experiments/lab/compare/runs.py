@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from lab.compare.schema import CompareConfig
 from lab.config.errors import UserError, unknown
-from lab.runs.store import reason
+from lab.tracking.store import reason
 
 PARENT = "mlflow.parentRunId"
 NOT_TRAINING = ("compare", "checkpoint")  # tags of comparisons and of evaluations

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from lab.config.errors import UserError
 from lab.data.seeds import seed_of
-from lab.train import distributed
-from lab.train.ranks import launched_here
+from lab.processes import distributed
+from lab.processes.ranks import launched_here
 
 MOST_WORKERS = 16  # where a setting leaves it open
 

@@ -18,7 +18,7 @@ from lab.data.loading import Shares
 from lab.data.samples import Annotations
 from lab.data.seeds import seed_of
 from lab.data.split import held_out_by, split
-from lab.train import distributed
+from lab.processes import distributed
 
 
 class Loader(Protocol):

@@ -19,7 +19,7 @@ from lab.config.errors import UserError
 from lab.runs.files import remove_unfinished, unwritable, write_whole
 from lab.runs.masks import masked_tree
 from lab.runs.records import NAME, History, read_history
-from lab.runs.tracking import read_state
+from lab.tracking.uploader import read_state
 
 LOCK = ".lock"
 PLACED = ("start", "resume", "fork")  # kinds of records that say where the folder is

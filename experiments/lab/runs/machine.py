@@ -13,10 +13,10 @@ import torch
 from lab.config.errors import UserError, unknown
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT
+from lab.processes import distributed
+from lab.processes.ranks import launched, launched_here, local_rank
 from lab.runs.folder import RunFolder
 from lab.runs.run import command
-from lab.train import distributed
-from lab.train.ranks import launched, launched_here, local_rank
 
 
 def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:

@@ -7,10 +7,10 @@ from typing import Any
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, load, reload, value_of
+from lab.processes.ranks import launched_first
 from lab.runs.folder import running
 from lab.runs.records import NAME, read_history
 from lab.sweep.run_record import read_config
-from lab.train.ranks import launched_first
 
 HARMLESS = (
     *("resume", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),

@@ -16,9 +16,9 @@ from lab.config.settings import ROOT, Settings, absolute
 from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked
-from lab.runs.store import NOTE, RUN_PAGE
-from lab.runs.tracking import MlflowUploader, tracking_uri
-from lab.runs.writers import WriterThread, check_writers
+from lab.tracking.store import NOTE, RUN_PAGE
+from lab.tracking.uploader import MlflowUploader, tracking_uri
+from lab.tracking.writers import WriterThread, check_writers
 from lab.train.stop import Stop, StoppedError
 
 
@@ -137,8 +137,8 @@ class Run:
 
 def report(failure: Exception) -> None:
     """A stop that we chose needs its message alone; a fault needs its place as well."""
-    from lab.train.guard import NonFiniteError
-    from lab.train.rank_failures import RankError
+    from lab.optim.guard import NonFiniteError
+    from lab.processes.rank_failures import RankError
 
     if isinstance(failure, (NonFiniteError, RankError, UserError)):
         print(f"error: {failure}", file=sys.stderr)

@@ -12,7 +12,7 @@ from lab.config.errors import UserError
 from lab.config.schema import FolderConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, reload, resolved, value_of
 from lab.runs.masks import masked
-from lab.runs.tracking import read_state, tracking_uri
+from lab.tracking.uploader import read_state, tracking_uri
 
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: how it sees an image."""
@@ -88,7 +88,7 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
         UserError: the store has no such run, or the run no such artifact.
     """
     from lab.compare.runs import Store
-    from lab.runs.store import reason
+    from lab.tracking.store import reason
 
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     place = tracking_uri(TrackingConfig(uri=uri))

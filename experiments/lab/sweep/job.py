@@ -167,7 +167,7 @@ class Attempt:
     def _send(self, folder: Path) -> None:
         tracking = self.settings.config.tracking
         if tracking.enabled:
-            from lab.runs.tracking import MlflowUploader, tracking_uri
+            from lab.tracking.uploader import MlflowUploader, tracking_uri
 
             uploader = MlflowUploader(folder, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
             uploader.start()

@@ -20,7 +20,6 @@ from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked, masked_tree
 from lab.runs.run import source_tags
-from lab.runs.tracking import VARIABLE, MlflowUploader, read_state, tracking_uri
 from lab.sweep.job import PLAN
 from lab.sweep.launch import launch, launcher_name, make_launcher
 from lab.sweep.plan import Job, Plan, plan_of
@@ -28,6 +27,7 @@ from lab.sweep.run_record import RunRecord, runs_of
 from lab.sweep.search import search_of
 from lab.sweep.stop import Stop
 from lab.sweep.table import show
+from lab.tracking.uploader import VARIABLE, MlflowUploader, read_state, tracking_uri
 
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lab.config.errors import UserError
 from lab.config.objects import find
-from lab.train import distributed
+from lab.processes import distributed
 
 
 class OwnMetrics:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.config.errors import UserError
-from lab.train.parallel import blocks
+from lab.processes.parallel import blocks
 
 
 class Checkpointed(nn.Module):

@@ -9,14 +9,14 @@ from lab.config.choices import spec_of
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings
 from lab.data.sets import Norm
+from lab.optim.updater import check_optimizer
+from lab.processes import distributed
 from lab.runs.machine import pick_device, seed_all, seed_rank
 from lab.tasks.finetuning import freeze, load_own_weights
 from lab.tasks.models import check_model
 from lab.tasks.spec import find_object
-from lab.train import distributed
 from lab.train.activations import checkpoint_blocks
 from lab.train.callbacks import Callbacks
-from lab.train.optim import check_optimizer
 from lab.train.trainer import Trainer
 
 

@@ -2,11 +2,10 @@
 
 from typing import Any
 
+from lab.processes import distributed, rank_failures
 from lab.runs.folder import RunFolder
 from lab.runs.resume import Earlier, load_state
-from lab.train import distributed, rank_failures
 from lab.train.console import Console
-from lab.train.state import restore
 from lab.train.stop import Stop
 from lab.train.trainer import Trainer
 
@@ -39,7 +38,7 @@ def train_on_other_rank(trainer: Trainer, earlier: Earlier | None) -> int:
     try:
         with rank_failures.watched(lambda error: None):
             if earlier and (state := load_state(earlier)) is not None:
-                restore(trainer, state)
+                trainer.restore(state)
             trainer.fit(NoFolder(), Console(trainer.updates, quiet=True), stop)
             distributed.stop()
     except rank_failures.TOGETHER:

@@ -8,8 +8,8 @@ from typing import Any
 
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings
+from lab.processes.ranks import launched, launched_first
 from lab.runs.resume import Earlier, load_state
-from lab.train.ranks import launched, launched_first
 
 
 @dataclass
@@ -45,22 +45,22 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     config = settings.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
 
-    from lab.runs.writers import check_writers
     from lab.tasks.models import check_model
+    from lab.tracking.writers import check_writers
 
     check_writers(config.tracking)
     check_model(config.model)
 
-    from lab.runs.datasets import data_sets
+    from lab.processes import distributed
+    from lab.processes.rank_failures import watched
     from lab.runs.machine import SystemSampler
     from lab.runs.summary import rows
-    from lab.runs.views import pages_hint
-    from lab.train import distributed
+    from lab.tracking.datasets import data_sets
+    from lab.tracking.views import pages_hint
     from lab.train.assemble import assemble
     from lab.train.console import Console
     from lab.train.failures import explained
     from lab.train.other_ranks import train_on_other_rank
-    from lab.train.rank_failures import watched
 
     with explained(config):
         resumed = earlier is not None and earlier.checkpoint is not None
@@ -125,8 +125,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     from lab.runs.folder import RunFolder
     from lab.runs.machine import describe
     from lab.runs.run import Run, record_start
-    from lab.runs.tracking import read_state, tracking_uri
-    from lab.train.state import restore
+    from lab.tracking.uploader import read_state, tracking_uri
 
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
@@ -139,7 +138,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     uri = tracking_uri(config.tracking, recorded) if config.tracking.enabled else None
     folder = RunFolder.reopen(earlier.path)
     if state is not None:
-        restore(trainer, state)
+        trainer.restore(state)
     if earlier.changed:
         folder.write_config(settings.tree())
     if folder.history.start is None:  # it was killed before it could say so

@@ -10,9 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.data.batch import Tensors
+from lab.data.seeds import host_state, set_host_state
 from lab.data.sets import Loader, Sets
+from lab.optim.guard import Guard, NonFiniteError
+from lab.optim.precision import autocast
+from lab.optim.updater import Updater
+from lab.processes import distributed
+from lab.processes.parallel import Parallel, whole_state
 from lab.runs import checkpoint
 from lab.runs.export import export_best
 from lab.runs.folder import RunFolder
@@ -20,18 +27,12 @@ from lab.runs.machine import memory
 from lab.tasks.finetuning import frozen_norms
 from lab.tasks.models import placed
 from lab.tasks.task import Task
-from lab.train import distributed
 from lab.train.callbacks import Callbacks
 from lab.train.clock import Clock
 from lab.train.console import Console
-from lab.train.guard import Guard, NonFiniteError
 from lab.train.kernels_used import KernelsUsed
 from lab.train.monitor import Best, Monitor
-from lab.train.optim import Updater
-from lab.train.parallel import Parallel, whole_state
-from lab.train.precision import autocast
 from lab.train.profile import Profile
-from lab.train.state import state_of
 from lab.train.stop import Stop, StoppedError
 
 
@@ -314,7 +315,7 @@ class Trainer:
             "tracking": self.folder.tracked(),
         }
         if whole:
-            state |= state_of(self)
+            state |= self._progress()
             self.saved_at = time.monotonic()
         state = whole_state(state)
         if distributed.rank() > 0:
@@ -327,6 +328,65 @@ class Trainer:
             self.callbacks("on_checkpoint", self, path)
         if self.settings.keep:
             checkpoint.remove_before(self.epoch - self.settings.keep + 1, self.folder.path / "checkpoints")
+
+    def _progress(self) -> dict[str, Any]:
+        """Return all that a continued run needs but the weights, as tensors and plain values; waits for the device.
+
+        The order and the augmentation of data follow from `epoch` and `batch`.
+        """
+        cuda = self.device.type == "cuda"
+        return {
+            **self.updater.state(),
+            "epoch_ended": self.epoch_ended,
+            "batch": self.batch,
+            "window": self.window,
+            "values": self.values,
+            "skipped": self.skipped,
+            "nonfinite": self.guard.state(),
+            "clock": self.clock.state(),
+            "launches": self.kernels.state(),
+            "rng": distributed.gathered(
+                {
+                    **host_state(),
+                    "cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
+                    "mix": self.task.state(),
+                }
+            ),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where the trainer of the same settings was that saved this checkpoint.
+
+        Raises:
+            UserError: the training data is not what it was, or the number of processes.
+        """
+        data = self.data
+        if (data.classes, data.train.samples) != (state["classes"], state["samples"]):
+            raise UserError(
+                f"the training data has changed: it has {data.train.samples} samples of {len(data.classes)} classes, "
+                f"while the run has seen {state['samples']} of {len(state['classes'])}."
+            )
+        if len(state["rng"]) != distributed.ranks():
+            raise UserError(
+                f"the run was one of {len(state['rng'])} processes, each with its part of every batch; this is one of "
+                f"{distributed.ranks()}. Go on with as many: torchrun's --nproc-per-node times --nnodes, or no torchrun for one."
+            )
+        self.parallel.load_model_state(state["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"])
+        self.updater.load_state(state)
+        self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
+        self.done, self.skipped, self.values = state["updates"], state["skipped"], dict(state["values"])
+        self.window.copy_(state["window"])
+        self.guard.load_state(state["nonfinite"])
+        self.clock.load_state(state["clock"])
+        self.kernels.load_state(state["launches"])
+        self.monitor.best = Best(**state["best"])
+        rng = state["rng"][distributed.rank()]
+        self.task.load_state(rng["mix"])
+        if rng["cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"], self.device)
+        set_host_state(rng)
 
     def score_best(self) -> None:
         """Score the best weights on the test images, once: nothing is chosen by them.

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.processes import distributed
 from lab.tasks.own_metrics import OwnMetrics
-from lab.train import distributed
 
 
 class ClassificationCounts:

@@ -11,6 +11,7 @@ from lab.data.augment import Mix
 from lab.data.batch import Batch
 from lab.data.load import load_data
 from lab.data.sets import Data, Loader, Norm
+from lab.processes.distributed import own_seed
 from lab.tasks.classification.metrics import ClassificationCounts, ClassificationResult
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
@@ -18,7 +19,6 @@ from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm
 from lab.tasks.plots import calibration_picture, confusion_picture
 from lab.tasks.task import ClassifierTask, table_of
-from lab.train.distributed import own_seed
 
 
 class Classification(ClassifierTask):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lab.data.coco_file import CocoFile
+from lab.processes import distributed
 from lab.tasks.detection.batch import DetectionBatch
-from lab.train import distributed
 
 # torchmetrics' own are float32: a recall of exactly 0.6 would fall below the threshold 0.6
 IOU = np.linspace(0.5, 0.95, 10).tolist()

@@ -14,6 +14,7 @@ from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
 from lab.data.coco_file import CocoFile
 from lab.data.sets import Norm
+from lab.processes import distributed
 from lab.tasks.detection.backbone import backbone
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.data import DetectionData, FileLoader, load_detection_data, size_of
@@ -27,7 +28,6 @@ from lab.tasks.fonts import letters_of
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
 from lab.tasks.task import Stateless, table_of
-from lab.train import distributed
 from lossforge.losses.registry import LOSSES, Loss
 
 FIGURES = ("map", "map50", "map75")

@@ -17,12 +17,12 @@ from lab.config.settings import ROOT, absolute, reload
 from lab.data.batch import Batch
 from lab.data.load import load_data
 from lab.data.sets import Data, Norm
+from lab.optim.precision import autocast
 from lab.runs.saved import load_checkpoint, load_weights
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
 from lab.tasks.models import build_model, model_norm, placed
-from lab.train.precision import autocast
 
 SAME_DATA = ("name", "image_size", "split_seed", "held_out", "test", "folds", "fold", "root", "train", "val")  # of the settings of data
 

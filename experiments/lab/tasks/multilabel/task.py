@@ -16,6 +16,7 @@ from lab.data.batch import Batch
 from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
 from lab.data.sets import Loader, MemoryLoader, Norm, Split
+from lab.processes import distributed
 from lab.tasks.detection.data import DetectionData, DetectionLoader, load_detection_data, size_of
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
@@ -25,7 +26,6 @@ from lab.tasks.multilabel.spec import MultilabelConfig
 from lab.tasks.own_metrics import OwnMetrics
 from lab.tasks.plots import average_precision_picture
 from lab.tasks.task import ClassifierTask, table_of
-from lab.train import distributed
 
 
 class LabelSetLoader(DetectionLoader):

@@ -15,12 +15,12 @@ from lab.config.schema import ClassifierConfig, TrainConfig
 from lab.config.task_schema import DigitPairsConfig
 from lab.data.pairs import PairBatch, load_pairs
 from lab.data.sets import Data, Loader, Norm
+from lab.processes import distributed
 from lab.tasks.losses import Criterion
 from lab.tasks.models import build_model
 from lab.tasks.plots import calibration_picture
 from lab.tasks.preference.spec import PreferenceTaskConfig
 from lab.tasks.task import Stateless
-from lab.train import distributed
 
 
 @dataclass

@@ -14,6 +14,7 @@ from lab.config.loss_schema import CrossEntropyConfig, CustomConfig
 from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
+from lab.processes import distributed
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
@@ -21,7 +22,6 @@ from lab.tasks.segmentation.data import load_masks
 from lab.tasks.segmentation.model import build_segmenter
 from lab.tasks.segmentation.spec import OUTSIDE, MasksConfig, SegmentationConfig, SegmenterConfig
 from lab.tasks.task import Stateless, table_of
-from lab.train import distributed
 
 
 @dataclass

@@ -16,7 +16,7 @@ from lab.config.schema import TrackingConfig
 from lab.config.settings import ROOT
 from lab.runs.files import write_whole
 from lab.runs.masks import MASK, masked
-from lab.runs.store import Store, reason
+from lab.tracking.store import Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
 VARIABLE = "MLFLOW_TRACKING_URI"

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from lab.config.errors import UserError
 from lab.config.schema import TrainerConfig
-from lab.train import distributed
+from lab.processes import distributed
 
 
 class Parallel:

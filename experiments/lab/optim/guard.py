@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.data.batch import Tensors
-from lab.train import distributed
-from lab.train.undo import Copies
+from lab.optim.undo import Copies
+from lab.processes import distributed
 
 
 class NonFiniteError(Exception):

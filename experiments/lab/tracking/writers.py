@@ -13,7 +13,7 @@ from lab.config.schema import TrackingConfig
 from lab.runs.files import write_whole
 from lab.runs.masks import masked
 from lab.runs.records import read_history
-from lab.runs.tracking import print_now, records_from, run_key
+from lab.tracking.uploader import print_now, records_from, run_key
 
 PAUSE = 2.0  # seconds between two looks at the file
 WANDB_SERVER = "https://api.wandb.ai"
@@ -39,6 +39,7 @@ class TensorBoard:
 
         self.events, self.params = SummaryWriter(str(folder / "tensorboard")), start["params"]
         self.best: dict[str, float] = {}
+        self.step = 0
         self.place = f"tensorboard --logdir {os.path.relpath(folder.parent)}"
 
     def take(self, record: dict[str, Any]) -> None:
@@ -49,11 +50,12 @@ class TensorBoard:
             lines = [f"| {name} | {value} |" for name, value in self.params.items()]
             self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, now)
         elif kind == "metrics":
+            self.step = record["step"]
             for name, value in record["values"].items():
-                self.events.add_scalar(name, float(value), record["step"], now)
+                self.events.add_scalar(name, float(value), self.step, now)
         elif kind == "summary":
             for name, value in record["values"].items():
-                self.events.add_scalar(name, float(value), 0, now)
+                self.events.add_scalar(name, float(value), self.step, now)
             self.best |= {name: float(value) for name, value in record["values"].items() if name.startswith("best_")}
         elif kind == "end":
             for summary in hparams(self.params, self.best):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.data.seeds import seed_of
-from lab.train.ranks import launched, local_rank
+from lab.processes.ranks import launched, local_rank
 
 # a rank that writes a checkpoint or computes a metric alone keeps the others waiting for it
 TIMEOUT_MINUTES = 30

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from lab.train.parallel import own_part
+from lab.processes.parallel import own_part
 
 CHUNK = 2**26  # bytes that are compared at a time: they take three times as much
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from lab.runs.masks import masked
-from lab.runs.views import VIEW, Pages, experiment_tags, pages_of
+from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
 
 RUN_KEY = "lossforge.run_key"  # the tag that says which run folder a run is of
 NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown
@@ -79,7 +79,7 @@ class Store:
             self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
 
     def data(self, sets: list[dict[str, Any]]) -> None:
-        """Send what the run reads, as `lab.runs.datasets.data_sets` describes it."""
+        """Send what the run reads, as `lab.tracking.datasets.data_sets` describes it."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = []
@@ -94,7 +94,7 @@ class Store:
         """Send the model of a `model` record, tie it to the run, and register it where the record names a registered model."""
         from mlflow.entities import LoggedModelOutput
 
-        from lab.runs.logged_model import write_model
+        from lab.tracking.logged_model import write_model
 
         run = self.client.get_run(self.run_id)
         tag = f"{key}-{record['step']}"

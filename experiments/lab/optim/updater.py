@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 from lab.config.errors import UserError, unknown
 from lab.config.objects import find
 from lab.config.schema import OptimConfig
-from lab.train.parallel import Parts, own_part
-from lab.train.undo import Undo
+from lab.optim.undo import Undo
+from lab.processes.parallel import Parts, own_part
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
 # classes whose update of a number depends on the gradients of that number alone

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError
-from lab.train.guard import NonFiniteError
-from lab.train.ranks import launched, launched_here, local_rank
+from lab.optim.guard import NonFiniteError
+from lab.processes.ranks import launched, launched_here, local_rank
 from lab.train.stop import StoppedError
 
 TOGETHER = (StoppedError, NonFiniteError)
