@@ -79,10 +79,11 @@ def as_rows(found: list[list[dict]], classes: list[str]) -> np.ndarray:
 def test_plain_torch_loads_a_classifier_and_says_what_predict_says(trained, digits, tmp_path, elsewhere):
     files, pixels = digits
     code = (
-        "import sys, numpy, torch, mlflow.pytorch\n"
+        "import sys, numpy, torch\n"
+        "sys.modules |= dict.fromkeys(['lab', 'timm', 'torchvision', 'lossforge'])  # to import them is an error now\n"
+        "import mlflow.pytorch\n"
         "model = mlflow.pytorch.load_model(sys.argv[1])\n"
-        "numpy.save(sys.argv[3], model(torch.from_numpy(numpy.load(sys.argv[2]))).detach().numpy())\n"
-        "assert not {'lab', 'timm', 'torchvision', 'lossforge'} & set(sys.modules)"
+        "numpy.save(sys.argv[3], model(torch.from_numpy(numpy.load(sys.argv[2]))).detach().numpy())"
     )
     np.save(tmp_path / "images.npy", pixels)
     words = ["models:/digits-reader/1", tmp_path / "images.npy", tmp_path / "said.npy"]
