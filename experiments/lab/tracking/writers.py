@@ -89,7 +89,7 @@ class Wandb:
             self.run.finish(exit_code=int(record["status"] != "FINISHED"))
 
     def flush(self) -> None:
-        """Its service is a process of its own, which has all that was logged."""
+        """Its service, a process of its own, has all that was logged; in offline mode it loses its last block where the run is killed."""
 
 
 WRITERS: dict[str, Callable[[Path, dict[str, Any], str], Writer]] = {"tensorboard": TensorBoard, "wandb": Wandb}
