@@ -71,6 +71,10 @@ def test_what_cannot_be_derived_is_named():
         return tl.sum(x * y, 0)
 
     @triton.jit
+    def largest(x, y):
+        return tl.max(x, 0), 1.0
+
+    @triton.jit
     def remainder(x, y):
         return x % 2.0
 
@@ -88,7 +92,8 @@ def test_what_cannot_be_derived_is_named():
 
     for formula, hyper, message in (
         (branches, {}, r"branches: if is no formula: .* choose by tl.where, in `if y > 0:` \(.*test_derive.py:\d+\)"),
-        (sums, {}, r"sums: has no derivative here; return the gradient beside the value, in `tl.sum\(x \* y, 0\)`"),
+        (sums, {}, r"sums: sum is over a tile of elements, and a formula sees one element, in `tl.sum\(x \* y, 0\)`"),
+        (largest, {}, r"largest: max is over .*one element; write tl.maximum\(a, b\) for one of two, in `tl.max\(x, 0\)`"),
         (remainder, {}, r"remainder: has no derivative here.* in `x % 2.0`"),
         (three, {}, "three: returns 3 values"),
         (other_names, {"gamma": 1.0}, r"its arguments must be x, y .*: gamma; got \(x, y, beta\)"),
@@ -107,4 +112,4 @@ def test_what_cannot_be_derived_is_named():
             return z + tl.zeros_like(z), 1.0
 
     with pytest.raises(TypeError, match=r"hyper\['delta'\] must be a number, got str"):
-        elementwise(sums, hyper={"delta": "a"})
+        elementwise(other_names, hyper={"delta": "a"})

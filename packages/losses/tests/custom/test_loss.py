@@ -76,6 +76,16 @@ def test_module_keeps_its_options(points):
         charbonnier.module(delto=0.5)
 
 
+def test_module_keeps_a_hyper_parameter_whose_name_belongs_to_a_call_elsewhere(points):
+    @elementwise(hyper={"margin": 1.0})
+    @triton.jit
+    def hinge(x, y, margin):
+        return tl.maximum(margin - x * y, 0.0)
+
+    x, y = (t.detach().float() for t in points)
+    torch.testing.assert_close(hinge.module(margin=0.25)(x, y), (0.25 - x * y).clamp(min=0).mean())
+
+
 def test_names_survive_a_pickle():
     assert pickle.loads(pickle.dumps(charbonnier)) is charbonnier
     assert charbonnier.__doc__ == "L = sqrt((x - y)² + δ²) - δ"

@@ -45,7 +45,7 @@ class CustomLoss:
         self.loss, self.gradient, self.hyper, self.function = loss, gradient, dict(loss.hyper), loss.function
         functools.update_wrapper(self, loss.function, updated=())
         self.__module__ = loss.name.rpartition(":")[0]
-        self.constructor, self.shared = constructor_of(loss.function, base, Module(self.__name__, ""))
+        self.constructor, self.shared = constructor_of(loss.function, base, Module(self.__name__, "", kept=(*self.hyper,)))
 
     def __call__(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:
         return self.function(input, target, **options)

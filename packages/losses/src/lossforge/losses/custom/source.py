@@ -41,6 +41,8 @@ LANGUAGE_NAMES = {*(name for name in dir(tl) if not name.startswith("_") and cal
 """What a formula may call as tl.name: triton.language's functions, and tanh, which it lacks."""
 PYTHON = {"min": "minimum", "max": "maximum", "absolute": "abs", "fabs": "abs"}
 """Names of functions elsewhere, and what triton.language calls them."""
+ACROSS = ("sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce", "cumsum", "cumprod", "associative_scan", "sort", "softmax", "dot")
+"""Functions of triton.language over more than one element: over a tile, which is no row."""
 STRAIGHT = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
 SEVERAL = {"logistic": 3, "powers": 2, "complement": 2}
 """How many values those return that return more than one."""
@@ -216,6 +218,9 @@ def _check_call(source: Source, call: ast.Call) -> None:
     kind, found = source.operation(call)
     if kind == "language" and found not in LANGUAGE_NAMES:
         raise source.fault(call, f"triton.language has no function {found}{nearest(found, LANGUAGE_NAMES, 'tl.')}")
+    if kind in ("language", "method") and found in ACROSS:
+        instead = f"; write tl.{PYTHON[found]}(a, b) for one of two" if found in PYTHON else ""
+        raise source.fault(call, f"{found} is over a tile of elements, and a formula sees one element{instead}")
     if kind == "method" and not hasattr(tl.tensor, found):
         raise source.fault(call, f"elements have no method {found}{nearest(found, LANGUAGE_NAMES, 'tl.')}")
 

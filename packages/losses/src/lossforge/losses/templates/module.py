@@ -122,7 +122,8 @@ class Module(NamedTuple):
 
     summary, remark: its docstring, around where it names the function. base: what it is derived from, by default by the template.
     positional, keyword: options that the function takes only by keyword and the module by position, and the reverse. renamed: arguments
-    of the constructor in place of options. without: options that it does not keep.
+    of the constructor in place of options. without: options that it does not keep. kept: options that it keeps, though their names belong
+    to a call elsewhere.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Module(NamedTuple):
     keyword: tuple[str, ...] = ()
     renamed: Mapping[str, str] = {}
     without: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def module_of(function: Callable[..., Any], how: Module, template: str = "", see: str = "functional.") -> type[LossModule]:
@@ -166,7 +168,7 @@ def constructor_of(function: Callable[..., Any], base: type[LossModule], how: Mo
         if p.kind is Parameter.VAR_KEYWORD:
             kept = {each: t for each, t in get_args(p.annotation)[0].__annotations__.items() if each in base.settings}
             settings = [Parameter(each, Parameter.KEYWORD_ONLY, default=base.settings[each], annotation=t) for each, t in kept.items()]
-        elif p.default is Parameter.empty or name in PER_CALL or name in base.per_call:
+        elif p.default is Parameter.empty or (name not in how.kept and (name in PER_CALL or name in base.per_call)):
             continue
         elif name in how.positional or (p.kind is Parameter.POSITIONAL_OR_KEYWORD and name not in how.keyword):
             first.append(p.replace(name=how.renamed.get(name, name), kind=Parameter.POSITIONAL_OR_KEYWORD))
