@@ -1,4 +1,4 @@
-"""A sweep and README's batch script on a real Slurm of one node."""
+"""A sweep and the batch script of docs/learn/slurm.md on a real Slurm of one node."""
 
 import re
 import shutil
@@ -88,8 +88,8 @@ def test_a_sweep_by_submitit(cluster, slurm):
 
 
 def scripts() -> tuple[str, str]:
-    """README's batch script, and the same for several hosts, with the lines that README has for them."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """The batch script of docs/learn/slurm.md, and the same for several hosts, with the lines that the page has for them."""
+    text = (ROOT / "docs" / "learn" / "slurm.md").read_text(encoding="utf-8")
     one, lines = re.findall(r"^```bash\n((?:#!/bin/bash\n)?#SBATCH.*?)^```$", text, re.MULTILINE | re.DOTALL)
     several = one
     for line in (r"^#SBATCH --job-name.*\n", r"^srun (?:.*\\\n)*.*\n"):
@@ -104,7 +104,7 @@ SEVERAL |= {"--nproc-per-node 8": "--nproc-per-node 2", ":29500": f":{free_ports
 
 
 class Job:
-    """One of README's scripts, with fewer and smaller things in it, as a job whose training waits at its third update."""
+    """One of the scripts, with fewer and smaller things in it, as a job whose training waits at its third update."""
 
     def __init__(self, slurm: Slurm, clone: Any, script: str, smaller: dict[str, str], *options: str) -> None:
         self.slurm, self.folder = slurm, clone.path

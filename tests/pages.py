@@ -1,0 +1,203 @@
+"""The pages of the documentation as tests see them: their code blocks, commands and links."""
+
+import functools
+import importlib.util
+import re
+import runpy
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.compare.schema import COMPARE, as_hydra
+from lab.config.settings import BENCH, load, load_for
+from lab.sweep.plan import plan_of
+
+ROOT = Path(__file__).resolve().parents[1]
+OTHER_WORDS = ("checkpoint=", "out=", "split=", "top=", "score=")
+"""Words of evaluate.py and predict.py that are no settings."""
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    line: int  # of its first line of code, in the page
+    code: str
+    page: str
+
+    @property
+    def file(self) -> str | None:
+        """The file that the block is, or of which it is a part: its first line is `# path/to/file.py`."""
+        named = re.match(r"# (\S+\.(?:py|ya?ml))\n", self.code)
+        return named[1] if named else None
+
+    @property
+    def quotes(self) -> bool:
+        """Whether its file is in the repository."""
+        return self.file is not None and (ROOT / self.file).is_file()
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@functools.cache
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The page's code blocks, in their order."""
+    text, found = text_of(page), []
+    for block in re.finditer(r"^```(\w+)[^\n]*\n(.*?)^```$", text, re.M | re.S):
+        found.append(Block(block[1], text.count("\n", 0, block.start(2)) + 1, block[2], page))
+    return found
+
+
+def commands_of(page: str) -> list[str]:
+    """The lines of its `sh` blocks; what needs another place or program than the repository's is a `bash` block."""
+    lines = [line for block in blocks_of(page) if block.language == "sh" for line in block.code.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def run_python(page: str, folder: Path) -> dict[str, Any]:
+    """Run the page's python blocks in their order, in one namespace, as someone would paste them; return the namespace.
+
+    A block with a `text` block behind it that begins with an error's name must raise that error. Blocks that quote a file, or are one,
+    are left out. folder: where the code is written, line by line where the page has it, because @triton.jit reads its source.
+    """
+    names: dict[str, Any] = {"__name__": "page"}
+    for block, error in _with_errors(blocks_of(page)):
+        if block.language != "python" or block.file:
+            continue
+        path = folder / f"{Path(page).stem}_{block.line}.py"
+        path.write_text("\n" * (block.line - 1) + block.code, encoding="utf-8")
+        code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
+        if error is None:
+            exec(code, names)
+            continue
+        try:
+            exec(code, dict(names))
+        except Exception as raised:
+            said = f"{type(raised).__name__}: {raised}"
+            there = re.search(rf" \({re.escape(str(path))}:(\d+)\)$", said)
+            if there:
+                said = f"{said[: there.start()]} (my_loss.py:{int(there[1]) - block.line + 1})"
+            assert said == error, f"{block}: says\n{said}"
+        else:
+            raise AssertionError(f"{block}: raises nothing, though the page says that it does")
+    return names
+
+
+def _with_errors(blocks: list[Block]) -> Iterator[tuple[Block, str | None]]:
+    for block, behind in zip(blocks, [*blocks[1:], None], strict=True):
+        says = behind is not None and behind.language == "text" and re.match(r"\w+Error: ", behind.code)
+        yield block, behind.code.strip() if says and behind is not None else None
+
+
+def files_of(page: str) -> dict[str, str]:
+    """What the blocks hold that are files which the repository has not, by their names."""
+    return {block.file: block.code for block in blocks_of(page) if block.file and not block.quotes}
+
+
+def check_quote(block: Block) -> None:
+    """A line of dots leaves something out."""
+    assert block.file
+    source = (ROOT / block.file).read_text(encoding="utf-8")
+    for part in re.split(r"^ *\.\.\.\n", block.code.partition("\n")[2], flags=re.M):
+        assert part.strip("\n") in source, f"{block}: does not stand in {block.file}"
+
+
+def anchors_of(page: str) -> set[str]:
+    """What `page.md#anchor` may name: the titles, as MkDocs writes them."""
+    outside = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
+    titles = [re.sub(r"`|\*\*", "", title) for title in re.findall(r"^#+ (.+)$", outside, re.M)]
+    written = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+    return written | set(re.findall(r'(?:id|name)="([\w-]+)"', outside))
+
+
+def check_links(page: str) -> None:
+    """Relative links lead to files and titles that are there."""
+    outside = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", outside):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        to = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert to.exists(), f"{page}: {link} leads nowhere"
+        if anchor and to.suffix == ".md":
+            assert anchor in anchors_of(str(to.relative_to(ROOT))), f"{page}: {link}: {path or page} has no such title"
+
+
+def check_named_files(page: str) -> None:
+    """Paths in backticks that begin with one of the repository's folders are there."""
+    outside = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
+    for path in re.findall(r"`((?:conf|docs|docker|examples|experiments|packages|results|tests|tools|\.ci)/[\w./-]*)`", outside):
+        assert (ROOT / path).exists() or path in ("docker/.env",), f"{page}: there is no {path}"
+
+
+@functools.cache
+def _installed() -> set[str]:
+    """Names of the packages that the locked environment is asked to have."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = [*project["project"]["dependencies"], *(line for group in project["dependency-groups"].values() for line in group)]
+    return {match[0] for line in asked if (match := re.match(r"[\w-]+", line))}
+
+
+def _check_app(script: str, words: list[str]) -> None:
+    """The words compose to settings, as the app itself would compose them."""
+    script = Path(script).name
+    if script == "bench.py":
+        app = runpy.run_path(str(ROOT / "experiments" / script))
+        app["chosen"](load_for(BENCH, [app["as_list"](word) for word in words if not word.startswith("-")]).config)
+        return
+    if script == "compare.py":
+        load_for(COMPARE, [as_hydra(word) for word in words if word != "--help"])
+        return
+    if script in ("evaluate.py", "predict.py"):
+        assert sum(word.startswith("checkpoint=") for word in words) == 1
+    settings = [word for word in words if "=" in word and not word.startswith(OTHER_WORDS) and not word.startswith("resume=")]
+    options = {word for word in words if word.startswith("-")}
+    assert options <= {"train.py": {"-m", "--multirun", "--cfg", "--help"}}.get(script, set())
+    plan_of(settings) if {"-m", "--multirun"} & options else load(settings)
+
+
+def check_command(line: str) -> None:
+    """The programs, files and settings that a line names are there.
+
+    Raises:
+        UserError, AssertionError: one of them is not.
+    """
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        words.pop(0)
+    if words[:2] != ["uv", "run"]:
+        assert words[0] in ("uv", "git", ".ci/run", "python3")
+        _check_paths(words)
+        return
+    words = words[2:]
+    if "--package" in words:
+        member = words[words.index("--package") + 1]
+        assert (ROOT / "packages" / member.removeprefix("lossforge-") / "pyproject.toml").is_file()
+    elif words[0].endswith(".py"):
+        assert (ROOT / words[0]).is_file()
+        if words[0].startswith("experiments/"):
+            _check_app(words[0], words[1:])
+        else:
+            assert set(words[1:]) <= {"--write"}
+    elif words[:2] == ["python", "-m"]:
+        assert importlib.util.find_spec(words[2])
+        _check_paths([word for word in words if word.partition(":")[0].endswith(".py")])
+    elif words[0] == "torchrun":
+        script = next(n for n, word in enumerate(words) if word.endswith(".py"))
+        _check_app(words[script], words[script + 1 :])
+    else:
+        assert words[0] in _installed()
+        _check_paths(words)
+
+
+def _check_paths(words: list[str]) -> None:
+    for word in words:
+        if "/" in word and not word.startswith("-"):
+            assert (ROOT / word.partition(":")[0]).exists(), word

@@ -1,0 +1,78 @@
+"""The pages say what is so: their commands, examples, quotations, links and files. Recipes of docs/use_with: test_use_with.py."""
+
+import pytest
+from pages import (
+    ROOT,
+    Block,
+    blocks_of,
+    check_command,
+    check_links,
+    check_named_files,
+    check_quote,
+    commands_of,
+    files_of,
+    run_python,
+)
+
+from lab.config.errors import UserError
+
+DOCUMENTATION = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", *DOCUMENTATION]
+OWN_TEST = ("docs/your_own.md", *(page for page in DOCUMENTATION if page.startswith("docs/use_with/")))
+"""Pages whose files and blocks other tests run."""
+PYTHON = [page for page in PAGES if page not in OWN_TEST and any(each.language == "python" and not each.file for each in blocks_of(page))]
+QUOTED = [block for page in PAGES for block in blocks_of(page) if block.quotes]
+COMMANDS = sorted({line for page in PAGES if page != "docs/your_own.md" for line in commands_of(page)})  # which are for another folder
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_exists(line):
+    check_command(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "uv run experiments/train.py loss=focl",
+        "uv run experiments/trane.py",
+        "uv run experiments/train.py --multrun loss=ce",
+        "uv run pytest pakages/",
+        "uv run rufff check .",
+        "uv run --package lossforge-lossses python -c 0",
+        "uv run python -m lossforge.losses.check examples/my_los.py:margin_bce",
+    ],
+)
+def test_a_command_that_does_not_exist_would_be_noticed(line):
+    with pytest.raises((AssertionError, UserError)):
+        check_command(line)
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_examples_run(page, tmp_path, monkeypatch):
+    for folder in {(ROOT / block.file).parent for block in blocks_of(page) if block.quotes and block.file}:
+        monkeypatch.syspath_prepend(folder)
+    run_python(page, tmp_path)
+
+
+def test_an_example_that_is_wrong_would_be_noticed(tmp_path, monkeypatch):
+    right = "```python\n1\n```\n\n```text\nZeroDivisionError: x\n```\n"
+    monkeypatch.setattr("pages.text_of", {"wrong.md": "```python\n1 / 0\n```\n", "right.md": right}.get)
+    with pytest.raises(ZeroDivisionError):
+        run_python("wrong.md", tmp_path)
+    with pytest.raises(AssertionError, match=r"right\.md:2: raises nothing"):
+        run_python("right.md", tmp_path)
+
+
+@pytest.mark.parametrize("block", QUOTED, ids=str)
+def test_quoted_code_stands_in_its_file(block: Block):
+    check_quote(block)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_files_are_there(page):
+    check_links(page)
+    check_named_files(page)
+
+
+def test_files_of_pages_are_tried_elsewhere():
+    assert {page for page in PAGES if files_of(page)} <= set(OWN_TEST)
