@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lossforge.kernels.torch_internals import triton_internals
 
+__version__ = "0.1.0"
+
 TRITON = importlib.util.find_spec("triton") is not None
 """Whether Triton is installed."""
 

@@ -12,6 +12,8 @@ from lossforge.losses.modules import *
 from lossforge.losses.preference import *
 from lossforge.losses.state import backend, plain_torch
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AsymmetricLossMultiLabel",
     "AsymmetricLossSingleLabel",
