@@ -24,11 +24,13 @@ from lossforge import kernels
 from lossforge.losses.check.report import Report
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.state import backend
-from lossforge.losses.testing import BOUNDS, error, plain_sample, run
+from lossforge.losses.testing import error, plain_sample, run
 
 TRIED = ("ce", "focal", "dice", "giou")
 """One loss of each of four templates, which differ in their kernels."""
 SECTION = "value and gradient against float64"
+BOUND = 1e-5
+"""How far from float64 a result in float32 may be. Rounding leaves it below 1e-6 on CPUs and 3e-6 on GPUs; a wrong kernel is far off."""
 OLDEST_GPU = (8, 0)
 """The oldest compute capability for which the kernels' tests compile them."""
 
@@ -243,7 +245,7 @@ def attempts(machine: Machine) -> Report:
         assert ours.gradient is not None
         assert exact.gradient is not None
         off, slope_off = error(ours.value, exact.value), error(ours.gradient, exact.gradient)
-        report.add(SECTION, name, max(off, slope_off) <= BOUNDS[torch.float32], f"value off by {off:.0e}, gradient by {slope_off:.0e}")
+        report.add(SECTION, name, max(off, slope_off) <= BOUND, f"value off by {off:.0e}, gradient by {slope_off:.0e}")
     if machine.triton and not machine.triton_problem and not machine.gpus:
         from lossforge.losses.check.ahead import check_ahead
 

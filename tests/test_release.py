@@ -1,0 +1,227 @@
+"""A release: what its checklist checks, on the packages as they are built, and on copies of them that lack something."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import packages_built
+import pytest
+import release
+import smoke
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HOME = "https://github.com/lossforge/lossforge"
+KEPT = ("packages", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml")
+
+
+def copy(to: Path) -> Path:
+    """The files of a release, as a repository of their own."""
+    for name in KEPT:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+        else:
+            shutil.copy(source, to / name)
+    return to
+
+
+def git(root: Path, *words: str) -> str:
+    names = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    return subprocess.run(["git", *names, *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = copy(tmp_path)
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "one")
+    return root
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    packages_built.build(ROOT, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", packages_built.PACKAGES)
+def test_archives_are_whole(dist, name):
+    assert packages_built.faults(ROOT, dist, name) == []
+
+
+def test_what_an_archive_lacks_is_found(tmp_path):
+    """The losses without their licence, their marker of types, a bound of torch, a pinned version and a link."""
+    root = copy(tmp_path)
+    package = root / "packages" / "losses"
+    (package / "LICENSE").unlink()
+    (package / "LICENSE").write_text("Do what you like.")
+    (package / "src/lossforge/losses/py.typed").unlink()
+    (package / "README.md").write_text("")
+    text = (package / "pyproject.toml").read_text().replace("torch>=2.9,<2.16", "torch>=2.9").replace("kernels==", "kernels>=")
+    (package / "pyproject.toml").write_text(re.sub(r"^(Changelog|authors) = .*\n", "", text, flags=re.MULTILINE))
+    packages_built.build(root, root / "dist")
+    wheel = f"lossforge_losses-{release.versions(ROOT)[0][1]}-py3-none-any.whl"
+    assert [fault.removeprefix(f"{wheel} ") for fault in packages_built.faults(root, root / "dist", "losses")] == [
+        "lacks py.typed",
+        "has no Author in its metadata",
+        "has no readme in its metadata",
+        "has no link Changelog",
+        f"needs lossforge-kernels>={release.versions(ROOT)[0][1]}, not exactly {release.versions(ROOT)[0][1]}",
+        "needs torch>=2.9, which has not both a lower and an upper bound",
+        "has not the repository's LICENSE",
+    ]
+
+
+def test_files_of_another_build_are_found(dist, tmp_path):
+    """A module that no source has, and a source archive of other sources."""
+    for archive in dist.glob("lossforge_bench*"):
+        shutil.copy(archive, tmp_path)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl")), "a") as wheel:
+        wheel.writestr("lossforge/__init__.py", "")
+    found = packages_built.faults(ROOT, tmp_path, "bench")
+    assert [fault.split(" ", 1)[1] for fault in found] == [
+        "has lossforge/__init__.py, no source",
+        "has lossforge/__init__.py, which would hide the other packages",
+        "builds another wheel than the sources do",
+    ]
+
+
+def test_the_version_stands_in_every_place():
+    found = release.versions(ROOT)
+    assert len({version for _, version in found}) == 1
+    packages = len(packages_built.PACKAGES)
+    pins = 3  # losses on kernels, bench on both
+    assert len(found) == 1 + packages + pins + packages + 1
+    locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
+    assert {p["version"] for p in locked if p["name"].startswith("lossforge")} == {found[0][1]}
+
+
+def test_write_version(tree):
+    (tree / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A loss.\n\n## [0.1.0] - 2026-01-01\n\n- All.\n")
+    release.write_version(tree, "0.2.0rc1", "2027-02-03")
+    assert {version for _, version in release.versions(tree)} == {"0.2.0rc1"}
+    changed = git(tree, "diff", "-U0", "--", ":!CHANGELOG.md").splitlines()
+    added = [line for line in changed if re.match(r"\+(?!\+)", line)]
+    assert len(added) == len(release.versions(tree)) - 1  # two pins of the benchmarks stand in one line
+    assert all("0.2.0rc1" in line for line in added)
+    text = (tree / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]\n\n## [0.2.0rc1] - 2027-02-03\n\n### Added\n\n- A loss.\n\n## [0.1.0] - 2026-01-01\n" in text
+    assert release.check_changelog(tree) == []
+    release.write_version(tree, "0.2.0rc1", "2027-02-04")  # a day later
+    assert (tree / "CHANGELOG.md").read_text().count("0.2.0rc1] - 2027-02-04\n") == 1
+
+
+@pytest.mark.parametrize("version", ["v0.2", "new", "0.2.0-final"])
+def test_a_version_that_cannot_be_is_refused(tree, version):
+    with pytest.raises(ValueError, match=f"--version {version}: a version is like 0.2.0"):
+        release.write_version(tree, version, "2027-02-03")
+    assert git(tree, "status", "--porcelain") == ""
+
+
+def test_check_version(tree):
+    version = release.versions(tree)[0][1]
+    assert release.check_version(tree) == []
+    git(tree, "tag", f"v{version}")
+    assert release.check_version(tree) == []  # of this commit
+    citation = tree / "CITATION.cff"
+    citation.write_text(citation.read_text().replace(version, "0.0.9"))
+    git(tree, "commit", "-qam", "two")
+    assert release.check_version(tree) == [
+        f"CITATION.cff says 0.0.9, pyproject.toml {version}: write it with --version {version}",
+        f"the tag v{version} is there, of another commit: choose the next version",
+    ]
+
+
+def test_check_changelog(tree):
+    version, file = release.versions(tree)[0][1], tree / "CHANGELOG.md"
+    file.write_text("## [Unreleased]\n\n- A loss.\n")
+    assert "has no section" in release.check_changelog(tree)[0]
+    file.write_text(f"## [Unreleased]\n\n- A loss.\n\n## [{version}] - 2027-02-03\n\n## [0.0.1] - 2026-01-01\n\n- All.\n")
+    assert release.check_changelog(tree) == [
+        f"CHANGELOG.md says nothing of {version}",
+        "CHANGELOG.md still has unreleased changes: move them to the version's section",
+    ]
+    file.write_text(f"## [Unreleased]\n\n## [{version}] - 2027-02-03\n\n- A loss.\n")
+    assert release.check_changelog(tree) == []
+
+
+def test_check_tree_and_benchmark(tree):
+    assert release.check_tree(tree) == []
+    (tree / "results").mkdir()
+    report, measured = tree / release.REPORT, git(tree, "rev-parse", "--short", "HEAD")
+    report.write_text(json.dumps({"commit": measured}))
+    assert release.check_tree(tree) == ["not committed: results/"]
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "two")
+    assert release.check_benchmark(tree) == []
+    (tree / "packages/losses/src/lossforge/losses/types.py").write_text("")
+    git(tree, "commit", "-qam", "three")
+    (found,) = release.check_benchmark(tree)
+    assert f"is of {measured}; since then 1 source files changed (types.py)" in found
+    report.write_text('{"commit": "0000000"}')
+    assert "a commit that is not here" in release.check_benchmark(tree)[0]
+
+
+def test_the_checklist_says_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setitem(release.CHECKLIST, "docs", (lambda root: ["there is no page", "there is no index"], "the documentation builds"))
+    rest = [name for name in release.CHECKLIST if name not in ("docs", "lock", "archives")]
+    assert release.walk(ROOT, rest) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"^  MISSING  docs +there is no page\n +there is no index$", printed, re.MULTILINE)
+    assert re.search(r"^  ok       lock +agrees", printed, re.MULTILINE)
+    assert re.search(r"^  ok       archives +wheels and", printed, re.MULTILINE)
+    assert re.search(r"^  skipped  benchmark ", printed, re.MULTILINE)
+    assert printed.endswith(f"1 of {len(release.CHECKLIST)} are missing\n")
+
+
+def test_a_tag_of_another_version_is_refused():
+    done = subprocess.run([sys.executable, "tools/release.py", "--tag", "v9.9.9"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--tag v9.9.9: the sources are version" in done.stderr
+
+
+def test_examples_of_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    blocks = ("python\n# a comment\nx = 2", "python\n# some/file.py\nraise", "sh\nls", "python\nassert x == 2")
+    page.write_text("\n".join(f"```{block}\n```\n" for block in blocks))
+    assert smoke.run_examples(page) == 2
+    page.write_text(page.read_text().replace("x == 2", "x == 3"))
+    with pytest.raises(AssertionError):
+        smoke.run_examples(page)
+
+
+def test_the_readme_has_examples():
+    assert len(smoke.examples(ROOT / "README.md")) >= 1
+    assert len(smoke.examples(ROOT / "packages" / "losses" / "README.md")) == 1
+
+
+def test_the_torches_that_are_tried_are_those_that_are_allowed():
+    """The scripts name the oldest and the newest torch below the bound, and the locked one."""
+    losses = tomllib.loads((ROOT / "packages/losses/pyproject.toml").read_text(encoding="utf-8"))
+    oldest, below = re.search(r"torch>=([\d.]+),<2\.(\d+)", " ".join(losses["project"]["dependencies"])).groups()
+    constraints = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"]["constraint-dependencies"]
+    locked = next(line.partition("==")[2] for line in constraints if line.startswith("torch=="))
+    ends = f"2.{int(below) - 1}"
+    assert f"|| set -- {oldest} {locked} {ends}\n" in (ROOT / "tools/smoke_wheels").read_text(encoding="utf-8")
+    assert f"|| set -- {oldest} {ends}\n" in (ROOT / "tools/oldest_and_newest").read_text(encoding="utf-8")
+
+
+def test_links_name_one_repository():
+    files = git(ROOT, "ls-files", "*.md", "*.toml", "*.yml", "*.cff").splitlines()
+    texts = [(ROOT / file).read_text(encoding="utf-8") for file in files]
+    found = {link for text in texts for link in re.findall(r"https://github\.com/[\w-]*lossforge[\w-]*/\w+", text)}
+    assert found == {HOME}
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"] == HOME
+
+
+def test_the_checklist_is_described():
+    page = (ROOT / "docs" / "release.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\w+) \|", page, re.MULTILINE)[1:] == list(release.CHECKLIST)

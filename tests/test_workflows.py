@@ -1,0 +1,81 @@
+"""The workflows and forms on GitHub are valid and safe, and call what is here."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
+SCHEMAS = {
+    "vendor.github-workflows": WORKFLOWS,
+    "custom.github-workflows-require-timeout": WORKFLOWS,
+    "vendor.github-issue-forms": [path for path in sorted(GITHUB.glob("ISSUE_TEMPLATE/*.yml")) if path.name != "config.yml"],
+    "vendor.github-issue-config": [GITHUB / "ISSUE_TEMPLATE" / "config.yml"],
+    "vendor.citation-file-format": [ROOT / "CITATION.cff"],
+}
+
+
+def tool(name: str, *words: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([str(Path(sys.executable).with_name(name)), *map(str, words)], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_files_are_as_their_schema_says(schema):
+    assert SCHEMAS[schema]
+    done = tool("check-jsonschema", "--builtin-schema", schema, *SCHEMAS[schema])
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_wrong_workflow_would_be_found(tmp_path):
+    wrong = tmp_path / "ci.yml"
+    wrong.write_text(
+        (GITHUB / "workflows" / "ci.yml").read_text(encoding="utf-8").replace("timeout-minutes: 90", "timeout: 90"), encoding="utf-8"
+    )
+    for schema in list(SCHEMAS)[:2]:
+        assert tool("check-jsonschema", "--builtin-schema", schema, wrong).returncode == 1
+
+
+def test_nothing_unsafe_is_found():
+    done = tool("zizmor", "--offline", "--no-progress", ".github")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_something_unsafe_would_be_found(tmp_path):
+    step = "      - run: echo ${{ github.event.pull_request.title }}\n"
+    (tmp_path / "ci.yml").write_text(f"on: pull_request_target\njobs:\n  a:\n    runs-on: ubuntu-24.04\n    steps:\n{step}")
+    done = tool("zizmor", "--offline", "--no-progress", tmp_path / "ci.yml")
+    assert done.returncode > 10
+    assert {"template-injection", "dangerous-triggers"} <= set(re.findall(r"\[([a-z-]+)\]", done.stdout))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_little_and_ends(path):
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert found["permissions"] == {"contents": "read"}
+    assert {"group", "cancel-in-progress"} == set(found["concurrency"])
+    for name, job in found["jobs"].items():
+        writes = {permission for permission, kind in job.get("permissions", {}).items() if kind == "write"}
+        assert not writes or (job["environment"] and writes <= {"id-token", "pages"}), name
+        assert "container" not in job or re.fullmatch(r"[\w/]+:\d+\.\d+\.\d+-\w+", job["container"])
+        for step in job["steps"]:
+            assert "run" in step or re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", step["uses"]), step
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_what_is_here(path):
+    for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values():
+        for step in job["steps"]:
+            for word in re.findall(r"(?<![\w-])(?:\.ci|tools|experiments|packages|tests)/[\w./]*", step.get("run", "")):
+                assert (ROOT / word).exists(), word
+
+
+def test_the_bug_form_asks_for_the_doctor_first():
+    form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8"))
+    first = form["body"][0]
+    assert first["validations"]["required"]
+    assert "python -m lossforge.losses.doctor" in first["attributes"]["description"]

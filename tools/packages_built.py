@@ -1,0 +1,109 @@
+"""Build the wheels and source archives of the packages, and look into them. Run as a program: `tools/packages_built.py FOLDER`."""
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+PACKAGES = ("kernels", "losses", "bench")
+LARGEST = 2**20
+FIELDS = (
+    "Summary",
+    "Author",
+    "Keywords",
+    "License-Expression",
+    "License-File",
+    "Requires-Python",
+    "Description-Content-Type",
+    "Classifier",
+)
+LINKS = {"Repository", "Documentation", "Changelog", "Issues"}
+
+
+def build(root: Path, dist: Path) -> None:
+    """Build each package's source archive, and its wheel from the sources."""
+    for name in PACKAGES:
+        subprocess.run(["uv", "build", "--quiet", "--sdist", "--wheel", "--out-dir", str(dist), str(root / "packages" / name)], check=True)
+
+
+def faults(root: Path, dist: Path, name: str) -> list[str]:
+    """Return what a package's archives lack, or have too much."""
+    version = tomllib.loads((root / "packages" / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    wheel, sdist = dist / f"lossforge_{name}-{version}-py3-none-any.whl", dist / f"lossforge_{name}-{version}.tar.gz"
+    found = [f"{path.name} was not built" for path in (wheel, sdist) if not path.is_file()]
+    if found:
+        return found
+    held = contents(wheel)
+    found += [
+        f"{path.name} has {path.stat().st_size:,} bytes, more than {LARGEST:,}" for path in (wheel, sdist) if path.stat().st_size > LARGEST
+    ]
+    found += [f"{wheel.name} {fault}" for fault in _files(root, name, held)]
+    info = f"lossforge_{name}-{version}.dist-info"
+    metadata = Parser().parsestr(held[f"{info}/METADATA"].decode())
+    found += [f"{wheel.name} {fault}" for fault in _metadata(metadata, version)]
+    if held.get(f"{info}/licenses/LICENSE") != (root / "LICENSE").read_bytes():
+        found.append(f"{wheel.name} has not the repository's LICENSE")
+    if _wheel_of(sdist) != held:
+        found.append(f"{sdist.name} builds another wheel than the sources do")
+    return found
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {entry: archive.read(entry) for entry in archive.namelist() if not entry.endswith("/")}
+
+
+def _files(root: Path, name: str, held: dict[str, bytes]) -> list[str]:
+    """Compare what is to be installed with the package's sources."""
+    source = root / "packages" / name / "src"
+    wanted = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    installed = {entry for entry in held if ".dist-info/" not in entry}
+    found = [f"lacks {file}" for file in sorted(wanted - installed)] + [f"has {file}, no source" for file in sorted(installed - wanted)]
+    if f"lossforge/{name}/py.typed" not in installed:
+        found.append("lacks py.typed")
+    if "lossforge/__init__.py" in installed:
+        found.append("has lossforge/__init__.py, which would hide the other packages")
+    return found
+
+
+def _metadata(metadata: Message, version: str) -> list[str]:
+    found = [f"has no {field} in its metadata" for field in FIELDS if not metadata[field]]
+    if not str(metadata.get_payload()).strip():
+        found.append("has no readme in its metadata")
+    links = {str(line).partition(",")[0] for line in metadata.get_all("Project-URL", [])}
+    found += [f"has no link {link}" for link in sorted(LINKS - links)]
+    for needed in map(Requirement, map(str, metadata.get_all("Requires-Dist", []))):
+        if needed.name.startswith("lossforge-") and str(needed.specifier) != f"=={version}":
+            found.append(f"needs {needed}, not exactly {version}")
+        if needed.name in ("torch", "triton") and {each.operator for each in needed.specifier} != {">=", "<"}:
+            found.append(f"needs {needed}, which has not both a lower and an upper bound")
+    return found
+
+
+def _wheel_of(sdist: Path) -> dict[str, bytes]:
+    """Build a wheel of a source archive, away from the repository, and return what it holds."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+        (unpacked,) = Path(folder).iterdir()
+        subprocess.run(["uv", "build", "--quiet", "--wheel", "--out-dir", f"{folder}/dist", str(unpacked)], check=True)
+        (wheel,) = Path(folder, "dist").glob("*.whl")
+        return contents(wheel)
+
+
+def main(folder: str) -> int:
+    root, dist = Path(__file__).resolve().parents[1], Path(folder)
+    build(root, dist)
+    found = [fault for name in PACKAGES for fault in faults(root, dist, name)]
+    print("\n".join(found) or f"the archives in {folder} are whole")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

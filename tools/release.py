@@ -1,0 +1,210 @@
+"""Walk the checklist of a release, and say what is missing; status 1 where something is. docs/release.md tells the order.
+
+usage: uv run --group docs tools/release.py                    walk the checklist
+       uv run --group docs tools/release.py --version 0.2.0    write the version and today's date everywhere first
+       uv run --group docs tools/release.py --tag v0.2.0       the tag that is about to be published, too
+"""
+
+import argparse
+import datetime
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from packages_built import PACKAGES, build, faults
+from packaging.version import InvalidVersion, Version
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = "results/bench-h200.json"
+MEASURED = tuple(f"packages/{name}/src" for name in ("kernels", "losses"))
+PLACES = {
+    "pyproject.toml": r'^version = "([^"]+)"',
+    "packages/*/pyproject.toml": r'^version = "([^"]+)"|"lossforge-\w+==([^"]+)"',
+    "packages/*/src/lossforge/*/__init__.py": r'^__version__ = "([^"]+)"',
+    "CITATION.cff": r"^version: (\S+)",
+}
+"""Where the version stands: files, and what is around it."""
+UNRELEASED = "## [Unreleased]\n"
+
+
+def places(root: Path) -> Iterator[tuple[Path, re.Pattern[str]]]:
+    for files, pattern in PLACES.items():
+        yield from ((path, re.compile(pattern, re.MULTILINE)) for path in sorted(root.glob(files)))
+
+
+def versions(root: Path) -> list[tuple[str, str]]:
+    """Return each place of the version, and the version there."""
+    return [
+        (str(path.relative_to(root)), next(filter(None, found.groups())))
+        for path, pattern in places(root)
+        for found in pattern.finditer(path.read_text(encoding="utf-8"))
+    ]
+
+
+def write_version(root: Path, version: str, date: str) -> None:
+    """Write the version everywhere, and name what CHANGELOG.md has as unreleased by it.
+
+    Raises:
+        ValueError: the version is not one that PyPI takes, or CHANGELOG.md has nothing unreleased.
+    """
+    if not _is_version(version):
+        raise ValueError(f"--version {version}: a version is like 0.2.0, 0.2.0rc1 or 0.2.0.post1")
+    changelog = root / "CHANGELOG.md"
+    text = changelog.read_text(encoding="utf-8")
+    head = f"## [{version}] - {date}\n"
+    if f"## [{version}]" in text:
+        text = re.sub(rf"^## \[{re.escape(version)}\].*\n", head, text, flags=re.MULTILINE)
+    elif UNRELEASED in text:
+        text = text.replace(UNRELEASED, f"{UNRELEASED}\n{head}", 1)
+    else:
+        raise ValueError(f"CHANGELOG.md has no section {UNRELEASED.strip()}, and none of {version}")
+    changelog.write_text(text, encoding="utf-8")
+    for path, pattern in places(root):
+        path.write_text(pattern.sub(lambda found: _with(found, version), path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _is_version(text: str) -> bool:
+    """Return whether a version is written as PyPI writes it."""
+    try:
+        return str(Version(text)) == text
+    except InvalidVersion:
+        return False
+
+
+def _with(found: re.Match[str], version: str) -> str:
+    """Return the text of a match with another version."""
+    old = next(filter(None, found.groups()))
+    return found[0].replace(old, version)
+
+
+def said(*command: str, root: Path = ROOT) -> tuple[int, str]:
+    """Return the status of a command, and what it printed."""
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout.strip()
+
+
+def last_line(text: str) -> str:
+    return (text.splitlines() or ["it printed nothing"])[-1]
+
+
+def check_version(root: Path) -> list[str]:
+    found = versions(root)
+    version = found[0][1]
+    missing = [
+        f"{place} says {other}, pyproject.toml {version}: write it with --version {version}" for place, other in found if other != version
+    ]
+    if said("git", "rev-parse", "--quiet", "--verify", f"refs/tags/v{version}", root=root)[0] == 0:
+        tagged, head = (said("git", "rev-parse", f"{name}^{{commit}}", root=root)[1] for name in (f"v{version}", "HEAD"))
+        missing += [f"the tag v{version} is there, of another commit: choose the next version"] if tagged != head else []
+    return missing
+
+
+def check_changelog(root: Path) -> list[str]:
+    version, text = versions(root)[0][1], (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## \[{re.escape(version)}\] - (\d{{4}}-\d\d-\d\d)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        return [f"CHANGELOG.md has no section of {version} with a date: tools/release.py --version {version} writes it"]
+    missing = [] if re.search(r"^- ", found[2], re.MULTILINE) else [f"CHANGELOG.md says nothing of {version}"]
+    unreleased = text.partition(UNRELEASED)[2].partition("\n## ")[0]
+    return missing + (["CHANGELOG.md still has unreleased changes: move them to the version's section"] if "- " in unreleased else [])
+
+
+def check_tree(root: Path) -> list[str]:
+    _, changed = said("git", "status", "--porcelain", root=root)
+    return [f"not committed: {', '.join(line.split(maxsplit=1)[1] for line in changed.splitlines())}"] if changed else []
+
+
+def check_lock(root: Path) -> list[str]:
+    status, text = said("uv", "lock", "--check", root=root)
+    return [f"uv.lock does not agree with pyproject.toml: run uv lock ({last_line(text)})"] if status else []
+
+
+def check_archives(root: Path) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        dist = Path(folder)
+        build(root, dist)
+        return [fault for name in PACKAGES for fault in faults(root, dist, name)]
+
+
+def check_environments(root: Path) -> list[str]:
+    status, text = said("tools/smoke_wheels", root=root)
+    return [f"tools/smoke_wheels failed: {last_line(text)}"] if status else []
+
+
+def check_docs(root: Path) -> list[str]:
+    if not (root / "mkdocs.yml").is_file():
+        return ["there is no mkdocs.yml"]
+    with tempfile.TemporaryDirectory() as site:
+        status, text = said(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", site, root=root)
+    return [f"mkdocs build --strict failed: {last_line(text)}"] if status else []
+
+
+def check_benchmark(root: Path) -> list[str]:
+    """The committed figures are of these sources: the report names a commit since which no source of a loss or kernel changed."""
+    commit = json.loads((root / REPORT).read_text(encoding="utf-8"))["commit"]
+    how = "measure on a GPU machine, uv run tools/measure_losses.py, and commit the report"
+    status, changed = said("git", "diff", "--name-only", commit, "HEAD", "--", *MEASURED, root=root)
+    if status:
+        return [f"{REPORT} is of {commit}, a commit that is not here: {how}"]
+    files = changed.splitlines()
+    some = ", ".join(Path(file).name for file in files[:4]) + (", …" if len(files) > 4 else "")
+    return [f"{REPORT} is of {commit}; since then {len(files)} source files changed ({some}): {how}"] if files else []
+
+
+CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "version": (check_version, "the same everywhere, and not released yet"),
+    "changelog": (check_changelog, "has the version's section, dated"),
+    "lock": (check_lock, "agrees with the pyproject.toml files"),
+    "tree": (check_tree, "everything is committed"),
+    "archives": (check_archives, "wheels and source archives are whole"),
+    "environments": (check_environments, "the wheels work with the oldest, the locked and the newest torch"),
+    "docs": (check_docs, "the documentation builds without a warning"),
+    "benchmark": (check_benchmark, "the committed figures are of these sources"),
+}
+
+
+def walk(root: Path, skipped: list[str]) -> int:
+    print(f"Release {versions(root)[0][1]}")
+    lacking = 0
+    for name, (check, promise) in CHECKLIST.items():
+        if name in skipped:
+            print(f"  skipped  {name:<13} {promise}")
+            continue
+        missing = check(root)
+        lacking += bool(missing)
+        print(f"  {'MISSING' if missing else 'ok':<8} {name:<13} {missing[0] if missing else promise}")
+        for line in missing[1:]:
+            print(f"{'':25}{line}")
+    print(f"\n{lacking} of {len(CHECKLIST)} are missing" if lacking else "\nready: tag it, as docs/release.md says")
+    return 1 if lacking else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="tools/release.py", description="Walk the checklist of a release; status 1 where something is missing."
+    )
+    parser.add_argument("--version", help="write this version and today's date everywhere, and renew uv.lock, before the walk")
+    parser.add_argument("--tag", help="the tag that is about to be published: it has to be the version's")
+    parser.add_argument("--skip", action="append", choices=CHECKLIST, default=[], help="leave a check out; may be given again")
+    given = parser.parse_args()
+    if given.version:
+        try:
+            write_version(ROOT, given.version, datetime.datetime.now(datetime.UTC).date().isoformat())
+        except ValueError as problem:
+            parser.error(str(problem))
+        status, text = said("uv", "lock")
+        if status:
+            print(text, file=sys.stderr)
+            return status
+    version = versions(ROOT)[0][1]
+    if given.tag not in (None, f"v{version}"):
+        parser.error(f"--tag {given.tag}: the sources are version {version}, whose tag is v{version}")
+    return walk(ROOT, given.skip)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
