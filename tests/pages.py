@@ -6,7 +6,7 @@ import re
 import runpy
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,25 @@ def commands_of(page: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def run_python(page: str, folder: Path) -> dict[str, Any]:
+def run_python(page: str, folder: Path, changes: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run the page's python blocks in their order, in one namespace, as someone would paste them; return the namespace.
 
     A block with a `text` block behind it that begins with an error's name must raise that error. Blocks that quote a file, or are one,
-    are left out. folder: where the code is written, line by line where the page has it, because @triton.jit reads its source.
+    are left out. folder: where the code is written, line by line where the page has it, because @triton.jit reads its source. changes: what
+    takes the place of parts of the code, each of which must be there.
     """
+    unused = set(changes or ())
     names: dict[str, Any] = {"__name__": "page"}
     for block, error in _with_errors(blocks_of(page)):
         if block.language != "python" or block.file:
             continue
+        text = "\n" * (block.line - 1) + block.code
+        for old, new in (changes or {}).items():
+            if old in text:
+                text = text.replace(old, new)
+                unused.discard(old)
         path = folder / f"{Path(page).stem}_{block.line}.py"
-        path.write_text("\n" * (block.line - 1) + block.code, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
         if error is None:
             exec(code, names)
@@ -87,6 +94,7 @@ def run_python(page: str, folder: Path) -> dict[str, Any]:
             assert said == error, f"{block}: says\n{said}"
         else:
             raise AssertionError(f"{block}: raises nothing, though the page says that it does")
+    assert not unused, f"{page} has no {unused}"
     return names
 
 

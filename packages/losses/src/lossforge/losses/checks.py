@@ -152,6 +152,14 @@ def floating(name: str, t: object) -> None:
         raise TypeError(f"{name} must be of a floating dtype, got {t.dtype}")
 
 
+def whole(name: str, t: object) -> None:
+    """Check what kernels read: a floating tensor that is not spread over processes."""
+    floating(name, t)
+    if type(t).__name__ == "DTensor":
+        how = f"gather it first, with {name}.full_tensor(), or give its whole rows of this process, with {name}.to_local()"
+        raise TypeError(f"{name} must be a whole tensor, got a DTensor {tuple(cast(Tensor, t).shape)}: {how}")
+
+
 def beside(name: str, t: Tensor, x: Tensor, of: str = "input") -> None:
     if t.device != x.device:
         raise ValueError(f"{name} must be on the device of {of}, {x.device}, got {t.device}")

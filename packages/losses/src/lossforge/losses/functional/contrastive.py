@@ -56,7 +56,7 @@ def clip_loss(
     loss is cross_entropy(similarity, torch.arange(N) + offset).
     Raises: TypeError, ValueError naming the argument.
     """
-    checks.floating("similarity", similarity)
+    checks.whole("similarity", similarity)
     if isinstance(offset, Tensor) and offset.ndim:
         raise TypeError(
             f"offset must be a whole number, got a tensor of shape {tuple(offset.shape)}; embeddings make one matrix of "

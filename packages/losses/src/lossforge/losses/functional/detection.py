@@ -173,7 +173,7 @@ def distribution_focal_loss(
     Returns: a scalar or as target, in float32 (float64 for float64).
     Raises: TypeError, ValueError naming the argument.
     """
-    checks.floating("input", input)
+    checks.whole("input", input)
     checks.floating_beside("target", target, input)
     shape = input.shape[:-1]
     if not input.ndim or not 2 <= input.shape[-1] <= MOST_BINS:

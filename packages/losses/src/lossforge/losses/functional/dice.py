@@ -281,7 +281,7 @@ def _of_regions(call: OverlapCall, hyper: dict[str, float], options: Any) -> Ten
     options: of the names in OverlapOptions, without normalizer beside a cross entropy.
     """
     input, target, activation = call.x, call.target, call.activation
-    checks.floating("input", input)
+    checks.whole("input", input)
     if input.ndim < 2:
         raise ValueError(f"input must have shape (N, C, d…), got {tuple(input.shape)}")
     normalizer = check_options(input, call.reduction, options, OverlapOptions if call.lambda_ce is None else Settings)

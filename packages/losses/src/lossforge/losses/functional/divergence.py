@@ -244,7 +244,7 @@ def topk_kl_div_with_logits(
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
     """
-    checks.floating("input", input)
+    checks.whole("input", input)
     if isinstance(values, Tensor) and isinstance(indices, Tensor) and not values.is_floating_point() and indices.is_floating_point():
         raise TypeError(
             "values come before indices, as topk gives them: topk_kl_div_with_logits(input, *teacher.topk(k)), "
@@ -306,7 +306,7 @@ def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
         if name == "labels":
             checks.integer(name, t)
         elif not isinstance(t, Tensor):
-            checks.floating(name, t)
+            checks.whole(name, t)
         elif not (t.is_floating_point() or t.dtype == torch.bool):
             raise TypeError(f"weight must be of a floating dtype or bool, got {t.dtype}")
         checks.beside(name, t, call.x)

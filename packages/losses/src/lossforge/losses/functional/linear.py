@@ -89,9 +89,7 @@ def _layer(input: Tensor, weight: Tensor, bias: Tensor | None, of: str = "") -> 
     """Return a layer whose tensors are checked, in the dtype that torch.nn.functional.linear would compute in."""
     given = {f"{of}input": input, f"{of}weight": weight} | ({} if bias is None else {f"{of}bias": bias})
     for name, t in given.items():
-        checks.floating(name, t)
-        if type(t).__name__ == "DTensor":
-            raise TypeError(f"{name} must be a whole tensor, got a DTensor {tuple(t.shape)}: gather it first, with {name}.full_tensor()")
+        checks.whole(name, t)
         checks.beside(name, t, input, f"{of}input")
     if not input.ndim:
         raise ValueError(f"{of}input must have shape (…, H), got ()")

@@ -72,7 +72,7 @@ def siglip_loss(
 
 
 def _refuse_embeddings(input: Tensor, target: Tensor, validate: bool | None) -> None:
-    checks.floating("input", input)
+    checks.whole("input", input)
     found = ""
     if target.shape != input.shape:
         found = f"{tuple(target.shape)}"

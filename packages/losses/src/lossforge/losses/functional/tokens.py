@@ -65,7 +65,7 @@ def selective_log_softmax(
     Returns: (...), float32 (float64 for float64), or TokenLogps(logps, entropy). `sequence_logps` adds them up to sequences.
     Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
-    checks.floating("logits", logits)
+    checks.whole("logits", logits)
     checks.integer("index", index)
     if not logits.ndim or index.shape != logits.shape[:-1]:
         raise ValueError(

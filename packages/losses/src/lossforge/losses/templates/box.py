@@ -18,7 +18,7 @@ def corner_loss(formula: str, boxes1: Tensor, boxes2: Tensor, reduction: str, ep
 def box_loss(call: BoxCall, options: BoxOptions | CornerOptions) -> Tensor:
     """Check arguments and compute. call: with the function's arguments as they are."""
     boxes1, boxes2, weight, format = call.boxes1, call.boxes2, options.get("weight"), options.get("format", "xyxy")
-    checks.floating("boxes1", boxes1)
+    checks.whole("boxes1", boxes1)
     checks.floating_beside("boxes2", boxes2, boxes1, "boxes1")
     shape = boxes1.shape
     if not shape or shape[-1] != 4:

@@ -63,7 +63,7 @@ def elementwise_loss(
     diagonal: a target of None is the diagonal, `call.offset` columns to the right.
     """
     x = call.x
-    checks.floating("input", x)
+    checks.whole("input", x)
     if isinstance(call.target, Tensor):
         call = call._replace(target=dense(call.target, x))
     divisor = check_options(x, call.reduction, options, ElementwiseOptions)

@@ -111,7 +111,7 @@ def with_options(call: Call, options: CallOptions | BoxOptions, normalizer: Tens
 
 def of_classes(x: Tensor, name: str = "input") -> int:
     """Return the dimension of the classes of x (C,), (N, C) or (N, C, d…), once it is checked to have one."""
-    checks.floating(name, x)
+    checks.whole(name, x)
     if x.ndim == 0:
         raise ValueError(f"{name} must have a dimension of classes, got a 0-d tensor")
     return min(x.ndim - 1, 1)

@@ -1,0 +1,124 @@
+"""The recipes of docs/use_with with the real libraries: each page's own code runs, and gives what it gives without lossforge."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from pages import ROOT, files_of, run_python
+
+FOLDER = "docs/use_with"
+FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a page's code in an empty folder and return its names; changes take the place of parts of it."""
+    monkeypatch.chdir(tmp_path)
+    return lambda name, changes=None: run_python(f"{FOLDER}/{name}.md", tmp_path, changes)
+
+
+def history(trainer):
+    return {name: [line[name] for line in trainer.state.log_history if name in line] for name in ("loss", "grad_norm")}
+
+
+def test_every_page_is_tried():
+    tried = {"hugging_face_trainer", "trl", "lightning", "timm", "torchvision_detectors", "torch_compile", "mixed_precision"}
+    tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
+    assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
+
+
+def test_hugging_face_trainer(run):
+    ours = history(run("hugging_face_trainer")["trainer"])
+    assert ours["loss"][-1] < ours["loss"][0] - 0.5
+    theirs = history(run("hugging_face_trainer", {"    compute_loss_func=next_token_loss,\n": ""})["trainer"])
+    torch.testing.assert_close(ours, theirs, **FLOAT32)
+
+
+def test_trl(run):
+    ours = run("trl")
+    stock = {"sft = FusedSFT(": "sft = SFTTrainer(", "dpo = FusedDPO(": "dpo = DPOTrainer(", "grpo = FusedGRPO(": "grpo = GRPOTrainer("}
+    theirs = run("trl", stock)
+    for name in ("sft", "dpo", "grpo"):
+        mine = history(ours[name])
+        assert min(mine["grad_norm"]) > 0.1
+        torch.testing.assert_close(mine, history(theirs[name]), **FLOAT32)
+
+
+def test_lightning(run):
+    ours = run("lightning")["classifier"].losses
+    assert ours[-1] < ours[0] - 0.1
+    torchs = {"from lossforge.losses import cross_entropy": "from torch.nn.functional import cross_entropy"}
+    theirs = run("lightning", torchs)["classifier"].losses
+    torch.testing.assert_close(ours, theirs, **FLOAT32)
+
+
+def test_timm(run):
+    def losses(changes=None):
+        np.random.seed(0)  # of timm's Mixup
+        return run("timm", changes)["losses"]
+
+    ours = losses()
+    assert ours[-1] < ours[0] - 0.1
+    theirs = losses({"from lossforge.losses import BinaryCrossEntropy": "from timm.loss import BinaryCrossEntropy"})
+    torch.testing.assert_close(ours[:6], theirs[:6], **FLOAT32)
+    torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=0)  # a rounding grows from update to update
+
+
+def test_torchvision_detectors(run):
+    found = run("torchvision_detectors")
+    detector, gradient = found["detector"], found["fused"].cls_logits.weight.grad
+    detector.head.classification_head = found["stock"]
+    theirs = detector(found["images"], found["targets"])
+    torch.testing.assert_close(found["losses"], theirs, **FLOAT32)
+    sum(theirs.values()).backward()
+    torch.testing.assert_close(gradient, found["stock"].cls_logits.weight.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_torch_compile(run):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = run("torch_compile")
+    assert not torch.equal(found["gradients"][0], found["gradients"][2])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_mixed_precision(run):
+    ours = run("mixed_precision")
+    assert sorted(ours["losses"], reverse=True) == ours["losses"]
+    theirs = run("mixed_precision", {"import cross_entropy": "import plain_torch", "cross_entropy(": "torch.nn.functional.cross_entropy("})
+    torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=1e-3, atol=0)
+
+
+def test_activation_checkpointing(run):
+    assert all(gradient.abs().max() > 0 for gradient in run("activation_checkpointing")["fused"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_cuda_graphs(run):
+    losses = run("cuda_graphs")["losses"]
+    assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("ddp", "the gradient is that of the whole batch"),
+        ("fsdp2", "both gradients are those of one process with the whole batch"),
+        ("dtensor", "a DTensor is refused: input must be a whole tensor, got a DTensor (8, 12): gather it first"),
+    ],
+    ids=["ddp", "fsdp2", "dtensor"],
+)
+def test_two_processes(page, said, tmp_path):
+    for name, code in files_of(f"{FOLDER}/{page}.md").items():
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"{page}.py"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {"OMP_NUM_THREADS": "1"}
+    if torch.cuda.device_count() < 2:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # NCCL wants a GPU for each process; gloo wants none
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
