@@ -181,10 +181,10 @@ def check_command(line: str) -> None:
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words.pop(0)
     if words[:2] != ["uv", "run"]:
-        assert words[0] in ("uv", "git", ".ci/run", "python3")
+        assert words[0] in ("uv", "git", "python3") or (ROOT / words[0]).is_file()
         _check_paths(words)
         return
-    words = words[2:]
+    words = words[4:] if words[2] == "--group" else words[2:]
     if "--package" in words:
         member = words[words.index("--package") + 1]
         assert (ROOT / "packages" / member.removeprefix("lossforge-") / "pyproject.toml").is_file()
@@ -193,7 +193,7 @@ def check_command(line: str) -> None:
         if words[0].startswith("experiments/"):
             _check_app(words[0], words[1:])
         else:
-            assert set(words[1:]) <= {"--write"}
+            assert {word for word in words[1:] if word.startswith("--")} <= {"--write", "--version"}
     elif words[:2] == ["python", "-m"]:
         assert importlib.util.find_spec(words[2])
         _check_paths([word for word in words if word.partition(":")[0].endswith(".py")])
