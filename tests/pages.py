@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lab.compare.schema import COMPARE, as_hydra
 from lab.config.settings import BENCH, load, load_for
 from lab.sweep.plan import plan_of
@@ -59,6 +61,22 @@ def commands_of(page: str) -> list[str]:
     """The lines of its `sh` blocks; what needs another place or program than the repository's is a `bash` block."""
     lines = [line for block in blocks_of(page) if block.language == "sh" for line in block.code.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def docker_commands_of(page: str) -> list[str]:
+    """What the page's docker commands run in their containers, as lines for check_command."""
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    found = []
+    for block in blocks_of(page):
+        for line in re.findall(r"^docker .*", block.code, re.M) if block.language == "bash" else ():
+            words = shlex.split(line, comments=True)
+            if words[:4] == ["docker", "compose", "run", "--rm"]:
+                found.append([*services[words[4]]["entrypoint"], *words[5:]])
+            elif words[:2] == ["docker", "run"]:
+                found.append(["uv", "run", *words[words.index("lossforge") + 1 :]])  # the image's entry point
+            elif words[:2] == ["docker", "compose"]:
+                assert set(words[3:]) - {"-d"} <= {*services}, line
+    return [shlex.join(words) for words in found]
 
 
 def run_python(page: str, folder: Path, changes: Mapping[str, str] | None = None) -> dict[str, Any]:

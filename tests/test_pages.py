@@ -10,6 +10,7 @@ from pages import (
     check_named_files,
     check_quote,
     commands_of,
+    docker_commands_of,
     files_of,
     run_python,
 )
@@ -22,7 +23,8 @@ OWN_TEST = ("docs/your_own.md", *(page for page in DOCUMENTATION if page.startsw
 """Pages whose files and blocks other tests run."""
 PYTHON = [page for page in PAGES if page not in OWN_TEST and any(each.language == "python" and not each.file for each in blocks_of(page))]
 QUOTED = [block for page in PAGES for block in blocks_of(page) if block.quotes]
-COMMANDS = sorted({line for page in PAGES if page != "docs/your_own.md" for line in commands_of(page)})  # which are for another folder
+OF_ANOTHER_FOLDER = "docs/your_own.md"
+COMMANDS = sorted({line for page in PAGES if page != OF_ANOTHER_FOLDER for line in (*commands_of(page), *docker_commands_of(page))})
 
 
 @pytest.mark.parametrize("line", COMMANDS)
