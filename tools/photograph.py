@@ -4,7 +4,7 @@
 list of runs, a run, its curves, its model, and the comparison of all.
 
 `uv run tools/photograph.py SWEEP [FOLDER]` with a sweep's name in the store `mlflow.db` of FOLDER (this repository's root unless told
-otherwise) writes results/comparison.png, results/mlflow-comparison.png and results/comparison.csv.
+otherwise) writes docs/pictures/sweep-comparison.png, docs/pictures/sweep-mlflow.png and results/comparison.csv.
 """
 
 import contextlib
@@ -112,10 +112,10 @@ def comparison(sweep: str, folder: Path) -> int:
         page.goto((made / "comparison.html").as_uri())
         end = page.get_by_role("heading", name="Runs", exact=True).bounding_box()  # below are addresses of this machine
         figures = {"x": 0, "y": 0, "width": 1200, "height": end["y"] - 10}
-        page.screenshot(path=ROOT / "results" / "comparison.png", full_page=True, clip=figures)
+        page.screenshot(path=PICTURES / "sweep-comparison.png", full_page=True, clip=figures)
         compared = re.search(r"http\S+viewStateShareKey=\S+", said.getvalue())
         assert compared is not None
-        photograph(running, compared[0], "Run Name", ROOT / "results" / "mlflow-comparison.png")
+        photograph(running, compared[0], "Run Name", PICTURES / "sweep-mlflow.png")
     return 0
 
 
