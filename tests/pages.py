@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import os
 import re
 import runpy
 import shlex
@@ -163,10 +164,14 @@ def check_named_files(page: str) -> None:
         assert (ROOT / path).exists() or path in ("docker/.env",), f"{page}: there is no {path}"
 
 
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 @functools.cache
 def _installed() -> set[str]:
     """Names of the packages that the locked environment is asked to have."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = _project()
     asked = [*project["project"]["dependencies"], *(line for group in project["dependency-groups"].values() for line in group)]
     return {match[0] for line in asked if (match := re.match(r"[\w-]+", line))}
 
@@ -199,10 +204,14 @@ def check_command(line: str) -> None:
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words.pop(0)
     if words[:2] != ["uv", "run"]:
-        assert words[0] in ("uv", "git", "python3") or (ROOT / words[0]).is_file()
+        assert words[0] in ("uv", "git", "python3") or os.access(ROOT / words[0], os.X_OK), words[0]
         _check_paths(words)
         return
-    words = words[4:] if words[2] == "--group" else words[2:]
+    words = words[2:]
+    while words[0] in ("--group", "--extra"):
+        known = _project()["dependency-groups" if words[0] == "--group" else "project"]
+        assert words[1] in known.get("optional-dependencies", known), words[1]
+        words = words[2:]
     if "--package" in words:
         member = words[words.index("--package") + 1]
         assert (ROOT / "packages" / member.removeprefix("lossforge-") / "pyproject.toml").is_file()
@@ -211,7 +220,7 @@ def check_command(line: str) -> None:
         if words[0].startswith("experiments/"):
             _check_app(words[0], words[1:])
         else:
-            assert {word for word in words[1:] if word.startswith("--")} <= {"--write", "--version"}
+            assert set(words[1:]) <= {"--write"}
     elif words[:2] == ["python", "-m"]:
         assert importlib.util.find_spec(words[2])
         _check_paths([word for word in words if word.partition(":")[0].endswith(".py")])

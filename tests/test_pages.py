@@ -41,6 +41,8 @@ def test_a_command_exists(line):
         "uv run pytest pakages/",
         "uv run rufff check .",
         "uv run --package lossforge-lossses python -c 0",
+        "uv run --group dogs tools/settings_page.py",
+        "tools/smoke_weels",
         "uv run python -m lossforge.losses.check examples/my_los.py:margin_bce",
     ],
 )
