@@ -1,5 +1,7 @@
 """The pages say what is so: their commands, examples, quotations, links and files. Recipes of docs/use_with: test_use_with.py."""
 
+import re
+
 import pytest
 from pages import (
     ROOT,
@@ -13,6 +15,7 @@ from pages import (
     docker_commands_of,
     files_of,
     run_python,
+    text_of,
 )
 
 from lab.config.errors import UserError
@@ -80,3 +83,13 @@ def test_links_and_files_are_there(page):
 
 def test_files_of_pages_are_tried_elsewhere():
     assert {page for page in PAGES if files_of(page)} <= set(OWN_TEST)
+
+
+def test_the_page_of_own_losses_names_what_has_a_derivative():
+    from lossforge.losses.custom import derive
+
+    text = text_of("docs/learn/write_your_own_loss.md")
+    (row,) = re.findall(r"^\| `tl\.` \| (.*) \|$", text, re.M)
+    assert set(re.findall(r"`(\w+)`", row)) == {*derive.LANGUAGE, "tanh"}
+    (section,) = re.findall(r"^## `lossforge.kernels.math`\n(.*?)^`atan_ratio", text, re.M | re.S)
+    assert set(re.findall(r"`(\w+)\([\w, ]+\)`", section)) == {*derive.SHARED, *derive.SHARED_TUPLES}
