@@ -222,6 +222,17 @@ def test_links_name_one_repository():
     assert tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"] == HOME
 
 
+def test_commands_of_the_page():
+    """Its scripts are there, and take these options."""
+    lines = re.findall(r"^ *(?:uv run --group docs )?(tools/.*)$", (ROOT / "docs" / "release.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {line.split()[0] for line in lines} == {"tools/release.py", "tools/smoke_wheels"}
+    for line in lines:
+        script, *words = line.partition("#")[0].split()
+        assert (ROOT / script).stat().st_mode & 0o100 or script.endswith(".py")
+        if script == "tools/release.py":
+            release.parser().parse_args(words)
+
+
 def test_the_checklist_is_described():
     page = (ROOT / "docs" / "release.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (\w+) \|", page, re.MULTILINE)[1:] == list(release.CHECKLIST)

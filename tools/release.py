@@ -183,26 +183,30 @@ def walk(root: Path, skipped: list[str]) -> int:
     return 1 if lacking else 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog="tools/release.py", description="Walk the checklist of a release; status 1 where something is missing."
     )
-    parser.add_argument("--version", help="write this version and today's date everywhere, and renew uv.lock, before the walk")
-    parser.add_argument("--tag", help="the tag that is about to be published: it has to be the version's")
-    parser.add_argument("--skip", action="append", choices=CHECKLIST, default=[], help="leave a check out; may be given again")
-    given = parser.parse_args()
+    made.add_argument("--version", help="write this version and today's date everywhere, and renew uv.lock, before the walk")
+    made.add_argument("--tag", help="the tag that is about to be published: it has to be the version's")
+    made.add_argument("--skip", action="append", choices=CHECKLIST, default=[], help="leave a check out; may be given again")
+    return made
+
+
+def main() -> int:
+    given = parser().parse_args()
     if given.version:
         try:
             write_version(ROOT, given.version, datetime.datetime.now(datetime.UTC).date().isoformat())
         except ValueError as problem:
-            parser.error(str(problem))
+            parser().error(str(problem))
         status, text = said("uv", "lock")
         if status:
             print(text, file=sys.stderr)
             return status
     version = versions(ROOT)[0][1]
     if given.tag not in (None, f"v{version}"):
-        parser.error(f"--tag {given.tag}: the sources are version {version}, whose tag is v{version}")
+        parser().error(f"--tag {given.tag}: the sources are version {version}, whose tag is v{version}")
     return walk(ROOT, given.skip)
 
 
