@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -84,6 +85,21 @@ def test_the_image_has_what_it_copies():
     assert set(re.findall(r"^COPY (packages/\w+)/pyproject.toml", dockerfile, re.MULTILINE)) == members
     wanted = [line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")]
     assert all((ROOT / path).exists() for path in wanted)
+
+
+def test_what_the_image_copies_can_be_installed(tmp_path):
+    """A package needs its readme and its licence to be installed, even from its sources."""
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        source, to = ROOT / line[1:], tmp_path / "app" / line[1:]
+        if line.startswith("!") and source.is_dir():
+            shutil.copytree(source, to, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+        elif line.startswith("!"):
+            shutil.copy(source, to)
+    for package in (".", *(f"packages/{path.parent.name}" for path in ROOT.glob("packages/*/pyproject.toml"))):
+        command = ["uv", "build", "--quiet", "--wheel", "--out-dir", str(tmp_path / "dist"), package]
+        done = subprocess.run(command, cwd=tmp_path / "app", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "dist").glob("*.whl"))) == 4
 
 
 @pytest.fixture(scope="module")
