@@ -254,18 +254,18 @@ def attempts(machine: Machine) -> Report:
 
 
 def failures(report: Report, machine: Machine) -> list[Problem]:
-    """Return what the attempts found wrong."""
+    """Return what the attempts found wrong: one problem for all losses that fail in the same way."""
+    losses: dict[str, list[str]] = {}
     found = []
     for finding in report.findings:
-        if finding.passed:
-            continue
-        if finding.section == SECTION:
-            what = f"{finding.name} on {report.subject}: {finding.detail}"
-            remedy = "report it with this text; until then compute the losses within lossforge.losses.plain_torch()"
-            found.append(Problem(what, "mend what is said above first" if problems(machine) else remedy))
-        else:
+        if finding.section == SECTION and not finding.passed:
+            losses.setdefault(finding.detail, []).append(finding.name)
+        elif not finding.passed:
             found.append(Problem(f"Triton {machine.triton} compiles no kernel: {finding.detail}", "install torch and triton anew"))
-    return found
+    remedy = "report it with this text; until then compute the losses within lossforge.losses.plain_torch()"
+    if problems(machine):
+        remedy = "mend what is said above first"
+    return [Problem(f"{', '.join(names)} on {report.subject}: {detail}", remedy) for detail, names in losses.items()] + found
 
 
 def rows(machine: Machine) -> dict[str, str]:
