@@ -1,4 +1,4 @@
-"""A language model under the fused loss follows the unfused one, and the README's table follows from what was measured."""
+"""A language model under the fused loss follows the unfused one, and the documentation's table follows from what was measured."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_the_table_holds_the_figures(measured, monkeypatch):
     found["rows"][0] |= {"ms": 12.34, "peak_mib": 4567.8, "largest_difference": 1.5e-4, "losses": [10.5, 3.25]}
     other = measured.with_name("other.json")
     other.write_text(json.dumps(found))
-    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
     monkeypatch.setitem(tables["language_model"].__globals__, "LANGUAGE_MODEL", other)
     assert "commit abc1234" in tables["language_model"]()
     row = "| 64 × 32 → 320, float32 | `linear_cross_entropy` | 12.3 | 4,568 | 10.5000 → 3.2500 | 1.5e-04 |"

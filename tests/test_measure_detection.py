@@ -1,11 +1,11 @@
-"""The measurement of detectors runs, and the README's tables follow from what it writes."""
+"""The measurement of detectors runs, and the documentation's tables follow from what it writes."""
 
 import json
 import pathlib
 import runpy
 
+import detection_table
 import pytest
-import readme_detection
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def test_tables_hold_the_figures(measured):
     found["retinanet"]["runs"][0] |= {"step_ms": 151.04, "loss_ms": 0.987, "peak_mib": 20480.4}
     found["tables"]["runs"][0] |= {"map50": 0.9126}
     measured.write_text(json.dumps(found))
-    text = readme_detection.section(measured)
+    text = detection_table.section(measured)
     assert "| lossforge | 151.0 | 0.99 | 20,480 |" in text
     assert "| `task=detection model=retinanet_tiny loss=focal` | " in text
     assert " | 0.913 | " in text
@@ -78,15 +78,15 @@ def test_all_commands_compose(script):
         load([*words.split(), *more])
 
 
-def test_the_readme_need_not_have_the_tables_before_they_are_measured(monkeypatch, tmp_path):
-    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+def test_a_page_says_that_its_table_is_not_measured_yet(monkeypatch, tmp_path):
+    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
     names = tables["renewed"].__globals__
     monkeypatch.setitem(names, "SECTIONS", {"detection": lambda: "the tables"})
     monkeypatch.setitem(names["FILES"], "detection", tmp_path / "detection.json")
-    begin, end = "<!-- detection: uv run tools/readme_tables.py --write -->", "<!-- end of detection -->"
+    begin, end = "<!-- detection: uv run tools/tables.py --write -->", "<!-- end of detection -->"
     assert tables["renewed"]("text") == "text"
     assert "Not measured yet." in tables["renewed"](f"{begin}{end}")
     (tmp_path / "detection.json").touch()
     assert "the tables" in tables["renewed"](f"{begin}{end}")
-    with pytest.raises(ValueError, match="lacks the lines"):
-        tables["renewed"]("text")
+    with pytest.raises(ValueError, match="is missing"):
+        tables["renewed"](begin)

@@ -1,4 +1,4 @@
-"""The measurement of several GPUs runs on two processes of the CPU, and the README's table follows from what it writes, now and before."""
+"""The measurement of several GPUs runs on two processes of the CPU, and the documentation's table follows from what it writes."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ TOOL = ROOT / "tools" / "measure_several_gpus.py"
 
 
 def table(path, monkeypatch):
-    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
     monkeypatch.setitem(tables["several_gpus"].__globals__, "SEVERAL_GPUS", path)
     return tables["several_gpus"]()
 

@@ -1,4 +1,4 @@
-"""The measurement of classifiers and presets runs, and the README's tables follow from what it writes."""
+"""The measurement of classifiers and presets runs, and the documentation's tables follow from what it writes."""
 
 import json
 import pathlib
@@ -59,7 +59,7 @@ def test_tables_hold_the_figures(measured, monkeypatch):
     found["runs"][0] |= {"top1": 98.765, "peak_mib": 2763.4, "loss_ms": 1.234}
     found["presets"][0] |= {"step_ms": 4.56, "images_per_second": 12345.6, "data_wait_share": 0.0321}
     measured.write_text(json.dumps(found))
-    tables = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
     monkeypatch.setitem(tables["training"].__globals__, "TRAINING", measured)
     text = tables["training"]()
     assert f"| `{found['runs'][0]['command']}` | 98.77 % | 1.23 | 2,763 |" in text

@@ -154,7 +154,7 @@ def test_the_measured_comparisons_compose():
 
 
 def test_an_effect_is_judged_by_the_pairs():
-    script = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+    script = runpy.run_path(str(ROOT / "tools" / "tables.py"))
     assert script["effect"]([0.91, 0.95, 0.90], [0.90, 0.94, 0.892])[-1] == "**yes**"
     assert script["effect"]([0.90, 0.94, 0.892], [0.91, 0.95, 0.90])[-1] == "**the opposite**"
     difference, p, said = script["effect"]([0.91, 0.95, 0.90], [0.95, 0.90, 0.91])

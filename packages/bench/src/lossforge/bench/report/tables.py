@@ -1,4 +1,4 @@
-"""Reports as Markdown tables, for the README."""
+"""Reports as Markdown tables, for the documentation."""
 
 from collections.abc import Iterable, Sequence
 
@@ -103,6 +103,22 @@ def bench(report: Report) -> str:
             markdown(host, map(_small, small)),
         ]
     return "\n\n".join(parts)
+
+
+def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
+    """The cases with these labels: time and memory of ours, torch, torch.compile and the best peer."""
+    rows = []
+    for label in labels:
+        by = {row.contender: row for report in reports for row in report.rows if row.label == label and row.suite != "scaling"}
+        ours, peer = by["lossforge"], best_peer(by, "device_ms")
+        layer = ["linear layer"] if ours.suite == "linear" else []
+        cells = [_both(by.get(name)) for name in ("torch", "torch.compile")]
+        rows.append([", ".join([*layer, *_what(ours)]), f"**{_both(ours)}**", *cells, f"{peer.contender} {_both(peer)}" if peer else "–"])
+    return markdown(("loss", "ours: ms, MiB", "torch", "torch.compile", "best peer"), rows)
+
+
+def _both(row: Row | None) -> str:
+    return f"{_number(row, 'device_ms', '{:.2f}')}, {_number(row, 'peak_mib', '{:,.0f}')}"
 
 
 def targets(report: Report) -> str:

@@ -1,4 +1,7 @@
-"""The README's tables and pictures: losses from the registry, measurements from results/. `--write` renews them."""
+"""Tables and pictures of README.md and of the documentation: losses from the registry, measurements from results/. `--write` renews them.
+
+A table stands between `<!-- NAME: uv run tools/tables.py --write -->` and `<!-- end of NAME -->`, on whichever page.
+"""
 
 import inspect
 import itertools
@@ -7,14 +10,15 @@ import statistics
 import sys
 from pathlib import Path
 
-import readme_detection
+import detection_table
 
 from lossforge.bench.report import linear, load, pictures, tables
 from lossforge.kernels.call import KINDS
 from lossforge.losses.registry import LOSSES, Loss
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DRAWN = ROOT / "docs" / "pictures"
 BENCH, SCALING, END_TO_END, TRAINING = (ROOT / "results" / f"{name}-h200.json" for name in ("bench", "scaling", "end-to-end", "training"))
 LINEAR = ROOT / "results" / "linear-h200.json"
 DETECTION = ROOT / "results" / "detection.json"
@@ -25,6 +29,7 @@ PICTURES = {
     "time": (BENCH, pictures.time_picture, pictures.main_rows),
     "memory": (BENCH, pictures.memory_picture, pictures.main_rows),
     "scaling": (SCALING, pictures.scaling_picture, pictures.scaling_rows),
+    "headline": (BENCH, pictures.headline_picture, pictures.headline_rows),
 }
 TARGETS = {
     "elementwise": "dense, class index, class index and score, mixup pair",
@@ -78,8 +83,54 @@ def row(loss: Loss) -> list[str]:
     ]
 
 
+FAMILIES = {
+    "regression": "Regression",
+    "binary": "Binary and multi-label classification",
+    "cross_entropy": "Cross entropy",
+    "classification": "Classification with one label",
+    "likelihood": "Likelihood",
+    "detection": "Detection: classes and distributions",
+    "iou": "Detection: boxes",
+    "dice": "Segmentation",
+    "divergence": "Distillation",
+    "contrastive": "Contrastive learning",
+}
+JOINED = {"asymmetric": "classification", "siglip": "contrastive"}  # families of one loss stand with their relatives
+
+
+def family_of(loss: Loss) -> str:
+    """The page of docs/losses that has the loss: the file of its function, joined with its relatives'."""
+    file = loss.function.__module__.rpartition(".")[2]
+    return JOINED.get(file, file)
+
+
+def families() -> str:
+    rows = []
+    for family, title in FAMILIES.items():
+        names = [f"`{loss.name}`" for loss in LOSSES.values() if family_of(loss) == family]
+        rows.append([f"[{title}](docs/losses/{family}.md)", ", ".join(names)])
+    return tables.markdown(("family", "losses"), rows)
+
+
+def results() -> str:
+    report, fused = load(BENCH), load(LINEAR)
+    return "\n\n".join(
+        [
+            f"One {report.gpu}, forward + backward: milliseconds, and MiB of memory beyond the inputs. Value and gradient were checked "
+            "against float64 in the same run.",
+            tables.short([report, fused], SHOWN),
+        ]
+    )
+
+
+SHOWN = (
+    *("ce 8192x128256 bf16", "ce 16384x1000 bf16", "focal class index 16x120087x80 fp32", "asymmetric 4096x9605 fp32"),
+    *("kl 8192x32000 bf16", "giou 4194304x4 fp32", "dice 8x21x512x512 fp32", "ce 8192x2304x256000 bf16"),
+)
+
+
 def detection() -> str:
-    return readme_detection.section(DETECTION)
+    return detection_table.section(DETECTION)
 
 
 def losses() -> str:
@@ -150,8 +201,8 @@ def end_to_end() -> str:
     )
 
 
-def picture(name: str, said: str) -> str:
-    return f"![{said}](results/{name}.svg)"
+def picture(name: str, about: str) -> str:
+    return f"![{about}](../pictures/{name}.svg)"
 
 
 def training() -> str:
@@ -277,7 +328,18 @@ def effect(ours: list[float], baseline: list[float]) -> list[str]:
     return [f"{(low + high) / 2:+.1f} ({low:+.1f} to {high:+.1f})", p, said]
 
 
-def effects() -> str:
+EFFECT_HEADER = (
+    "`uv run experiments/train.py`",
+    "seeds",
+    "held-out, %, ± standard deviation",
+    "paired difference (95 %)",
+    "p",
+    "effect",
+    "",
+)
+
+
+def effect_rows() -> list[list[str]]:
     found = json.loads(EFFECTS.read_text(encoding="utf-8"))
     rows = []
     for preset, what in found.items():
@@ -291,21 +353,27 @@ def effects() -> str:
             figure = f"{METRICS[metric]} {100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
             judged = effect(values, reached[baseline]) if role == "contender" else [role, "", ""]
             rows.append([f"`{command}`", str(len(values)), figure, *judged, beside(preset, [run["values"] for run in runs])])
+    return rows
+
+
+def effects() -> str:
+    found = json.loads(EFFECTS.read_text(encoding="utf-8"))
     first = next(iter(found.values()))
     commits, dates = (", ".join(dict.fromkeys(what[name] for what in found.values())) for name in ("commit", "date"))
-    header = ("`uv run experiments/train.py`", "seeds", "held-out, %, ± standard deviation", "paired difference (95 %)", "p", "effect", "")
     return "\n\n".join(
         [
             f"{first['device']}, torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}; made by "
             "`python tools/measure_effects.py`. The last epoch's figures. Runs of one seed share the split, the data that is drawn and "
             "the order. The effect is there where a paired t-test over the seeds gives p < 0.05 (not corrected for the number of lines).",
-            tables.markdown(header, rows),
+            tables.markdown(EFFECT_HEADER, effect_rows()),
         ]
     )
 
 
 SECTIONS = {
     "losses": losses,
+    "families": families,
+    "results": results,
     "bench": bench,
     "targets": targets,
     "scaling": scaling,
@@ -320,6 +388,7 @@ SECTIONS = {
 FILES = {
     "bench": BENCH,
     "targets": BENCH,
+    "results": BENCH,
     "scaling": SCALING,
     "fused": LINEAR,
     "end to end": END_TO_END,
@@ -330,48 +399,59 @@ FILES = {
 }
 
 
+def marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: uv run tools/tables.py --write -->", f"<!-- end of {name} -->"
+
+
 def renewed(text: str) -> str:
-    """A README's text with the tables of today's registry and results."""
+    """A page's text with the tables of today's registry and results."""
     for name, content in SECTIONS.items():
-        begin, end = f"<!-- {name}: uv run tools/readme_tables.py --write -->", f"<!-- end of {name} -->"
-        if not FILES.get(name, README).exists() and begin not in text:
-            continue
+        begin, end = marks(name)
         before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"README.md lacks the lines {begin} and {end}")
-        said = content() if FILES.get(name, README).exists() else "Not measured yet."
-        text = f"{before}{begin}\n\n{said}\n\n{end}{after}"
+        if found:
+            _, closed, after = rest.partition(end)
+            if not closed:
+                raise ValueError(f"the line {end} is missing after {begin}")
+            known = name not in FILES or FILES[name].exists()
+            text = f"{before}{begin}\n\n{content() if known else 'Not measured yet.'}\n\n{end}{after}"
     return text
 
 
+def unplaced() -> list[str]:
+    """Tables that no page has."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return [name for name in SECTIONS if marks(name)[0] not in text]
+
+
+def stale_pages() -> list[Path]:
+    return [page for page in PAGES if renewed(text := page.read_text(encoding="utf-8")) != text]
+
+
 def stale_pictures() -> list[str]:
-    """Pictures that were drawn from other figures than results/ holds now."""
+    """Names of pictures that were drawn from other figures than results/ holds now."""
     stale = []
     for name, (source, _, rows) in PICTURES.items():
         if source.exists():
-            report, path = load(source), ROOT / "results" / f"{name}.svg"
+            report, path = load(source), DRAWN / f"{name}.svg"
             if not path.exists() or pictures.digest(report, rows(report)) not in path.read_text(encoding="utf-8"):
-                stale.append(f"results/{name}.svg")
+                stale.append(name)
     return stale
 
 
-def draw(names: list[str]) -> None:
-    for name, (source, picture_of, _) in PICTURES.items():
-        if f"results/{name}.svg" in names:
-            picture_of(load(source), ROOT / "results" / f"{name}.svg")
-
-
-def main(words: list[str]) -> int:
-    text = README.read_text(encoding="utf-8")
-    wanted = renewed(text)
-    if words == ["--write"]:
-        README.write_text(wanted, encoding="utf-8")
-        draw(stale_pictures())
+def main(arguments: list[str]) -> int:
+    if missing := unplaced():
+        print(f"no page has the lines {', '.join(marks(name)[0] for name in missing)}", file=sys.stderr)
+        return 1
+    if arguments == ["--write"]:
+        for page in stale_pages():
+            page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
+        for name in stale_pictures():
+            source, draw, _ = PICTURES[name]
+            draw(load(source), DRAWN / f"{name}.svg")
         return 0
-    stale = (["README.md"] if text != wanted else []) + stale_pictures()
+    stale = [str(page.relative_to(ROOT)) for page in stale_pages()] + [f"{DRAWN.relative_to(ROOT)}/{name}.svg" for name in stale_pictures()]
     if stale:
-        print(f"{', '.join(stale)}: not what the registry and results/ say; run: uv run tools/readme_tables.py --write", file=sys.stderr)
+        print(f"{', '.join(stale)}: not what the registry and results/ say; run: uv run tools/tables.py --write", file=sys.stderr)
     return int(bool(stale))
 
 

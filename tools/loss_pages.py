@@ -1,0 +1,331 @@
+"""Write docs/losses/<family>.md, and with --write the curves of each family, from the registry, the measurements and tools/loss_guide.yaml.
+
+Without --write it says which pages are stale. Pictures are not compared: their last digits depend on the processor.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import tables as results
+import torch
+import yaml
+from tables import FAMILIES, ROOT, family_of, formula, targets_of
+from torch import Tensor
+
+from lossforge.bench.report import Row, load, tables
+from lossforge.losses.registry import LOSSES, Loss
+
+DOCS = ROOT / "docs"
+PICTURES = DOCS / "pictures" / "losses"
+GUIDE = yaml.safe_load((ROOT / "tools" / "loss_guide.yaml").read_text(encoding="utf-8"))
+OF_LINEAR = {"rowwise", "elementwise", "divergence"}
+POINTS = 161
+
+EXAMPLES = {
+    "elementwise": ("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
+    "rowwise": ("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
+    "nll": ("log_p = torch.randn(8, 10, requires_grad=True).log_softmax(1)", "log_p, torch.randint(10, (8,))"),
+    "boxes": (
+        "a, b = torch.rand(2, 16, 2, requires_grad=True), torch.rand(2, 16, 2)\n"
+        "boxes, targets = torch.cat([a[0], a[0] + 0.5], -1), torch.cat([b[0], b[0] + 0.5], -1)",
+        'boxes, targets, reduction="mean"',
+    ),
+    "overlap": ("maps = torch.randn(2, 5, 32, 32, requires_grad=True)", "maps, torch.randint(5, (2, 32, 32))"),
+    "divergence": ("student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)", "student, teacher"),
+    "topk": (
+        "student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10).log_softmax(1)",
+        "student, *teacher.topk(3, dim=1)",
+    ),
+}
+SPECIAL = {
+    "siglip": ("similarities = torch.randn(8, 8, requires_grad=True)  # scale * images @ texts.T + bias", "similarities"),
+    "distribution_focal": ("sides = torch.randn(32, 4, 17, requires_grad=True)", "sides, torch.rand(32, 4) * 16"),
+    "kl_div": (
+        "log_p = torch.randn(8, 10, requires_grad=True).log_softmax(1)",
+        'log_p, torch.rand(8, 10).softmax(1), reduction="batchmean"',
+    ),
+    "topk_kl": EXAMPLES["topk"],
+}
+PROBABILITIES = ("probabilities = torch.rand(8, 10, requires_grad=True)", "probabilities, torch.randint(10, (8,))")
+
+
+def example(loss: Loss) -> str:
+    made, arguments = SPECIAL.get(loss.name) or (PROBABILITIES if loss.domain == "probabilities" else EXAMPLES[loss.template])
+    total = "" if inspect.signature(loss.function).parameters.get("reduction") is None else _total(loss, arguments)
+    name = loss.function.__name__
+    return f"```python\nimport torch\n\nfrom lossforge.losses import {name}\n\n{made}\n{name}({arguments}{total}).backward()\n```"
+
+
+def _total(loss: Loss, arguments: str) -> str:
+    """Where the default gives one value an element, as torchvision's functions do."""
+    default = inspect.signature(loss.function).parameters["reduction"].default
+    return ', reduction="mean"' if default == "none" and "reduction" not in arguments else ""
+
+
+def about(loss: Loss) -> str:
+    """What the docstring says between its first line and the arguments."""
+    paragraphs = (inspect.getdoc(loss.function) or "").split("\n\n")[1:]
+    shown = []
+    for each in paragraphs:
+        if each.startswith(("Args:", "Raises:", "Returns:", "Example")):
+            break
+        shown.append(f"```text\n{each}\n```" if each.startswith("L =") or " = " in each.splitlines()[0][:24] else each)
+    return "\n\n".join(shown)
+
+
+def defaults(loss: Loss) -> dict[str, str]:
+    """Every argument with its default: of the function, and of the options that its template gives."""
+    signature, module = inspect.signature(loss.function), inspect.signature(loss.module)
+    found = {}
+    for name, each in signature.parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            options = get_type_hints(each.annotation.__args__[0]) if hasattr(each.annotation, "__args__") else {}
+            for option in options:
+                default = module.parameters[option].default if option in module.parameters else None
+                found.setdefault(option, repr(default))
+        else:
+            found[name] = "" if each.default is each.empty else repr(each.default)
+    return found
+
+
+def arguments(loss: Loss) -> str:
+    found = defaults(loss)
+    needed = [f"`{name}`" for name, default in found.items() if not default]
+    others = [f"`{name}={default}`" for name, default in found.items() if default]
+    return f"**Arguments**: {', '.join(needed)}; {', '.join(others)}. [The reference](../reference/losses.md) describes each."
+
+
+def measured(loss: Loss, rows: list[Row]) -> str:
+    """Time and memory beside torch, torch.compile and the best other library."""
+    labels = dict.fromkeys(row.label for row in rows if row.loss == loss.name and row.suite in ("table", "losses", "variants"))
+    report = load(results.BENCH)
+    return tables.short([report], list(labels)) if labels else ""
+
+
+def effects(loss: Loss) -> str:
+    """The runs of results/effects.json under this loss."""
+    rows = [row for row in results.effect_rows() if re.search(rf"\bloss={loss.name}\b", row[0])]
+    return tables.markdown(results.EFFECT_HEADER, rows) if rows else ""
+
+
+def links(loss: Loss) -> str:
+    judge = (loss.judge or "").replace(":", ".")
+    paper = loss.paper
+    if paper.startswith("arXiv "):
+        paper = f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv ')})"
+    elif paper.startswith("doi "):
+        paper = f"[{paper}](https://doi.org/{paper.removeprefix('doi ')})"
+    facts = {
+        "function": f"`{loss.function.__name__}`",
+        "module": f"`{loss.module.__name__}`",
+        "in place of": f"`{judge}`" if judge and not judge.startswith("lossforge") else "",
+        "targets": targets_of(loss),
+        "reductions": ", ".join(f"`{each}`" for each in loss.reductions),
+        "template": f"[{results.folder_of(loss)}](../know/template_{results.folder_of(loss)}.md)",
+        "fused with a linear layer": f"`fuse_linear({loss.function.__name__})`"
+        if loss.template in OF_LINEAR and loss.domain == "logits"
+        else "",
+        "paper": paper,
+    }
+    return tables.markdown(("", ""), [(name, value) for name, value in facts.items() if value])
+
+
+def section(loss: Loss, rows: list[Row]) -> str:
+    title = (
+        (inspect.getdoc(loss.function) or "")
+        .split("\n\n")[0]
+        .replace("\n", " ")
+        .split(", as ")[0]
+        .split(" (")[0]
+        .split("; ")[0]
+        .rstrip(".")
+    )
+    guide = GUIDE[loss.name]
+    parts = [
+        f"## {title}: `{loss.name}` {{#{loss.name}}}",
+        f"```text\n{formula(loss)}\n```",
+        f"**Use it for:** {guide['use']}",
+        f"**Not for:** {guide['avoid']}",
+        links(loss),
+        example(loss),
+        arguments(loss),
+    ]
+    if text := about(loss):
+        parts.append(f'<details markdown="1"><summary>The formula and its edges, in full</summary>\n\n{text}\n\n</details>')
+    if figures := measured(loss, rows):
+        parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
+    if figures := effects(loss):
+        parts += ["**What it did to a model**, over five seeds ([all](../benchmarks/effects.md)):", figures]
+    return "\n\n".join(parts)
+
+
+def page(family: str, rows: list[Row]) -> str:
+    members = [loss for loss in LOSSES.values() if family_of(loss) == family]
+    picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)\n\n{CURVES[family][0]}"
+    return "\n\n".join([f"# {FAMILIES[family]}", picture, *(section(loss, rows) for loss in members)]) + "\n"
+
+
+def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
+    return (x.sigmoid() if loss.domain == "probabilities" else x, torch.full_like(x, y))
+
+
+def _row(x: Tensor) -> Tensor:
+    return torch.stack([x, torch.zeros_like(x), torch.zeros_like(x)], -1)
+
+
+def _of_row(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    return _row(x), torch.zeros(len(x), dtype=torch.long)
+
+
+def _likelihood(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    log_p = torch.stack([x, (1 - x.exp()).log()], -1)
+    return (
+        (log_p, torch.zeros(len(x), dtype=torch.long))
+        if loss.name == "nll"
+        else (log_p, torch.tensor([[0.7, 0.3]]).expand(len(x), 2).to(x))
+    )
+
+
+def _detection(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    if loss.name == "distribution_focal":
+        bins = torch.arange(8, dtype=x.dtype)
+        return -((bins - (3.5 + x.unsqueeze(-1) / 2)) ** 2), torch.full_like(x, 3.5)
+    return x, torch.full_like(x, 0.7)
+
+
+def _boxes(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    one, zero = torch.ones_like(x), torch.zeros_like(x)
+    return torch.stack([x, zero, x + 1, one], -1), torch.stack([zero, zero, one, one], -1)
+
+
+def _regions(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    target = torch.zeros(len(x), 8, 8, dtype=torch.long)
+    target[:, :, :2] = 1
+    sign = (2.0 * target - 1.0).to(x)
+    maps = torch.stack([-x[:, None, None] * sign / 2, x[:, None, None] * sign / 2], 1)
+    return maps, target
+
+
+def _teacher(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    teacher = torch.tensor([[1.0, 0.0, -1.0]], dtype=x.dtype).expand(len(x), 3)
+    student = _row(x) - torch.tensor([0.0, 0.0, 1.0], dtype=x.dtype)
+    return (student, *teacher.log_softmax(1).topk(2, dim=1)) if loss.template == "topk" else (student, teacher)
+
+
+Maker = Callable[[Loss, Tensor], tuple[Any, ...]]
+CURVES: dict[str, tuple[str, str, float, float, dict[str, Maker]]] = {
+    "regression": ("Loss and gradient over x - y.", "x - y", -3, 3, {"": lambda loss, x: (x, torch.zeros_like(x))}),
+    "binary": (
+        "Loss and gradient over the logit: where the target is 1 (lines) and where it is 0 (dashes).",
+        *("logit", -6.0, 6.0),
+        {"": lambda loss, x: _logits(loss, x, 1.0), "--": lambda loss, x: _logits(loss, x, 0.0)},
+    ),
+    "cross_entropy": ("Loss and gradient over the target's logit, beside two classes at 0.", "logit of the target", -6, 6, {"": _of_row}),
+    "classification": ("Loss and gradient over the target's logit, beside two classes at 0.", "logit of the target", -6, 6, {"": _of_row}),
+    "likelihood": (
+        "Loss and gradient over ln p of the target's class, of two; the target of `kl_div` is (0.7, 0.3).",
+        "ln p",
+        -5,
+        -0.1,
+        {"": _likelihood},
+    ),
+    "detection": (
+        "Loss and gradient over the logit of a box of quality 0.7; of `distribution_focal` over twice the distance of the "
+        "distribution's mean from the target.",
+        *("logit", -6.0, 6.0),
+        {"": _detection},
+    ),
+    "iou": (
+        "Loss and gradient over the shift of a box of side 1 along one axis, away from an equal one.",
+        "shift",
+        -2.5,
+        2.5,
+        {"": _boxes},
+    ),
+    "dice": (
+        "Loss and gradient over the logit with which each pixel is told right, a quarter of which are of the region.",
+        "logit",
+        -6,
+        6,
+        {"": _regions},
+    ),
+    "divergence": (
+        "Loss and gradient over the student's logit of the first of three classes; the teacher has 1, 0, -1.",
+        "logit",
+        -6,
+        8,
+        {"": _teacher},
+    ),
+    "contrastive": (
+        "Loss and gradient over the logit of one pair: that belongs together (line) and that does not (dashes).",
+        *("logit", -6.0, 6.0),
+        {"": lambda loss, x: (x, torch.ones_like(x)), "--": lambda loss, x: (x, torch.zeros_like(x))},
+    ),
+}
+
+
+def curve(loss: Loss, family: str, make: Maker) -> tuple[Tensor, Tensor, Tensor]:
+    """Abscissae, values and slopes, in float64."""
+    _, _, low, high, _ = CURVES[family]
+    x = torch.linspace(low, high, POINTS, dtype=torch.float64)
+    values = torch.stack([_value(loss, make, at) for at in x])
+    leaf = x.clone().requires_grad_()
+    slopes = torch.autograd.grad(torch.stack([_value(loss, make, at) for at in leaf]).sum(), leaf)[0]
+    return x, values.detach(), slopes
+
+
+def _value(loss: Loss, make: Maker, at: Tensor) -> Tensor:
+    options = {"log_prior": torch.tensor([0.1, 0.45, 0.45], dtype=at.dtype).log()} if loss.name == "logit_adjusted_ce" else {}
+    made = make(loss, at.unsqueeze(0))
+    return loss.function(*made, reduction="mean", **options)
+
+
+def draw(family: str) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    _, label, _, _, lines = CURVES[family]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    members = [loss for loss in LOSSES.values() if family_of(loss) == family]
+    for number, loss in enumerate(members):
+        for style, make in lines.items():
+            x, values, slopes = curve(loss, family, make)
+            look = {"color": f"C{number % 10}", "linestyle": style or "-", "linewidth": 1.6}
+            left.plot(x, values, label=None if style else loss.name, **look)
+            right.plot(x, slopes, **look)
+    for axes, title in ((left, "loss"), (right, "gradient")):
+        axes.set(title=title, xlabel=label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(fontsize=8, frameon=False)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.2}
+    ):
+        figure.savefig(PICTURES / f"{family}.svg", metadata={"Date": None})
+
+
+def main(options: list[str]) -> int:
+    rows = load(results.BENCH).rows
+    pages = {DOCS / "losses" / f"{family}.md": page(family, rows) for family in FAMILIES}
+    stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    if options == ["--write"]:
+        for path in stale:
+            path.write_text(pages[path], encoding="utf-8")
+        for family in FAMILIES:
+            draw(family)
+        return 0
+    missing = [PICTURES / f"{family}.svg" for family in FAMILIES if not (PICTURES / f"{family}.svg").is_file()]
+    if stale or missing:
+        names = ", ".join(str(Path(path).relative_to(ROOT)) for path in [*stale, *missing])
+        print(f"{names}: stale; run: uv run tools/loss_pages.py --write", file=sys.stderr)
+    return int(bool(stale or missing))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
