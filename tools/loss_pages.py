@@ -131,22 +131,16 @@ def links(loss: Loss) -> str:
         else "",
         "paper": paper,
     }
-    return tables.markdown(("", ""), [(name, value) for name, value in facts.items() if value])
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
 
 
 def section(loss: Loss, rows: list[Row]) -> str:
-    title = (
-        (inspect.getdoc(loss.function) or "")
-        .split("\n\n")[0]
-        .replace("\n", " ")
-        .split(", as ")[0]
-        .split(" (")[0]
-        .split("; ")[0]
-        .rstrip(".")
-    )
+    first = (inspect.getdoc(loss.function) or "").split("\n\n")[0].replace("\n", " ")
+    title = re.split(r", as |, for | \(|; |\. |\.$|: ", first)[0]
     guide = GUIDE[loss.name]
     parts = [
-        f"## {title}: `{loss.name}` {{#{loss.name}}}",
+        f'<a id="{loss.name}"></a>',
+        f"## {title}: `{loss.name}`",
         f"```text\n{formula(loss)}\n```",
         f"**Use it for:** {guide['use']}",
         f"**Not for:** {guide['avoid']}",
