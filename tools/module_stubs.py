@@ -88,10 +88,14 @@ def overloaded(module: type[LossModule], each: Any) -> list[str]:
     return ["    @overload", f"    def __init__{parameters(kept, own)} -> None: ..."]
 
 
+def summary_of(module: type[LossModule]) -> str:
+    return (inspect.getdoc(module) or "").partition("\n\n")[0]
+
+
 def stub(module: type[LossModule]) -> str:
     """Return a module's class."""
     overloads = typing.get_overloads(inspect.unwrap(module.function))
-    lines = [f"class {module.__name__}(LossModule{', Generic[Result]' if overloads else ''}):", f'    """{module.__doc__}"""', ""]
+    lines = [f"class {module.__name__}(LossModule{', Generic[Result]' if overloads else ''}):", f'    """{summary_of(module)}"""', ""]
     lines += [f"    {name}: {written(annotation)}" for name, annotation in attributes(module).items()]
     lines += [line for each in overloads for line in overloaded(module, each)]
     if not overloads:

@@ -1,7 +1,6 @@
 """Losses fused with their linear layer against the unfused computation, in every template, mode and number of chunks."""
 
 import copy
-import doctest
 import inspect
 import pickle
 
@@ -10,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge import losses
 from lossforge.losses import (
     CrossEntropyLoss,
     FusedLinear,
@@ -243,11 +241,6 @@ def test_log_probabilities_of_tokens(several, device):
     entropy = linear_entropy(*leaves, **options)
     right = selective_log_softmax(F.linear(*leaves), index[..., 0] if several else index, return_entropy=True, **options).entropy
     assert error(entropy, right) < 1e-5
-
-
-def test_example():
-    found = doctest.DocTestFinder().find(fuse_linear, globs={**vars(losses), "torch": torch})
-    assert [doctest.DocTestRunner().run(each) for each in found] == [(0, 3)]
 
 
 @pytest.mark.parametrize("module", LinearModule.__subclasses__(), ids=lambda module: module.__name__)

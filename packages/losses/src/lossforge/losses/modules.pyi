@@ -19,7 +19,7 @@ class LossModule(nn.Module):
     shared: Mapping[str, Any]
 
 class AsymmetricLossMultiLabel(LossModule):
-    """Asymmetric loss as timm.loss.AsymmetricLossMultiLabel: see functional.asymmetric_loss_multi_label."""
+    """Asymmetric loss as timm.loss.AsymmetricLossMultiLabel: see asymmetric_loss_multi_label. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     empty: Empty
@@ -40,7 +40,7 @@ class AsymmetricLossMultiLabel(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class AsymmetricLossSingleLabel(LossModule):
-    """Asymmetric loss as timm.loss.AsymmetricLossSingleLabel: see functional.asymmetric_loss_single_label."""
+    """Asymmetric loss as timm.loss.AsymmetricLossSingleLabel: see asymmetric_loss_single_label. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -60,7 +60,7 @@ class AsymmetricLossSingleLabel(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class BCELoss(LossModule):
-    """Binary cross entropy on probabilities as torch.nn.BCELoss: see functional.binary_cross_entropy."""
+    """Binary cross entropy on probabilities as torch.nn.BCELoss: see binary_cross_entropy. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -74,7 +74,7 @@ class BCELoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class BCEWithLogitsLoss(LossModule):
-    """Binary cross entropy on logits as torch.nn.BCEWithLogitsLoss: see functional.binary_cross_entropy_with_logits."""
+    """Binary cross entropy on logits as torch.nn.BCEWithLogitsLoss: see binary_cross_entropy_with_logits. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -91,7 +91,7 @@ class BCEWithLogitsLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class BinaryCrossEntropy(LossModule):
-    """Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy: see functional.smoothed_binary_cross_entropy."""
+    """Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy: see smoothed_binary_cross_entropy. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -110,7 +110,7 @@ class BinaryCrossEntropy(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class BoxIoULoss(LossModule):
-    """IoU loss of two boxes: see functional.box_iou_loss. As there and in torchvision, the default reduction is "none"."""
+    """IoU loss of two boxes: see box_iou_loss. As there and in torchvision, the default reduction is "none". `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -122,7 +122,7 @@ class BoxIoULoss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class BoxL1Loss(LossModule):
-    """Absolute error of boxes, summed over their coordinates: see functional.box_l1_loss."""
+    """Absolute error of boxes, summed over their coordinates: see box_l1_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -132,7 +132,7 @@ class BoxL1Loss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class BoxSmoothL1Loss(LossModule):
-    """Smooth L1 loss of boxes, summed over their coordinates: see functional.box_smooth_l1_loss."""
+    """Smooth L1 loss of boxes, summed over their coordinates: see box_smooth_l1_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -143,7 +143,7 @@ class BoxSmoothL1Loss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class BradleyTerryLoss(LossModule):
-    """Bradley-Terry loss of a reward model: see bradley_terry_loss. The margin is given per call."""
+    """Bradley-Terry loss of a reward model: see bradley_terry_loss. The margin is given per call. `forward` takes that function's tensors."""
 
     reduction: Reduction
     label_smoothing: float
@@ -154,7 +154,7 @@ class BradleyTerryLoss(LossModule):
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
 
 class CPOLoss(LossModule):
-    """Contrastive preference optimisation: see cpo_loss."""
+    """Contrastive preference optimisation: see cpo_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     beta: float
@@ -167,7 +167,7 @@ class CPOLoss(LossModule):
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
 
 class ClipLoss(LossModule):
-    """Symmetric InfoNCE over one similarity matrix: see functional.clip_loss. Its input is the matrix, open_clip's are the features."""
+    """Symmetric InfoNCE over one similarity matrix: see clip_loss. Its input is the matrix, open_clip's are the features. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -179,7 +179,7 @@ class ClipLoss(LossModule):
     def __call__(self, similarity: Tensor, offset: int = 0, **per_call: Any) -> Tensor: ...
 
 class CompleteBoxIoULoss(LossModule):
-    """Complete IoU loss: see functional.complete_box_iou_loss."""
+    """Complete IoU loss: see complete_box_iou_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -191,7 +191,7 @@ class CompleteBoxIoULoss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class CrossEntropyLoss(LossModule, Generic[Result]):
-    """Cross entropy as torch.nn.CrossEntropyLoss, with more options: see functional.cross_entropy. For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput."""
+    """Cross entropy as torch.nn.CrossEntropyLoss, with more options: see cross_entropy. For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -224,7 +224,7 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
 
 class DPOLoss(LossModule):
-    """Direct preference optimisation: see dpo_loss."""
+    """Direct preference optimisation: see dpo_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     beta: float
@@ -236,7 +236,7 @@ class DPOLoss(LossModule):
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
 
 class DiceCELoss(LossModule):
-    """Dice loss plus cross entropy as monai.losses.DiceCELoss: see functional.dice_ce_loss."""
+    """Dice loss plus cross entropy as monai.losses.DiceCELoss: see dice_ce_loss. `forward` takes that function's tensors."""
 
     reduction: ScalarReduction
     empty: Empty
@@ -259,7 +259,7 @@ class DiceCELoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class DiceLoss(LossModule):
-    """Soft Dice loss as monai.losses.DiceLoss: see functional.dice_loss."""
+    """Soft Dice loss as monai.losses.DiceLoss: see dice_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -280,7 +280,7 @@ class DiceLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class DistanceBoxIoULoss(LossModule):
-    """Distance IoU loss: see functional.distance_box_iou_loss."""
+    """Distance IoU loss: see distance_box_iou_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -292,7 +292,7 @@ class DistanceBoxIoULoss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class DistributionFocalLoss(LossModule):
-    """Distribution focal loss as mmdetection's: see functional.distribution_focal_loss."""
+    """Distribution focal loss as mmdetection's: see distribution_focal_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -303,7 +303,7 @@ class DistributionFocalLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class EfficientBoxIoULoss(LossModule):
-    """Efficient IoU loss: see functional.efficient_box_iou_loss."""
+    """Efficient IoU loss: see efficient_box_iou_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -315,7 +315,7 @@ class EfficientBoxIoULoss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class FocalTverskyLoss(LossModule):
-    """Focal Tversky loss; gamma is the exponent: see functional.focal_tversky_loss."""
+    """Focal Tversky loss; gamma is the exponent: see focal_tversky_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -338,7 +338,7 @@ class FocalTverskyLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class GRPOLoss(LossModule):
-    """Group-relative policy optimisation: see grpo_loss."""
+    """Group-relative policy optimisation: see grpo_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     epsilon: float
@@ -354,7 +354,7 @@ class GRPOLoss(LossModule):
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
 
 class GeneralizedBoxIoULoss(LossModule):
-    """Generalized IoU loss: see functional.generalized_box_iou_loss."""
+    """Generalized IoU loss: see generalized_box_iou_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -366,7 +366,7 @@ class GeneralizedBoxIoULoss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class GeneralizedCrossEntropyLoss(LossModule):
-    """Generalised cross entropy for noisy labels: see functional.generalized_cross_entropy."""
+    """Generalised cross entropy for noisy labels: see generalized_cross_entropy. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -384,7 +384,7 @@ class GeneralizedCrossEntropyLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class HuberLoss(LossModule):
-    """Huber loss as torch.nn.HuberLoss: see functional.huber_loss."""
+    """Huber loss as torch.nn.HuberLoss: see huber_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -399,7 +399,7 @@ class HuberLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class JSDivWithLogitsLoss(LossModule):
-    """Generalised Jensen-Shannon divergence from a teacher's logits: see functional.js_div_with_logits."""
+    """Generalised Jensen-Shannon divergence from a teacher's logits: see js_div_with_logits. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     empty: Empty
@@ -415,7 +415,7 @@ class JSDivWithLogitsLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class JaccardLoss(LossModule):
-    """Soft Jaccard loss, 1 - IoU: see functional.jaccard_loss."""
+    """Soft Jaccard loss, 1 - IoU: see jaccard_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -436,7 +436,7 @@ class JaccardLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class KLDivLoss(LossModule):
-    """Kullback-Leibler divergence of log-probabilities as torch.nn.KLDivLoss: see functional.kl_div."""
+    """Kullback-Leibler divergence of log-probabilities as torch.nn.KLDivLoss: see kl_div. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     empty: Empty
@@ -451,7 +451,7 @@ class KLDivLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class KLDivWithLogitsLoss(LossModule):
-    """Kullback-Leibler divergence from a teacher's logits: see functional.kl_div_with_logits."""
+    """Kullback-Leibler divergence from a teacher's logits: see kl_div_with_logits. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     empty: Empty
@@ -467,7 +467,7 @@ class KLDivWithLogitsLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class KTOLoss(LossModule):
-    """Kahneman-Tversky optimisation: see kto_loss. Weights per completion are given per call, as is the baseline kl."""
+    """Kahneman-Tversky optimisation: see kto_loss. Weights per completion are given per call, as is the baseline kl. `forward` takes that function's tensors."""
 
     reduction: Reduction
     beta: float
@@ -479,7 +479,7 @@ class KTOLoss(LossModule):
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
 
 class L1Loss(LossModule):
-    """Mean absolute error as torch.nn.L1Loss: see functional.l1_loss."""
+    """Mean absolute error as torch.nn.L1Loss: see l1_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -493,7 +493,7 @@ class L1Loss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class LinearCrossEntropyLoss(LossModule, Generic[Result]):
-    """Cross entropy of a linear layer's output: see functional.linear_cross_entropy. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+    """Cross entropy of a linear layer's output: see linear_cross_entropy. The layer's tensors belong to the call. `forward` takes that function's tensors."""
 
     reduction: Reduction
     chunk: int | None
@@ -528,7 +528,7 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
 
 class LinearJSDivLoss(LossModule):
-    """Generalised Jensen-Shannon divergence of a linear layer's output: see functional.linear_js_div. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+    """Generalised Jensen-Shannon divergence of a linear layer's output: see linear_js_div. The layer's tensors belong to the call. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     chunk: int | None
@@ -545,7 +545,7 @@ class LinearJSDivLoss(LossModule):
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
 class LinearKLDivLoss(LossModule):
-    """Kullback-Leibler divergence of a linear layer's output from a teacher's: see functional.linear_kl_div. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+    """Kullback-Leibler divergence of a linear layer's output from a teacher's: see linear_kl_div. The layer's tensors belong to the call. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     chunk: int | None
@@ -564,7 +564,7 @@ class LinearKLDivLoss(LossModule):
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
 class LinearTotalVariationLoss(LossModule):
-    """Total variation distance of a linear layer's output: see functional.linear_total_variation. `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."""
+    """Total variation distance of a linear layer's output: see linear_total_variation. The layer's tensors belong to the call. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     chunk: int | None
@@ -580,7 +580,7 @@ class LinearTotalVariationLoss(LossModule):
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
 class LogCoshLoss(LossModule):
-    """Log-cosh loss: see functional.log_cosh_loss."""
+    """Log-cosh loss: see log_cosh_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -594,11 +594,7 @@ class LogCoshLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class LogitAdjustedCrossEntropyLoss(LossModule):
-    """Logit-adjusted cross entropy for long-tailed classes: see functional.logit_adjusted_cross_entropy.
-
-    Args: class_counts: samples of each class in the training set, or their shares, (C,), all above 0. Kept as the buffer log_prior; None:
-    given as log_prior at each call.
-    """
+    """Logit-adjusted cross entropy for long-tailed classes: see logit_adjusted_cross_entropy."""
 
     reduction: Reduction
     empty: Empty
@@ -618,7 +614,7 @@ class LogitAdjustedCrossEntropyLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class MSELoss(LossModule):
-    """Mean squared error as torch.nn.MSELoss: see functional.mse_loss."""
+    """Mean squared error as torch.nn.MSELoss: see mse_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -632,7 +628,7 @@ class MSELoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class NLLLoss(LossModule):
-    """Negative log-likelihood of log-probabilities as torch.nn.NLLLoss: see functional.nll_loss."""
+    """Negative log-likelihood of log-probabilities as torch.nn.NLLLoss: see nll_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -646,7 +642,7 @@ class NLLLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class ORPOLoss(LossModule):
-    """Odds-ratio preference optimisation: see orpo_loss."""
+    """Odds-ratio preference optimisation: see orpo_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     beta: float
@@ -657,7 +653,7 @@ class ORPOLoss(LossModule):
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
 
 class PolyBinaryCrossEntropy(LossModule):
-    """Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy: see functional.poly_binary_cross_entropy."""
+    """Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy: see poly_binary_cross_entropy. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     empty: Empty
@@ -675,7 +671,7 @@ class PolyBinaryCrossEntropy(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class PolyCrossEntropyLoss(LossModule):
-    """Poly-1 cross entropy as timm.loss.PolyCrossEntropy: see functional.poly_cross_entropy."""
+    """Poly-1 cross entropy as timm.loss.PolyCrossEntropy: see poly_cross_entropy. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -695,7 +691,7 @@ class PolyCrossEntropyLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class PreferenceBCELoss(LossModule):
-    """Preference-weighted binary cross entropy on probabilities, with a weight per group: see functional.preference_bce."""
+    """Preference-weighted binary cross entropy on probabilities, with a weight per group: see preference_bce. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -709,7 +705,7 @@ class PreferenceBCELoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class PreferenceBCEWithLogitsLoss(LossModule):
-    """Preference-weighted binary cross entropy on logits, with a weight per group: see functional.preference_bce_with_logits."""
+    """Preference-weighted binary cross entropy on logits, with a weight per group: see preference_bce_with_logits. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -723,7 +719,7 @@ class PreferenceBCEWithLogitsLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class QualityFocalLoss(LossModule):
-    """Quality focal loss as mmdetection's: see functional.quality_focal_loss."""
+    """Quality focal loss as mmdetection's: see quality_focal_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -738,7 +734,7 @@ class QualityFocalLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class ScyllaBoxIoULoss(LossModule):
-    """SCYLLA IoU loss: see functional.scylla_box_iou_loss."""
+    """SCYLLA IoU loss: see scylla_box_iou_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -750,7 +746,7 @@ class ScyllaBoxIoULoss(LossModule):
     def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
 
 class SigLIPLoss(LossModule):
-    """Pairwise sigmoid loss of similarities: see functional.siglip_loss. `forward` takes offset and negative_only as well."""
+    """Pairwise sigmoid loss of similarities: see siglip_loss. `forward` takes offset and negative_only as well. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -764,7 +760,7 @@ class SigLIPLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
 class SigmoidFocalLoss(LossModule):
-    """Sigmoid focal loss: see functional.sigmoid_focal_loss. As there, the default reduction is torchvision's "none"."""
+    """Sigmoid focal loss: see sigmoid_focal_loss. As there, the default reduction is torchvision's "none". `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -780,7 +776,7 @@ class SigmoidFocalLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class SimPOLoss(LossModule):
-    """Simple preference optimisation: see simpo_loss."""
+    """Simple preference optimisation: see simpo_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     beta: float
@@ -793,7 +789,7 @@ class SimPOLoss(LossModule):
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
 
 class SmoothL1Loss(LossModule):
-    """Smooth L1 loss as torch.nn.SmoothL1Loss: see functional.smooth_l1_loss."""
+    """Smooth L1 loss as torch.nn.SmoothL1Loss: see smooth_l1_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -808,7 +804,7 @@ class SmoothL1Loss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class SoftmaxFocalLoss(LossModule):
-    """Focal loss under a softmax: see functional.softmax_focal_loss. As there, the default reduction is kornia's "none"."""
+    """Focal loss under a softmax: see softmax_focal_loss. As there, the default reduction is kornia's "none". `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -827,7 +823,7 @@ class SoftmaxFocalLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class TaylorCrossEntropyLoss(LossModule):
-    """Taylor cross entropy for noisy labels: see functional.taylor_cross_entropy."""
+    """Taylor cross entropy for noisy labels: see taylor_cross_entropy. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -845,10 +841,7 @@ class TaylorCrossEntropyLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class TopKKLDivWithLogitsLoss(LossModule):
-    """Kullback-Leibler divergence from a teacher's K likeliest classes: see functional.topk_kl_div_with_logits.
-
-    forward(input, values, indices=…).
-    """
+    """Kullback-Leibler divergence from a teacher's K likeliest classes: see topk_kl_div_with_logits."""
 
     reduction: BatchReduction
     empty: Empty
@@ -865,7 +858,7 @@ class TopKKLDivWithLogitsLoss(LossModule):
     def __call__(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...
 
 class TotalVariationWithLogitsLoss(LossModule):
-    """Total variation distance from a teacher's logits: see functional.total_variation_with_logits."""
+    """Total variation distance from a teacher's logits: see total_variation_with_logits. `forward` takes that function's tensors."""
 
     reduction: BatchReduction
     empty: Empty
@@ -880,7 +873,7 @@ class TotalVariationWithLogitsLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class TverskyLoss(LossModule):
-    """Tversky loss as monai.losses.TverskyLoss: see functional.tversky_loss."""
+    """Tversky loss as monai.losses.TverskyLoss: see tversky_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty
@@ -902,7 +895,7 @@ class TverskyLoss(LossModule):
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 class VarifocalLoss(LossModule):
-    """Varifocal loss as mmdetection's: see functional.varifocal_loss."""
+    """Varifocal loss as mmdetection's: see varifocal_loss. `forward` takes that function's tensors."""
 
     reduction: Reduction
     empty: Empty

@@ -11,6 +11,7 @@ from torch import nn
 from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.repeat import repeated
 from lossforge.losses.state import plain_torch
+from lossforge.losses.templates.docstrings import complete
 from lossforge.losses.templates.module import Module, module_of
 from lossforge.losses.types import Range
 
@@ -91,6 +92,13 @@ def has_range(annotation: Any) -> bool:
     return any(isinstance(each, Range) or has_range(each) for each in get_args(annotation))
 
 
+def _source(facts: Facts) -> str:
+    """What a docstring says of where a loss is from."""
+    judge = facts.get("judge", "").replace(":", ".")
+    theirs = "" if judge.startswith("lossforge") else judge
+    return "; ".join(filter(None, (facts.get("paper", ""), f"in place of {theirs}" if theirs else "")))
+
+
 def loss(
     name: str, template: str, module: Module, *, formula: str = "", switches: tuple[str, ...] = (), **facts: Unpack[Facts]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -108,6 +116,7 @@ def loss(
     def enter(function: Callable[P, R]) -> Callable[P, R]:
         public, given = repeated(function), inspect.signature(function).parameters
         defaults = {each: p.default for each, p in given.items() if each in switches or has_range(p.annotation)}
+        complete(public, template, source=_source(facts))
         LOSSES[name] = Loss(name, template, formula or name, public, module_of(public, module, template), defaults, **facts)
         return public
 

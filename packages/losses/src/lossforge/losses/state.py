@@ -25,6 +25,18 @@ def plain_torch() -> Iterator[None]:
     """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice.
 
     It holds for the thread and the asyncio task that entered it; a thread that starts inside has to enter it anew.
+
+    Returns:
+        a context manager.
+
+    Raises:
+        RuntimeError: it is entered once more after it has ended, as any such context manager.
+
+    Example:
+        >>> import torch
+        >>> from lossforge.losses import cross_entropy, plain_torch
+        >>> with plain_torch():
+        ...     loss = cross_entropy(torch.randn(8, 10), torch.randint(10, (8,)))
     """
     _enter(1)
     try:
@@ -45,7 +57,23 @@ def _in_plain_torch() -> bool:
 
 
 def backend(x: Tensor) -> str:
-    """Return what computes a loss of `x`: "triton", "triton-interpreted" or "torch" (the plain-torch reference; without Triton always)."""
+    """Return what computes a loss of `x`.
+
+    Args:
+        x: logits, or whatever the loss takes first.
+
+    Returns:
+        "triton", "triton-interpreted", or "torch": the plain-torch reference, which without Triton computes always.
+
+    Raises:
+        AttributeError: x is no tensor.
+
+    Example:
+        >>> import torch
+        >>> from lossforge.losses import backend
+        >>> backend(torch.randn(8, 10, dtype=torch.float64))
+        'torch'
+    """
     if not TRITON or x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
         return "torch"
     return "triton-interpreted" if INTERPRETED else "triton"

@@ -28,10 +28,19 @@ def check(loss: "CustomLoss | Loss | str", *, device: str | None = None, seed: i
         loss: one's own, or the name or entry of one in lossforge.losses.registry.
         device: "cuda" where there is a GPU by default, else "cpu", where kernels run only with TRITON_INTERPRET=1.
 
-    Returns: a Report: print it; it is true where nothing failed.
+        seed: of the random inputs.
+
+    Returns:
+        a Report: print it; it is true where nothing failed.
 
     Raises:
-        TypeError: for what is no loss. KeyError: for a name that the registry does not have. ModuleNotFoundError: without Triton.
+        TypeError: `loss` is no loss.
+        KeyError: the registry does not have the name.
+        ModuleNotFoundError: Triton is not installed.
+
+    Example:
+        >>> from lossforge.losses.check import check
+        >>> print(check("focal"))  # minutes on a CPU
     """
     kernels.load("math")
     from lossforge.losses.check.run import run_checks

@@ -35,8 +35,10 @@ CORNERS = ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")
 class CustomLoss:
     """A loss made of a formula: call it as a function, or take `module(...)`.
 
-    loss: what the registry holds of the losses here. gradient: "given" by the formula, or "derived" from it. hyper: the
-    hyper-parameters and their defaults.
+    Attributes:
+        loss: what the registry holds of the losses here.
+        gradient: "given" by the formula, or "derived" from it.
+        hyper: the hyper-parameters and their defaults.
     """
 
     __name__: str
@@ -169,17 +171,28 @@ def elementwise(
     into the same kernel.
 
     Args:
+        formula: the @triton.jit function; None where the decorator has arguments.
         hyper: the hyper-parameters' names and defaults, in the formula's order. They are keyword arguments of the loss, numbers; the
             last may also be a tensor that broadcasts to the input. Changing one compiles nothing.
         reference: the value in plain torch, (x, y, *hyper) → element-wise values, for CPU tensors, float64, derivatives of the
             target and of second order. By default the formula's operations translated.
         domain: "logits", or "probabilities" where input lies in [0, 1]: what lossforge.losses.check tries.
 
-    Returns: a CustomLoss: loss(input, target, *, reduction="mean", weight=None, **options), with the options of
-        lossforge.losses.functional: class indices and mixup pairs in place of a dense target, normalizer, gradient, inplace and so on.
+    Returns:
+        a CustomLoss: loss(input, target, *, reduction="mean", weight=None, **options), with the options of lossforge.losses.l1_loss: class
+        indices and mixup pairs in place of a dense target, normalizer, gradient, inplace and so on.
 
     Raises:
         FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
+
+    Example:
+        In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
+
+        >>> @elementwise(hyper={"delta": 1.0})
+        ... @triton.jit
+        ... def charbonnier(x, y, delta):
+        ...     return tl.sqrt((x - y) * (x - y) + delta * delta) - delta
+        >>> charbonnier(logits, target, delta=0.5).backward()
     """
     if formula is None:
         return lambda formula: elementwise(formula, hyper=hyper, reference=reference, domain=domain)
@@ -199,11 +212,26 @@ def rowwise(
     The formula takes (z, *hyper), z = -ln p of the target's class under the softmax of a row, and returns φ(z) or (φ, φ′); L = w_t φ(z).
     Otherwise as `elementwise`: what it may hold, what is derived, hyper, reference: (z, *hyper) → φ.
 
-    Returns: a CustomLoss: loss(input, target, *, reduction="mean", weight=None, ignore_index=-100, **options), as cross_entropy: class
+    Args:
+        formula: the @triton.jit function; None where the decorator has arguments.
+        hyper: as for `elementwise`.
+        reference: the value in plain torch, (z, *hyper) → φ. By default the formula's operations translated.
+
+    Returns:
+        a CustomLoss: loss(input, target, *, reduction="mean", weight=None, ignore_index=-100, **options), as cross_entropy: class
         indices or a mixup pair of them, class weights, scale, softcap, z_loss, normalizer, gradient, inplace and so on.
 
     Raises:
         FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
+
+    Example:
+        In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
+
+        >>> @rowwise(hyper={"q": 0.7})
+        ... @triton.jit
+        ... def generalized(z, q):
+        ...     return (1.0 - tl.exp(-q * z)) / q
+        >>> generalized(logits, classes, q=0.5).backward()
     """
     if formula is None:
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
@@ -222,10 +250,26 @@ def boxes(
     The formula takes the corners of both, (x1, y1, x2, y2, u1, v1, u2, v2, *hyper), and returns the value of the pair, or that and its
     eight derivatives. Otherwise as `elementwise`; reference: (boxes1, boxes2, *hyper), boxes (..., 4), → (...).
 
-    Returns: a CustomLoss: loss(boxes1, boxes2, *, reduction="mean", weight=None, format="xyxy", **options), as box_iou_loss.
+    Args:
+        formula: the @triton.jit function; None where the decorator has arguments.
+        hyper: as for `elementwise`.
+        reference: the value in plain torch, (boxes1, boxes2, *hyper), boxes (..., 4), → (...). By default the formula's operations
+            translated.
+
+    Returns:
+        a CustomLoss: loss(boxes1, boxes2, *, reduction="mean", weight=None, format="xyxy", **options), as box_iou_loss.
 
     Raises:
         FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
+
+    Example:
+        In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
+
+        >>> @boxes
+        ... @triton.jit
+        ... def corners(x1, y1, x2, y2, u1, v1, u2, v2):
+        ...     return tl.abs(x1 - u1) + tl.abs(y1 - v1) + tl.abs(x2 - u2) + tl.abs(y2 - v2)
+        >>> corners(boxes1, boxes2).backward()
     """
     if formula is None:
         return lambda formula: boxes(formula, hyper=hyper, reference=reference)

@@ -56,10 +56,12 @@ def asymmetric_loss_single_label(
     makes the loss infinite as label smoothing does. Where a power's derivative is infinite (γ₊ < 1 and p_t = 1) the gradient takes its
     limit, 0. The mean divides as that of cross_entropy, by the weights of the classes of the rows not ignored.
 
-    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b); gamma_pos,
-    gamma_neg: at least 0; eps: label smoothing in [0, 1]; weight: one factor a class; scale, softcap, z_loss: as in cross_entropy.
-    Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        gamma_pos: γ₊ of at least 0.
+        gamma_neg: γ₋ of at least 0.
+        eps: label smoothing in [0, 1].
+        weight: (C,), one factor a class.
     """
     gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
     gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)

@@ -66,10 +66,11 @@ def binary_cross_entropy_with_logits(
 
     L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight. Exact at any logit.
 
-    Args: target in [0, 1], or class indices (one against all: the row's class 1, the others 0; -1 background, -2 ignored), with
-    target_b and lam a mixup pair; dim: the classes' dimension; label_smoothing, target_threshold: as in smoothed_binary_cross_entropy,
-    of class indices and pairs, and of every target. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        target: in [0, 1], dense; or class indices, one against all: the row's class has 1, the others 0, -1 is background and -2 ignored.
+        label_smoothing: in [0, 1], of class indices and mixup pairs.
+        target_threshold: smoothed targets above it become 1, others 0; None leaves them.
+        pos_weight: c, a weight of the positives; broadcasts to input, one a class as a rule.
     """
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
     call = ElementCall("bce_with_logits", input, target, weight=weight, reduction=checks.legacy_reduction(size_average, reduce, reduction))
@@ -129,11 +130,14 @@ def smoothed_binary_cross_entropy(
     L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight and, of class indices, y = 1 - s + s / C in the row's class and
     s / C in the others, s = smoothing. Dense targets, such as those of mixup, count as smoothed already.
 
-    Args: target: as in binary_cross_entropy_with_logits; background has s / C in all classes, and a mixup pair gives what timm's Mixup
-    with label smoothing gives as dense targets; smoothing: in [0, 1]; target_threshold: smoothed targets above it become 1, others 0;
-    sum_classes: the loss summed over the classes (dim) and averaged over the rows, whatever the reduction; smooth_dense: dense targets
-    are smoothed too, y (1 - s) + s / 2. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        target: in [0, 1], dense; or class indices, of which background has s / C in all classes. A mixup pair gives what timm's Mixup with
+            label smoothing gives as dense targets.
+        smoothing: s in [0, 1].
+        target_threshold: smoothed targets above it become 1, others 0; None leaves them.
+        sum_classes: sum the loss over the classes (dim) and average it over the rows, whatever the reduction.
+        smooth_dense: smooth dense targets too: y (1 - s) + s / 2.
+        pos_weight: c, a weight of the positives; broadcasts to input.
     """
     smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     call = ElementCall("bce_with_logits", input, target, weight=weight, reduction="mean" if sum_classes else reduction)
@@ -202,11 +206,14 @@ def sigmoid_focal_loss(
 
     L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is negative.
 
-    Args: targets in [0, 1], or class indices (the row's class 1, the others 0; -1 background, -2 ignored), so that a detector builds no
-    one-hot tensor, with target_b and lam a mixup pair; dim: the classes' dimension; alpha: a number, or one a class (broadcasts to
-    inputs, so of shape (C,) where the classes come last); gamma: at least 0; normalizer: such as the number of positives.
-    Others: see lossforge.losses.functional. For γ < 1 and saturated logits the gradient takes its limit (torchvision: nan).
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    For γ < 1 and saturated logits the gradient takes its limit (torchvision: nan).
+
+    Args:
+        inputs: logits of any shape and floating dtype.
+        targets: in [0, 1], dense; or class indices, -1 background and -2 ignored, so that a detector builds no one-hot tensor.
+        alpha: α in [0, 1], or negative for none; or one a class, which broadcasts to inputs, so of shape (C,) where the classes come last.
+        gamma: γ of at least 0.
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of positives.
     """
     gamma = checks.number("gamma", gamma, 0.0)
     hyper, per_class = with_parameter([gamma], "alpha", alpha, inputs, high=1.0)
@@ -287,12 +294,16 @@ def asymmetric_loss_multi_label(
     Logarithms are exact at any logit: timm keeps them above ln eps, so that its gradient vanishes at a positive with x < -18. Where a
     power's derivative is infinite the gradient takes its limit (timm: nan).
 
-    Args: target in [0, 1], or class indices (one against all: the row's class 1, the others 0; -1 background, -2 ignored), with target_b
-    and lam a mixup pair; gamma_neg, gamma_pos: at least 0; clip: in [0, 1], None is 0; eps: timm's, at most 1e-4 and without effect;
-    disable_torch_grad_focal_loss: the powers are constants to the gradient; smoothing: in [0, 1], of dense targets, which become
-    y (1 - s) + s / 2; reduction: also "batchmean", the sum divided by
-    the number of samples, input.shape[0]. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
+        gamma_neg: γ₋ of at least 0.
+        gamma_pos: γ₊ of at least 0.
+        clip: in [0, 1]; None is 0.
+        eps: timm's, at most 1e-4 and without effect.
+        disable_torch_grad_focal_loss: the powers are constants to the gradient.
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+        pos_weight: c, a weight of the positives; broadcasts to input.
     """
     hyper = [checks.number("gamma_neg", gamma_neg, 0.0), checks.number("gamma_pos", gamma_pos, 0.0)]
     hyper.append(checks.number("clip", 0.0 if clip is None else clip, 0.0, 1.0))
@@ -336,10 +347,13 @@ def poly_binary_cross_entropy(
     L = w α_t (1 - p_t)^γ [BCE(x, y) + ε (1 - p_t)], p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is None or
     negative. γ = 0 is Poly-1 of the cross entropy, other γ of the focal loss.
 
-    Args: target, alpha, gamma: as in sigmoid_focal_loss; epsilon: 0 is the plain loss; smoothing: in [0, 1], of dense targets, which become
-    y (1 - s) + s / 2; reduction: also "batchmean", the sum divided by the
-    number of samples, input.shape[0]. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        epsilon: ε; 0 is the plain loss.
+        gamma: γ of at least 0; 0 is Poly-1 of the cross entropy.
+        alpha: α in [0, 1]; None or negative for none; or one a class.
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+        target: in [0, 1], dense; or class indices, -1 background and -2 ignored.
     """
     epsilon = checks.number("epsilon", epsilon)
     gamma = checks.number("gamma", gamma, 0.0)
@@ -378,9 +392,11 @@ def preference_bce_with_logits(
     so that outcomes of different groups can be weighted for fairness. The mean is over the N elements that are not ignored: gradient
     v g (σ(x) - y) / N.
 
-    Args: preference: one weight an element, or whatever broadcasts, such as (N, 1) for one a sample; group: a group id each, with
-    group_weight (G,). Target and others: as in binary_cross_entropy_with_logits.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
+    Args:
+        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
+        preference: v, one weight an element, or whatever broadcasts, such as (N, 1) for one a sample.
+        group: ids of any integer dtype, one an element, or whatever broadcasts.
+        group_weight: (G,), the weight of each group.
     """
     call = ElementCall("bce_with_logits", input, target, group=group, group_weight=group_weight, hyper=[1.0], reduction=reduction)
     return elementwise_loss(call._replace(weight=preference), options)
@@ -414,8 +430,12 @@ def preference_bce(
     L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in torch.nn.functional.binary_cross_entropy; the gradient
     v g [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12 (float16: 2⁻¹⁵) and finite at 0 and 1.
 
-    Args: input in [0, 1]; outside, loss and gradient are nan. Others: as in preference_bce_with_logits.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index or group out of range.
+    Args:
+        input: probabilities in [0, 1]; outside, loss and gradient are nan.
+        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
+        preference: v, one weight an element, or whatever broadcasts, such as (N, 1) for one a sample.
+        group: ids of any integer dtype, one an element, or whatever broadcasts.
+        group_weight: (G,), the weight of each group.
     """
     call = ElementCall("bce", input, target, group=group, group_weight=group_weight, hyper=[_floor(input)], reduction=reduction)
     return elementwise_loss(call._replace(weight=preference), options)
@@ -442,9 +462,9 @@ def binary_cross_entropy(
 
     L = -w [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100; the gradient is that of preference_bce, finite at 0 and 1.
 
-    Args: input in [0, 1]; outside, loss and gradient are nan (torch raises, on CUDA a device assert). Target and others: as in
-    binary_cross_entropy_with_logits.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        input: probabilities in [0, 1]; outside, loss and gradient are nan (torch raises, on CUDA by a device assertion).
+        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     return elementwise_loss(ElementCall("bce", input, target, weight=weight, hyper=[_floor(input)], reduction=reduction), options)

@@ -65,10 +65,10 @@ def softmax_focal_loss(
     The weights multiply the loss and do not enter the mean's divisor, which is the number of rows not ignored (kornia from 0.7 on gives
     "none" per class and divides by the number of logits). For γ < 1 and p_t = 1 the gradient takes its limit, 0.
 
-    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b), which counts
-    once in the mean; alpha: a number in [0, 1], or one a class; gamma: at least 0; scale, softcap, z_loss: as in cross_entropy.
-    Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b). It counts once in the mean.
+        alpha: α in [0, 1] for all classes but class 0, the background, which has 1 - α; or one a class; None for none.
+        gamma: γ of at least 0.
     """
     gamma = checks.number("gamma", gamma, 0.0)
     dim = of_classes(input)
@@ -117,11 +117,12 @@ def poly_cross_entropy(
     L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] + s / C with s = label_smoothing. As in the paper's code,
     smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
 
-    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b);
-    label_smoothing: in [0, 1), without weight; smoothing: timm's name for it; scale, softcap, z_loss: as in cross_entropy.
-    Others: see lossforge.losses.functional.
-    In a pair of which one index is ignored, label smoothing adds its constant ε s (1 - 1 / C) in the other's share.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        epsilon: ε; 0 is the cross entropy.
+        label_smoothing: s in [0, 1), without weight. In a pair of which one index is ignored it adds its constant ε s (1 - 1 / C) in the
+            other's share.
+        smoothing: timm's name for label_smoothing.
     """
     epsilon = checks.number("epsilon", epsilon)
     if smoothing is not None:
@@ -173,9 +174,9 @@ def generalized_cross_entropy(
     L = w_t (1 - p_t^q) / q, p = softmax(x): the cross entropy as q → 0, 1 - p_t, half the mean absolute error, at q = 1. Exact at small q
     and where p_t is near 1. The mean divides as that of cross_entropy.
 
-    Args: target: indices of any integer dtype; with target_b and lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b); q: in [0, 1],
-    0 is the cross entropy; scale, softcap, z_loss: as in cross_entropy. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        q: in [0, 1]; 0 is the cross entropy.
     """
     q = checks.number("q", q, 0.0, 1.0)
     call = RowCall("generalized_ce", input, target, weight=weight, hyper=[q], ignore_index=ignore_index, reduction=reduction)
@@ -208,8 +209,9 @@ def taylor_cross_entropy(
 
     L = w_t Σₖ (1 - p_t)ᵏ / k for k from 1 to the order, p = softmax(x): 1 - p_t at order 1, towards the cross entropy as the order grows.
 
-    Args: order: in [1, 6]; between whole numbers the last term counts in part. Others: as in generalized_cross_entropy.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        order: in [1, 6]; between whole numbers the last term counts in part.
     """
     return class_loss("taylor_ce", input, target, [checks.number("order", order, 1.0, 6.0)], reduction, options)
 
@@ -272,9 +274,12 @@ def logit_adjusted_cross_entropy(
 
     The adjusted logits are never stored: τ ln π is added as they are read.
 
-    Args: log_prior: ln π, to which any constant may be added; None: equal classes, the plain cross entropy; tau: τ; scale multiplies
-    x alone; softcap is not offered. Others: as in cross_entropy.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices of any integer dtype; or probabilities in the shape of input.
+        log_prior: (C,), ln π, to which any constant may be added; None: equal classes, the plain cross entropy.
+        tau: τ.
+        scale: multiplies x alone.
+        label_smoothing: ε in [0, 1].
     """
     tau = checks.number("tau", tau)
     if options.get("softcap") is not None:
@@ -289,10 +294,21 @@ def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
 
     w_c ∝ (1 - β) / (1 - β^n_c), Σ w = C.
 
-    Args: counts: samples of each class n_c, (C,), any real dtype; a class without samples counts as having one; beta: β in [0, 1): 0
-    gives equal weights, β → 1 the inverse frequencies.
-    Returns: (C,), float32 (float64 for float64), on the device of counts.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        counts: (C,), the samples of each class n_c, of any real dtype; a class without samples counts as having one.
+        beta: β in [0, 1): 0 gives equal weights, β → 1 the inverse frequencies.
+
+    Returns:
+        (C,), float32 (float64 for float64), on the device of counts.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Example:
+        >>> import torch
+        >>> from lossforge.losses import class_balanced_weight, cross_entropy
+        >>> weight = class_balanced_weight(torch.tensor([5000, 200, 10]))
+        >>> cross_entropy(torch.randn(8, 3), torch.randint(3, (8,)), weight=weight)
     """
     if not isinstance(counts, Tensor):
         raise TypeError(f"counts must be a tensor, got {type(counts).__name__}")

@@ -33,7 +33,8 @@ class PairsModule(LossModule):
         " Its input is the matrix, open_clip's are the features.",
         base=PairsModule,
         without=("validate",),
-    )
+    ),
+    "rowwise",
 )
 @repeated
 def clip_loss(
@@ -48,13 +49,14 @@ def clip_loss(
     text) and over columns (text to image). Both directions come from one reading of the matrix, the gradient from another; no transposed
     copy and no tensor of targets is made. The mean divides by the number of pairs N.
 
-    Args: similarity: logits, such as logit_scale · image_features @ text_features.T; row i and column i + offset belong together. With
-    M > N the other columns are negatives of the rows alone, as with texts gathered from other devices or a queue; scale: a number that
-    multiplies the similarities. Others: see lossforge.losses.functional.
-
     In one direction (InfoNCE of a query against a positive and negatives; open_clip's local_loss, once for images and once for texts) the
     loss is cross_entropy(similarity, torch.arange(N) + offset).
-    Raises: TypeError, ValueError naming the argument.
+
+    Args:
+        similarity: logits (N, M), such as logit_scale · image_features @ text_features.T: row i and column i + offset belong together. With
+            M > N the other columns are negatives of the rows alone, as with texts gathered from other devices or a queue.
+        offset: the column of the first row's pair.
+        scale: a number that multiplies the similarities.
     """
     checks.whole("similarity", similarity)
     if isinstance(offset, Tensor) and offset.ndim:

@@ -22,7 +22,15 @@ def cross_entropy_reference(z: Tensor) -> Tensor:
 
 
 class CrossEntropyOutput(NamedTuple):
-    """What `cross_entropy` returns when further outputs are asked for; None for the others."""
+    """What `cross_entropy` returns when further outputs are asked for; None for the others.
+
+    Attributes:
+        loss: a scalar, or one value a row with reduction "none".
+        z_loss: the part of the loss that z_loss adds, reduced as the loss, which holds it.
+        lse: (N, d…), log-sum-exp of each row's logits, in nats; differentiable.
+        entropy: (N, d…), of each row's softmax, in nats; differentiable.
+        correct: (N, d…), bool: the largest logit is the target's.
+    """
 
     loss: Tensor
     z_loss: Tensor | None
@@ -150,13 +158,16 @@ def cross_entropy(
     L = Σⱼ wⱼ qⱼ (lse(x) - xⱼ) + z_loss · lse(x)², lse(x) = ln Σ exp xⱼ, qⱼ = (1 - ε) yⱼ + ε / C with ε = label_smoothing. The mean divides
     by the weights of the classes of the rows not ignored, with probabilities by the number of rows.
 
-    Args: target: indices of any integer dtype, or probabilities; target_b and lam: a mixup pair of indices, y = λ [j = target] +
-    (1 - λ) [j = target_b], λ a number, one a sample or one a row; scale, softcap: the logits become cap · tanh(scale · x / cap);
-    z_loss: its coefficient (PaLM, arXiv 2204.02311), with a mean over the rows not ignored, whatever the class weights. Others: see
-    lossforge.losses.functional.
-    Returns: the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it),
-    lse and entropy of softmax(x) per row, all three differentiable, and correct: whether the first of the largest logits is the target.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices (), (N,) or (N, d…) of any integer dtype; or probabilities in the shape of input.
+        label_smoothing: ε in [0, 1].
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        z_loss: coefficient of lse², averaged over the rows not ignored, whatever the class weights (PaLM, arXiv 2204.02311).
+
+    Returns:
+        the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it), lse and entropy
+        of softmax(x) per row, all three differentiable, and correct: whether the first of the largest logits is the target.
     """
     call = RowCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
     call = call._replace(

@@ -53,13 +53,15 @@ def quality_focal_loss(
 
     L = w |y - p|^β [y softplus(-x) + (1 - y) softplus(x)], p = σ(x). The factor |y - p|^β is differentiated as well.
 
-    Args: target: class indices (-1 background, where mmdetection has the number of classes; -2 ignored), whose row is y = score in its
-    class and 0 elsewhere, or without score y = 1; or the qualities y in [0, 1] themselves; dim: the classes' dimension; score: in [0, 1],
-    such as the IoU of the box; beta: at least 0; reduction: "mean" sums over the classes and averages over the rows not ignored, as
-    mmdetection does, "none" gives the loss of each element (mmdetection: of each row); weight: one a row has shape (N, 1) for (N, C)
-    logits; normalizer: mmdetection's avg_factor. Others: see lossforge.losses.functional. For β < 1 and saturated logits the gradient
-    takes its limit.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        target: class indices, -1 background (mmdetection: the number of classes) and -2 ignored; or the qualities y in [0, 1] themselves,
+            dense.
+        score: of class indices: y of the row's class in [0, 1], such as the IoU of the box; without it 1.
+        beta: β of at least 0. Below 1, saturated logits take the limit.
+        reduction: "mean" sums over the classes and averages over the rows not ignored, as mmdetection does; "sum"; "none" gives the loss of
+            each element (mmdetection: of each row).
+        weight: broadcasts to input: one a row has shape (N, 1) for (N, C) logits.
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
     """
     beta = checks.number("beta", beta, 0.0)
     call = ElementCall("quality_focal", input, target, weight=weight, hyper=[beta], reduction=reduction)
@@ -104,10 +106,14 @@ def varifocal_loss(
     L = w v [y softplus(-x) + (1 - y) softplus(x)] with v = y where y > 0 and v = α p^γ elsewhere, p = σ(x). The factor p^γ is
     differentiated as well.
 
-    Args: target, score: as in quality_focal_loss, y the IoU-aware target; a score of 0 makes its class a negative, as in mmdetection;
-    alpha, gamma: at least 0; iou_weighted: False is v = 1 where y > 0; reduction: "mean" is over all elements not ignored; normalizer:
-    mmdetection's avg_factor. Others: see lossforge.losses.functional. For γ < 1 and saturated logits the gradient takes its limit.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        target: class indices, -1 background and -2 ignored; or the IoU-aware targets y in [0, 1] themselves, dense.
+        score: of class indices: y of the row's class in [0, 1]; 0 makes its class a negative, as in mmdetection.
+        alpha: α of at least 0.
+        gamma: γ of at least 0. Below 1, saturated logits take the limit.
+        iou_weighted: False is v = 1 where y > 0.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
     """
     alpha = checks.number("alpha", alpha, 0.0)
     gamma = checks.number("gamma", gamma, 0.0)
@@ -165,13 +171,17 @@ def distribution_focal_loss(
     L = w Σⱼ max(0, 1 - |j - y|) (-ln pⱼ), p the softmax over the bins: between the bins i and i + 1, w [(i + 1 - y) (-ln pᵢ) +
     (y - i) (-ln pᵢ₊₁)]. It is the loss of YOLOv8's sides of boxes, and the two-hot cross entropy of distributional critics.
 
-    Args: input: logits of 2 to 4096 bins, such as (N, 4, 16), one distribution a side of a box; target: the position y in [0, bins - 1],
-    of any floating dtype (float16 and bfloat16 hold few positions). Outside of that, or nan, it makes its own loss and gradient nan, on
-    every device and whatever its weight, and harms no other; reduction: a mean divides by the number of targets; weight: one a target,
-    None or what broadcasts to target, such as (N, 1) for (N, 4); normalizer: mmdetection's avg_factor. Others: see
-    lossforge.losses.functional.
-    Returns: a scalar or as target, in float32 (float64 for float64).
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        input: logits of 2 to 4096 bins, such as (N, 4, 16), one distribution a side of a box.
+        target: the position y in [0, bins - 1], of any floating dtype (float16 and bfloat16 hold few positions), in the shape of input
+            without the bins. Outside of that, or nan, it makes its own loss and gradient nan, on every device and whatever its weight, and
+            harms no other.
+        reduction: "mean" over the targets, "sum" or "none".
+        weight: one a target, or what broadcasts to target, such as (N, 1) for (N, 4).
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
+
+    Returns:
+        a scalar or as target, in float32 (float64 for float64).
     """
     checks.whole("input", input)
     checks.floating_beside("target", target, input)

@@ -87,9 +87,6 @@ def dice_loss(
 
     L = 1 - (2 I + n) / (P + Y + d) with n = smooth_nr, d = smooth_dr. With batch=True, present_only=True and n = d = s it is
     segmentation_models_pytorch's DiceLoss with smooth=s.
-
-    Args: see lossforge.losses.functional.dice.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     call = OverlapCall("dice", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)
@@ -126,9 +123,6 @@ def jaccard_loss(
     """Soft Jaccard loss, 1 - IoU, as segmentation_models_pytorch's JaccardLoss.
 
     L = 1 - (I + n) / (P + Y - I + d) with n = smooth_nr, d = smooth_dr. monai.losses.DiceLoss(jaccard=True) is this with n and d halved.
-
-    Args: see lossforge.losses.functional.dice.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
     """
     call = OverlapCall("jaccard", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)
@@ -169,8 +163,9 @@ def tversky_loss(
     L = 1 - (I + n) / (I + α (P - I) + β (Y - I) + d) with n = smooth_nr, d = smooth_dr; P - I are the false positives, Y - I the false
     negatives. α = β = 1/2 is the Dice loss (with n and d doubled), α = β = 1 the Jaccard loss.
 
-    Args: alpha, beta: weights of false positives and false negatives, at least 0. Others: see lossforge.losses.functional.dice.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        alpha: weight of false positives, at least 0.
+        beta: weight of false negatives, at least 0.
     """
     call = OverlapCall("tversky", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(include_background=include_background, batch=batch, present_only=present_only)
@@ -217,9 +212,10 @@ def focal_tversky_loss(
     authors' code: the paper writes 1/γ, and its γ = 4/3 is 0.75 here. As in tversky_loss α weighs the false positives, which the paper
     calls β: its α = 0.7 is beta here.
 
-    Args: alpha, beta, gamma: at least 0; where T is 1 the gradient is taken as 0, also for γ < 1. Others: see
-    lossforge.losses.functional.dice.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        alpha: weight of false positives, at least 0.
+        beta: weight of false negatives, at least 0.
+        gamma: exponent of at least 0. Where T is 1 the gradient is taken as 0, also for γ < 1.
     """
     call = OverlapCall("focal_tversky", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(include_background=include_background, batch=batch, present_only=present_only)
@@ -259,9 +255,11 @@ def dice_ce_loss(
     the pixels (softmax with class indices: their class weights) or elements that are not ignored. All ignored, CE is nan, or with
     empty="zero" 0.
 
-    Args: activation: "softmax" or "sigmoid"; reduction: "mean" or "sum"; lambda_dice, lambda_ce: at least 0.
-    Others: see lossforge.losses.functional.dice; normalizer is not taken.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        activation: "softmax" or "sigmoid".
+        reduction: "mean" or "sum".
+        lambda_dice: of at least 0.
+        lambda_ce: of at least 0.
     """
     lambda_dice = checks.number("lambda_dice", lambda_dice, 0.0)
     lambda_ce = checks.number("lambda_ce", lambda_ce, 0.0)

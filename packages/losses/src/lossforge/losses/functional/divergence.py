@@ -72,11 +72,13 @@ def kl_div_with_logits(
 
     L = T² Σⱼ qⱼ (ln qⱼ - ln pⱼ), p = softmax(input / T), q = softmax(target_logits / T); with `reverse` T² Σⱼ pⱼ (ln pⱼ - ln qⱼ).
 
-    Args: target_logits: the teacher's, of any floating dtype; temperature: T > 0; reverse: KL(student ‖ teacher) in place of
-    KL(teacher ‖ student). Others: see lossforge.losses.functional.divergence and lossforge.losses.functional.
-    Returns: a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
-    Raises: TypeError, ValueError naming the argument.
     Source: Hinton et al. 2015, arXiv 1503.02531; torch.nn.functional.kl_div on log_softmax; reverse: MiniLLM, arXiv 2306.08543.
+
+    Args:
+        reverse: KL(student ‖ teacher) in place of KL(teacher ‖ student).
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     """
     call = DivergenceCall("kl", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
     return _of_teacher(call._replace(swap=reverse, temperature=temperature), options, temperature_squared)
@@ -119,11 +121,14 @@ def js_div_with_logits(
     At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β (1 - β)), as in TRL; 0 where torch.compile traces β as a
     tensor.
 
-    Args: target_logits: the teacher's, of any floating dtype; beta: in [0, 1]; temperature: T > 0; temperature_squared: off by default, as
-    in TRL. Others: see lossforge.losses.functional.divergence and lossforge.losses.functional.
-    Returns: a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
-    Raises: TypeError, ValueError naming the argument.
     Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's generalized_jsd_loss.
+
+    Args:
+        beta: β in [0, 1].
+        temperature_squared: multiply by T²; off by default, as in TRL.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     """
     beta = checks.number("beta", beta, 0.0, 1.0)
     call = DivergenceCall("js", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
@@ -163,11 +168,10 @@ def total_variation_with_logits(
 
     L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T). Where p = q the gradient takes sign 0.
 
-    Args: target_logits: the teacher's, of any floating dtype; temperature: T > 0. Others: see lossforge.losses.functional.divergence and
-    lossforge.losses.functional.
-    Returns: a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
-    Raises: TypeError, ValueError naming the argument.
     Source: f-distill, Wen et al. 2023, arXiv 2307.15190.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     """
     call = DivergenceCall(
         "total_variation", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction
@@ -235,14 +239,18 @@ def topk_kl_div_with_logits(
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
 
-    Args: values, indices: in the order of torch.topk, so that *log_q.topk(k, dim) gives both. values: natural logarithms of the teacher's
-    probabilities at temperature T, or with `renormalize` its logits (or log-probabilities at temperature 1), of which
-    q = softmax(values / T) over the K. indices: their classes, of any integer dtype, different from each other within a row; -1 for no
-    entry. tail: the classes that are not among the K count as one more, as in TRL; needs values that are not
-    renormalised. 1 - Σ p[i] is at least 2⁻²⁴. Others: see lossforge.losses.functional.divergence and lossforge.losses.functional.
-    Returns: a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
+
+    Args:
+        values: (N, K) or (N, K, d…), natural logarithms of the teacher's probabilities at temperature T; with renormalize its logits, or
+            log-probabilities at temperature 1. *log_q.topk(k, dim) gives values and indices.
+        indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry.
+        renormalize: q = softmax(values / T) over the K.
+        tail: the classes that are not among the K count as one more, as in TRL; needs values that are not renormalised. 1 - Σ p[i] is at
+            least 2⁻²⁴.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     """
     checks.whole("input", input)
     if isinstance(values, Tensor) and isinstance(indices, Tensor) and not values.is_floating_point() and indices.is_floating_point():

@@ -72,15 +72,9 @@ def box_iou_loss(
 
     L = w [1 - I/U] with I the area of the intersection, U that of the union; the linear form of Yu et al. 2016 (arXiv 1608.01471).
 
-    Args: boxes1, boxes2: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gradients go to both. reduction:
-    "none", "mean" over the pairs, or "sum". eps: at least 0; a denominator (an area, a squared length) below it is eps. weight: one a
-    pair, None or what broadcasts to (...); a mean divides by the number of pairs also then, by the weights with normalizer=weight.sum().
-    format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height); by default "xyxy". empty: what a mean over
-    no pairs gives, by default "zero" as in torchvision.
-    normalizer, gradient: see lossforge.losses.functional.
-    Returns: a scalar or (...), in float32 (float64 for float64), as torchvision does. Boxes of equal coordinates and area have loss 0.
-    Two boxes without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch.
-    Raises: TypeError, ValueError naming the argument.
+    Returns:
+        a scalar or (...), in float32 (float64 for float64), as torchvision does. Boxes of equal coordinates and area have loss 0. Two boxes
+        without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch.
     """
     return corner_loss("iou", boxes1, boxes2, reduction, eps, options)
 
@@ -108,9 +102,6 @@ def generalized_box_iou_loss(
 
     L = w [1 - I/U + (C - U)/C] with C the area of the smallest box around both. torchvision adds eps to U and C, so that its loss of equal
     boxes is eps/U; ours is exactly 0.
-
-    Args: as in box_iou_loss.
-    Raises: TypeError, ValueError naming the argument.
     """
     return corner_loss("giou", boxes1, boxes2, reduction, eps, options)
 
@@ -137,9 +128,6 @@ def distance_box_iou_loss(
 
     L = w [1 - I/U + ρ²/d²] with ρ the distance of the centres, d the diagonal of the smallest box around both; as in
     generalized_box_iou_loss, eps bounds the denominators instead of being added.
-
-    Args: as in box_iou_loss.
-    Raises: TypeError, ValueError naming the argument.
     """
     return corner_loss("diou", boxes1, boxes2, reduction, eps, options)
 
@@ -176,8 +164,8 @@ def complete_box_iou_loss(
     L = w [1 - I/U + ρ²/d² + αv] with v = 4/π² (atan w₂/h₂ - atan w₁/h₁)² and α = v / (1 - I/U + v), through which, as in torchvision, no
     gradient goes. A box without width and height has the angle 0 and no gradient through v, where torchvision's loss is nan.
 
-    Args: as in box_iou_loss; eps bounds all denominators, where torchvision's reaches only that of α.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        eps: of at least 0; a denominator below it is eps. It bounds all denominators, where torchvision's reaches only that of α.
     """
     return corner_loss("ciou", boxes1, boxes2, reduction, eps, options)
 
@@ -198,9 +186,6 @@ def efficient_box_iou_loss(
 
     L = w [1 - I/U + ρ²/d² + (w₁-w₂)²/w_C² + (h₁-h₂)²/h_C²] with w_C and h_C the sides of the smallest box around both, d its diagonal,
     and ρ the distance of the centres.
-
-    Args: as in box_iou_loss.
-    Raises: TypeError, ValueError naming the argument.
     """
     return corner_loss("eiou", boxes1, boxes2, reduction, eps, options)
 
@@ -236,9 +221,6 @@ def scylla_box_iou_loss(
 
     L = w [1 - I/U + ½ Σ (1 - exp(-γ d²/C²) + (1 - exp(-|s₁ - s₂| / max(s₁, s₂)))⁴)] with, over both axes, the offset of the centres d, the
     sides s₁, s₂ and C of the boxes and of the smallest one around both, and γ = 2 - Λ, Λ = 2 |d_x d_y| / (d_x² + d_y²) the angle's cost.
-
-    Args: as in box_iou_loss.
-    Raises: TypeError, ValueError naming the argument.
     """
     return corner_loss("siou", boxes1, boxes2, reduction, eps, options)
 
@@ -255,8 +237,8 @@ def box_l1_loss(boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", *
     L = w Σ |b₁ - b₂| over the four coordinates of a pair. As DETR's loss_bbox (arXiv 2005.12872) with normalizer = number of boxes, and
     as torchvision's RetinaNet head with reduction "sum"; a mean is four times torch's, which divides by the coordinates.
 
-    Args: as in box_iou_loss; the coordinates are compared as they are, whatever they stand for.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        boxes1: (..., 4), of a floating dtype. Coordinates are compared as they are, whatever they stand for.
     """
     return box_loss(BoxCall("box_l1", boxes1, boxes2, reduction=reduction), options)
 
@@ -280,8 +262,9 @@ def box_smooth_l1_loss(
 
     L = w Σ [½ d² / β if |d| < β else |d| - ½ β] over the four differences d of a pair's coordinates. β = 0 is box_l1_loss.
 
-    Args: beta: at least 0, in the units of the coordinates. Others: as in box_l1_loss.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        boxes1: (..., 4), of a floating dtype. Coordinates are compared as they are, whatever they stand for.
+        beta: β of at least 0, in the units of the coordinates.
     """
     beta = checks.number("beta", beta, 0.0)
     name, hyper = ("box_smooth_l1", [beta]) if checks.nonzero(beta) else ("box_l1", [])

@@ -52,11 +52,13 @@ def nll_loss(
 
     L = -w_t x_t; the mean divides by the weights of the classes of the rows not ignored. Other classes' values do not matter, nan included.
 
-    Args: input: log-probabilities, of which nothing is asked but the target's; target: indices of any integer dtype; with target_b and
-    lam a mixup pair, L = λ L(target) + (1 - λ) L(target_b); ignore_index: rows with this index have loss and gradient 0.
-    Others: see lossforge.losses.functional.
-    Returns: a scalar, or (N, d…) in the dtype of input with reduction "none".
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        input: log-probabilities (C,), (N, C) or (N, C, d…), of which nothing is asked but the target's.
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        ignore_index: rows with this index have loss and gradient 0.
+
+    Returns:
+        a scalar, or (N, d…) in the dtype of input with reduction "none".
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     dim = of_classes(input)
@@ -128,10 +130,13 @@ def kl_div(
 
     L = w y (ln y - x), or with log_target w exp(y) (y - x). An element of probability 0 adds nothing, whatever x is (torch: nan at -inf).
 
-    Args: input: log-probabilities; target: probabilities, with log_target their logarithms, or class indices (the row's class 1, the
-    others 0; -1 background, -2 ignored); reduction: "mean" divides by the number of elements, as torch's does, "batchmean" by
-    input.shape[0], which is the divergence itself; weight: a mean does not divide by it. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        input: log-probabilities of any shape and floating dtype.
+        target: probabilities in the shape of input, with log_target their logarithms; or class indices, -1 background and -2 ignored.
+        reduction: "mean" divides by the number of elements, as torch's does; "batchmean" by input.shape[0], which is the divergence itself;
+            "sum"; "none".
+        log_target: target holds logarithms.
+        weight: broadcasts to input; a mean does not divide by it.
     """
     checks.flag("log_target", log_target)
     if log_target and isinstance(target, Tensor) and not target.is_floating_point():

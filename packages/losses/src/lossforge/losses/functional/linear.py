@@ -42,6 +42,7 @@ from lossforge.losses.functional.divergence import (
 )
 from lossforge.losses.functional.tokens import TokenLogps
 from lossforge.losses.linear.call import ROWS, Head, Settings
+from lossforge.losses.templates.docstrings import completed
 from lossforge.losses.templates.element import IGNORED
 from lossforge.losses.templates.module import SETTINGS, LossModule, Module, with_module
 from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
@@ -71,7 +72,13 @@ class LinearOptions(TypedDict, total=False):
 
 
 class LinearTeacher(NamedTuple):
-    """A teacher's logits as a linear layer: input (…, H), weight (C, H), bias (C,). H may differ from the student's."""
+    """A teacher's logits as a linear layer, which never exist at once. H may differ from the student's.
+
+    Attributes:
+        input: (…, H), what the teacher's head takes.
+        weight: (C, H), the head's.
+        bias: (C,), the head's; None for none.
+    """
 
     input: Tensor
     weight: Tensor
@@ -79,7 +86,12 @@ class LinearTeacher(NamedTuple):
 
 
 class TopKTeacher(NamedTuple):
-    """A teacher known by its K likeliest classes: their log-probabilities and indices, (…, K)."""
+    """A teacher known by its K likeliest classes.
+
+    Attributes:
+        values: (…, K), their log-probabilities.
+        indices: (…, K), their class indices.
+    """
 
     values: Tensor
     indices: Tensor
@@ -241,19 +253,25 @@ def _fused(
 
 
 def fuse_linear(loss: Any) -> Callable[..., Any]:
-    """Return a loss fused with the linear layer that gives its logits.
+    """Return a loss fused with the linear layer that gives its logits, which never exist at once.
 
-    Args: loss: a function of lossforge.losses over rows or elements or a divergence, a loss of one's own (`@elementwise`, `@rowwise`), or
-    a module of either, whose options then hold.
+    Args:
+        loss: a function of lossforge.losses over rows or elements or a divergence, a loss of your own (`@elementwise`, `@rowwise`), or a
+            module of either, whose options then hold.
 
-    Returns: fused(input, weight, *targets, bias=None, **options): the loss of input · weightᵀ + bias with the loss's own targets in their
-    order, of which the bias may follow by position. Options: see lossforge.losses.functional.linear.
+    Returns:
+        fused(input, weight, *targets, bias=None, **options): the loss of input · weightᵀ + bias with the loss's own targets in their order,
+        of which the bias may follow by position. Options: see lossforge.losses.functional.linear.
 
-    Raises: TypeError where the loss is none of these; the fused loss: TypeError, ValueError naming the argument, as the loss itself.
+    Raises:
+        TypeError: the loss is none of these. The fused loss: TypeError, ValueError, as the loss itself.
 
-    >>> head = torch.nn.Linear(16, 1000)
-    >>> fused = fuse_linear(softmax_focal_loss)
-    >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), head.bias, gamma=1.5, reduction="mean").backward()
+    Example:
+        >>> import torch
+        >>> from lossforge.losses import fuse_linear, softmax_focal_loss
+        >>> head = torch.nn.Linear(16, 1000)
+        >>> fused = fuse_linear(softmax_focal_loss)
+        >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), head.bias, gamma=1.5, reduction="mean").backward()
     """
     return FusedLoss(loss)
 
@@ -293,7 +311,18 @@ class FusedLoss:
 class FusedLinear(nn.Module):
     """A loss fused with a linear layer of a model: FusedLinear(loss, head)(input, *targets) is loss(head(input), *targets).
 
-    Args: loss: as for `fuse_linear`; head: a torch.nn.Linear, whose weight and bias stay the model's own.
+    Args:
+        loss: as for `fuse_linear`.
+        head: a torch.nn.Linear, whose weight and bias stay the model's own.
+
+    Raises:
+        TypeError: the loss cannot be fused, or head is no linear layer.
+
+    Example:
+        >>> import torch
+        >>> from lossforge.losses import FusedLinear, cross_entropy
+        >>> head = torch.nn.Linear(16, 1000)
+        >>> FusedLinear(cross_entropy, head)(torch.randn(8, 16), torch.arange(8)).backward()
     """
 
     def __init__(self, loss: Any, head: nn.Linear) -> None:
@@ -314,7 +343,7 @@ class LinearModule(LossModule):
         return self.compute(input, weight, target, bias, **per_call)
 
 
-SEE = " `forward` takes (input, weight, target, bias=None): the layer's tensors belong to the call."
+SEE = " The layer's tensors belong to the call."
 
 
 class LinearCrossEntropyOptions(LinearOptions, total=False):
@@ -417,7 +446,7 @@ def linear_cross_entropy(
     return_correct: bool = False,
     **options: Unpack[LinearCrossEntropyArguments],
 ) -> Tensor | CrossEntropyOutput: ...
-@with_module(Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, base=LinearModule))
+@with_module(Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, base=LinearModule), "linear")
 @checks.named
 def linear_cross_entropy(
     input: Tensor,  # (…, H)
@@ -437,9 +466,16 @@ def linear_cross_entropy(
 ) -> Tensor | CrossEntropyOutput:
     """Cross entropy of a linear layer's output: cross_entropy(F.linear(input, weight, bias), target) with the classes last.
 
-    Args: loss_weight: the class weights of cross_entropy. Others: see cross_entropy and lossforge.losses.functional.linear.
-    Returns: as cross_entropy; what has an entry a row in the leading dimensions of input.
-    Raises: TypeError, ValueError naming the argument; IndexError for a class index out of range.
+    Args:
+        target: class indices (…) of any integer dtype; or probabilities (…, C).
+        loss_weight: (C,), the class weights of cross_entropy.
+        label_smoothing: ε in [0, 1].
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        z_loss: coefficient of lse², averaged over the rows not ignored.
+
+    Returns:
+        as cross_entropy; what has an entry a row in the leading dimensions of input.
     """
     return _cross_entropy(
         input,
@@ -495,6 +531,7 @@ def linear_selective_log_softmax(
     return_entropy: bool,
     **options: Unpack[LinearTokenOptions],
 ) -> Tensor | TokenLogps: ...
+@completed("linear")
 @checks.named
 def linear_selective_log_softmax(
     input: Tensor,  # (…, H)
@@ -513,10 +550,16 @@ def linear_selective_log_softmax(
 
     What GRPO, PPO, DPO and other preference objectives start from. Both results are differentiable, together in one further pass.
 
-    Args: index: tokens, one a row or K; of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient
-    of weight is the sum of two. Others: see selective_log_softmax and lossforge.losses.functional.linear.
-    Returns: as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
+            weight is the sum of two.
+        temperature: T above 0.
+        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        return_entropy: give the entropy as well.
+        ignore_index: tokens whose log-probability is 0, without gradient.
+
+    Returns:
+        as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
     """
     head = _layer(input, weight, bias)
     checks.integer("index", index)
@@ -546,6 +589,7 @@ def _picked(head: Head, index: Tensor, scale: float, softcap: float | None) -> T
     return torch.where((index < 0) | (index >= classes), torch.nan, x)
 
 
+@completed("linear")
 @checks.named
 def linear_entropy(
     input: Tensor,  # (…, H)
@@ -560,9 +604,12 @@ def linear_entropy(
 
     H = -Σⱼ pⱼ ln pⱼ, p = softmax((input · weightᵀ + bias) / T).
 
-    Args: temperature: T above 0; softcap: logits x / T become cap · tanh(x / (T cap)). Others: see lossforge.losses.functional.linear.
-    Returns: (…), float32 (float64 for float64), in nats.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        temperature: T above 0.
+        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+
+    Returns:
+        (…), float32 (float64 for float64), in nats.
     """
     head = _layer(input, weight, bias)
     _no_skipping(linear, "class indices as target, which an entropy does not have")
@@ -613,7 +660,9 @@ def _no_topk(teacher: Teacher, name: str) -> None:
         )
 
 
-@with_module(Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE, base=LinearModule))
+@with_module(
+    Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE, base=LinearModule), "linear"
+)
 @checks.named
 def linear_kl_div(
     input: Tensor,  # (…, H)
@@ -635,9 +684,12 @@ def linear_kl_div(
     kl_div_with_logits(F.linear(input, weight, bias), teacher), or topk_kl_div_with_logits of a TopKTeacher, with the classes last. Of a
     LinearTeacher no logits are kept either. "batchmean" is the mean over all rows: input counts as (N, H).
 
-    Args: reverse: of a teacher with all its logits; renormalize, tail: of a TopKTeacher; loss_weight: the `weight` of rows of these losses.
-    Others: see them and lossforge.losses.functional.linear.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher.
+        reverse: of a teacher with all its logits: KL(student ‖ teacher).
+        renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
+        tail: of a TopKTeacher: the classes that are not among the K count as one more.
+        loss_weight: (…), a factor a row; the means divide by its sum.
     """
     given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
     if isinstance(teacher, TopKTeacher):
@@ -650,7 +702,9 @@ def linear_kl_div(
     return _of_teacher(kl_div_with_logits, (input, weight, bias), teacher, {**given, "reverse": reverse}, options)
 
 
-@with_module(Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE, base=LinearModule))
+@with_module(
+    Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE, base=LinearModule), "linear"
+)
 @checks.named
 def linear_js_div(
     input: Tensor,  # (…, H)
@@ -667,15 +721,16 @@ def linear_js_div(
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the softmax of a linear layer's output and a teacher's: js_div_with_logits, fused.
 
-    Args: as linear_kl_div; beta: see js_div_with_logits.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        beta: β in [0, 1].
+        loss_weight: (…), a factor a row; the means divide by its sum.
     """
     _no_topk(teacher, "linear_js_div")
     given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
     return _of_teacher(js_div_with_logits, (input, weight, bias), teacher, {**given, "beta": beta}, options)
 
 
-@with_module(Module("LinearTotalVariationLoss", "Total variation distance of a linear layer's output", SEE, base=LinearModule))
+@with_module(Module("LinearTotalVariationLoss", "Total variation distance of a linear layer's output", SEE, base=LinearModule), "linear")
 @checks.named
 def linear_total_variation(
     input: Tensor,  # (…, H)
@@ -691,8 +746,8 @@ def linear_total_variation(
 ) -> Tensor:
     """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
 
-    Args: as linear_kl_div.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        loss_weight: (…), a factor a row; the means divide by its sum.
     """
     _no_topk(teacher, "linear_total_variation")
     given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}

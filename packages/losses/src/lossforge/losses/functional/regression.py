@@ -47,10 +47,9 @@ def l1_loss(
     L = w |x - y|; the mean divides by Σ w where weights are given. A class-index target stands for its one-hot vector: on softmax
     probabilities that is the noise-robust MAE of Ghosh et al. 2017 (arXiv 1712.09482).
 
-    Args: input of a floating dtype; target of any real dtype in its shape, or class indices in its shape without dim, -1 background and -2
-    ignored: an integer target (N,) of an input (N, N) is read as class indices, where torch broadcasts it; target_b, lam: a mixup pair,
-    y = λ [j = target] + (1 - λ) [j = target_b]; dim: the classes' dimension. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        target: of any real dtype in the shape of input; or class indices in its shape without dim, -1 background and -2 ignored. An integer
+            target (N,) of an input (N, N) is read as class indices, where torch broadcasts it.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     return elementwise_loss(ElementCall("l1", input, target, weight=weight, reduction=reduction), options, mean="weights")
@@ -80,9 +79,6 @@ def mse_loss(
     """Mean squared error (MSE), as torch.nn.functional.mse_loss.
 
     L = w (x - y)²; the mean divides by Σ w where weights are given. On softmax probabilities with class indices: the Brier score.
-
-    Args: as in l1_loss.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     return elementwise_loss(ElementCall("mse", input, target, weight=weight, reduction=reduction), options, mean="weights")
@@ -116,8 +112,8 @@ def huber_loss(
 
     L = w [½ d² if |d| ≤ δ else δ (|d| - ½ δ)] with d = x - y; as in torch the mean divides by the number of elements, also with weights.
 
-    Args: delta: above 0, in the units of x. Others: as in l1_loss.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        delta: δ above 0, in the units of input.
     """
     delta = checks.number("delta", delta, 0.0, exclusive=True)
     return elementwise_loss(ElementCall("huber", input, target, weight=weight, hyper=[delta], reduction=reduction), options)
@@ -154,8 +150,8 @@ def smooth_l1_loss(
 
     L = w [½ d² / β if |d| < β else |d| - ½ β] with d = x - y; the mean divides by Σ w where weights are given. β = 0 is the L1 loss.
 
-    Args: beta: at least 0, in the units of x. Others: as in l1_loss.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        beta: β of at least 0, in the units of input; 0 is the L1 loss.
     """
     beta = checks.number("beta", beta, 0.0)
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
@@ -189,8 +185,5 @@ def log_cosh_loss(
     """Log-cosh loss (Saleh and Saleh 2022, arXiv 2208.04564): ½ d² where d is small, |d| - ln 2 where it is large; smooth everywhere.
 
     L = w ln cosh(x - y); the mean divides by the number of elements, also with weights.
-
-    Args: as in l1_loss.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
     """
     return elementwise_loss(ElementCall("log_cosh", input, target, weight=weight, reduction=reduction), options)

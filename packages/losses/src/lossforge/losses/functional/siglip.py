@@ -53,11 +53,14 @@ def siglip_loss(
     It takes no embeddings: siglip_loss(images, texts) is refused where the texts show that they are no dense target, by a shape that is not
     that of the images, by values outside [0, 1] (looked at on CPU, on CUDA with validate), or by being a network's output.
 
-    Args: target: None: the pairs are j = i + offset, and no matrix of labels is built; class indices: the text of each image (-1 none,
-    -2 an image that is ignored); dense: y = (z + 1) / 2, for images with several texts; offset: the column of the first row's pair: on
-    device r with N images, r N where the texts of all devices are gathered, -r N where all images are; negative_only: no pairs, as with
-    the texts of another device; reduction: "mean" averages over the rows not ignored. Others: see lossforge.losses.functional.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        input: similarities (N, M), any floating dtype: row i is an image, column j a text.
+        target: None: the pairs are j = i + offset, and no matrix of labels is built. Class indices (N,): the text of each image, -1 none,
+            -2 an image that is ignored. Dense (N, M): y = (z + 1) / 2, for images with several texts.
+        offset: the column of the first row's pair: on device r with N images, r N where the texts of all devices are gathered, -r N where
+            all images are.
+        negative_only: there are no pairs, as with the texts of another device.
+        reduction: "mean" averages over the rows not ignored, "sum" or "none".
     """
     offset = checks.whole_number("offset", offset)
     if not -NOWHERE < offset < NOWHERE:

@@ -7,6 +7,7 @@ from torch import Tensor
 from lossforge.kernels.call import RowCall
 from lossforge.losses import checks
 from lossforge.losses.repeat import repeated
+from lossforge.losses.templates.docstrings import completed
 from lossforge.losses.templates.options import check_options
 from lossforge.losses.templates.row import RowOptions, rowwise_results
 
@@ -14,7 +15,12 @@ __all__ = ["TokenLogps", "selective_log_softmax"]
 
 
 class TokenLogps(NamedTuple):
-    """What `selective_log_softmax` returns with return_entropy."""
+    """What `selective_log_softmax` returns with return_entropy.
+
+    Attributes:
+        logps: as index, in nats.
+        entropy: one a row, in nats.
+    """
 
     logps: Tensor
     entropy: Tensor
@@ -40,6 +46,7 @@ def selective_log_softmax(
 def selective_log_softmax(
     logits: Tensor, index: Tensor, *, return_entropy: bool, **options: Unpack[TokenOptions]
 ) -> Tensor | TokenLogps: ...
+@completed("rowwise")
 @repeated
 def selective_log_softmax(
     logits: Tensor,  # (..., V)
@@ -59,11 +66,16 @@ def selective_log_softmax(
     Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is stored; both results are differentiable, together in one
     further pass.
 
-    Args: logits: the vocabulary last, as models give it (in cross_entropy it is dimension 1); index: tokens, of any integer dtype;
-    temperature: T above 0; return_entropy: H as well; softcap: logits x / T become cap · tanh(x / (T cap)); ignore_index: tokens whose
-    log-probability is 0, without gradient, and whose H is computed nevertheless; inplace, validate: see lossforge.losses.functional.
-    Returns: (...), float32 (float64 for float64), or TokenLogps(logps, entropy). `sequence_logps` adds them up to sequences.
-    Raises: TypeError, ValueError naming the argument; IndexError for an index out of range.
+    Args:
+        logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
+        index: tokens (…) or (…, K), of any integer dtype.
+        temperature: T above 0.
+        return_entropy: give H as well.
+        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        ignore_index: tokens whose log-probability is 0, without gradient, and whose H is computed nevertheless.
+
+    Returns:
+        (...), float32 (float64 for float64), or TokenLogps(logps, entropy). `sequence_logps` adds them up to sequences.
     """
     checks.whole("logits", logits)
     checks.integer("index", index)

@@ -24,7 +24,7 @@ def objective(name: str, summary: str, remark: str = "") -> Callable[[Callable[P
     """Check a function's keywords, and make its module, whose `forward` takes the function's tensors in its order."""
 
     def enter(function: Callable[P, R]) -> Callable[P, R]:
-        return with_module(Module(name, summary, remark, base=PreferenceModule), see="")(checks.named(function))
+        return with_module(Module(name, summary, remark, base=PreferenceModule), "preference")(checks.named(function))
 
     return enter
 
@@ -91,10 +91,22 @@ def sequence_logps(
 
     Σₜ mₜ log pₜ, or with `average_log_prob` the mean over the sequence's tokens, Σₜ mₜ log pₜ / Σₜ mₜ, as IPO, ORPO and SimPO want.
 
-    Args: per_token_logps in nats, the tokens along the last dimension; mask: bool or integer, non-zero where a token counts (default: all).
-    What a masked token holds does not matter, nan and -inf included; its gradient is 0.
-    Returns: (...,), in float32 (float64 for float64). A sequence without tokens has 0, with `average_log_prob` too.
-    Raises: TypeError, ValueError naming the argument.
+    Args:
+        per_token_logps: (…, T), in nats, the tokens along the last dimension.
+        mask: bool or integer, non-zero where a token counts; None for all. What a masked token holds does not matter, nan and -inf
+            included; its gradient is 0.
+        average_log_prob: the mean over the sequence's tokens in place of the sum.
+
+    Returns:
+        (...,), in float32 (float64 for float64). A sequence without tokens has 0, with `average_log_prob` too.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Example:
+        >>> import torch
+        >>> from lossforge.losses import sequence_logps
+        >>> sequence_logps(-torch.rand(4, 12), mask=torch.ones(4, 12, dtype=torch.bool))
     """
     checks.floating("per_token_logps", per_token_logps)
     if not per_token_logps.ndim:

@@ -62,15 +62,24 @@ def grpo_loss(
     advantages by their standard deviation, which is the caller's: advantages come ready). A completion without tokens has loss 0 and
     stays in N, as in TRL.
 
-    Args: per_token_logps in nats; advantages, one a completion or token; old_per_token_logps: of the policy that sampled, None for the
-    current one (r is 1, with its gradient); ref_per_token_logps: needed where beta > 0, otherwise unused; mask: bool or integer, non-zero
-    where a token counts (TRL's completion_mask), what others hold does not matter, nan included; epsilon in [0, 1]; epsilon_high ≥ 0,
-    default epsilon (DAPO takes 0.28); beta ≥ 0, default TRL's 0, 0.04 in the paper; delta > 1 + epsilon_high: an upper bound on r
-    where A < 0 too, which is otherwise unbounded (two-sided clipping, arXiv 2505.07291); max_completion_length: for "dr_grpo" only,
-    default T. GSPO (arXiv 2507.18071) is level "sequence" with "grpo" and an epsilon near 3e-4. Others: see lossforge.losses.preference.
-    Edges: where r is clipped, or A is 0, the policy gradient is 0 even if r overflows. No token counts: "bnpo" and "dapo" give nan, or 0
-    with empty="zero" (TRL: 0).
-    Raises: TypeError, ValueError naming the argument.
+    Edges: where r is clipped, or A is 0, the policy gradient is 0 even if r overflows. No token counts: "bnpo" and "dapo" give nan, or
+    0 with empty="zero" (TRL: 0).
+
+    Args:
+        per_token_logps: (N, T), in nats.
+        advantages: (N,) or (N, T), one a completion or token.
+        old_per_token_logps: (N, T), of the policy that sampled; None for the current one: r is 1, with its gradient.
+        ref_per_token_logps: (N, T), needed where beta > 0, otherwise unused.
+        mask: (N, T), bool or integer, non-zero where a token counts (TRL's completion_mask). What others hold does not matter, nan
+            included.
+        epsilon: in [0, 1].
+        epsilon_high: of at least 0, default epsilon (DAPO takes 0.28).
+        beta: β of at least 0, default TRL's 0; 0.04 in the paper.
+        importance_sampling_level: "token", or "sequence": GSPO (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
+        loss_type: "grpo", "bnpo", "dapo" or "dr_grpo".
+        delta: above 1 + epsilon_high: an upper bound on r where A < 0 too, which is otherwise unbounded (two-sided clipping, arXiv
+            2505.07291).
+        max_completion_length: for "dr_grpo" only, default T.
     """
     beta = checks.number("beta", beta, 0.0)
     if checks.nonzero(beta) and ref_per_token_logps is None:

@@ -44,18 +44,25 @@ def kto_loss(
 
     The mean divides by N_c + N_r. "none" gives (N_c + N_r,), the chosen ones first.
 
-    Args: logps summed over tokens, N_c desirable ("chosen") and N_r undesirable ("rejected") completions, either of which may be none;
-    the KL ones belong to mismatched pairs (prompt i with the completion of prompt i + 1), as in the paper and TRL. kl: the baseline
-    itself, in nats, in place of both KL arguments (then None), for instance one averaged over devices as TRL does; it is clamped and
-    detached too. With neither the baseline is 0, which is APO-zero for unpaired data (arXiv 2408.06266). The first version of the
-    authors' code took the mean of the batch's own undesirable completions as the baseline of the desirable ones, and the reverse.
-    beta > 0; desirable_weight λ_D and undesirable_weight λ_U: numbers, or one a completion. A weight of 0 takes a completion out of the
-    sum but not out of the mean's divisor, so that batches of a fixed shape can hold every completion twice: give `normalizer` then.
-    Others: see lossforge.losses.preference.
-    Edges: bounded by the weights; -inf under the policy gives the limits; -inf under policy and reference both, nan. No KL
-    completions: the baseline, and so the loss, is nan; 0 with empty="zero".
-    Raises: TypeError, ValueError naming the argument.
+    Edges: bounded by the weights; -inf under the policy gives the limits; -inf under policy and reference both, nan. No KL completions:
+    the baseline, and so the loss, is nan; 0 with empty="zero".
+
     Source: arXiv 2402.01306.
+
+    The first version of the authors' code took the mean of the batch's own undesirable completions as the baseline of the desirable ones,
+    and the reverse.
+
+    Args:
+        policy_chosen_logps: (N_c,), of the desirable ("chosen") completions, of which there may be none.
+        policy_rejected_logps: (N_r,), of the undesirable ("rejected") ones, of which there may be none.
+        policy_KL_logps: of mismatched pairs, prompt i with the completion of prompt i + 1, as in the paper and TRL; None with kl.
+        reference_KL_logps: the reference model's of the same pairs; None with kl.
+        beta: β above 0.
+        desirable_weight: λ_D, a number or one a completion. A weight of 0 takes a completion out of the sum but not out of the mean's
+            divisor, so that batches of a fixed shape can hold every completion twice: give `normalizer` then.
+        undesirable_weight: λ_U, likewise.
+        kl: the baseline itself, in nats, in place of both KL arguments, for instance one averaged over devices as TRL does; it is clamped
+            and detached too. With neither the baseline is 0, which is APO-zero for unpaired data (arXiv 2408.06266).
     """
     chosen = {"policy_chosen_logps": policy_chosen_logps, "reference_chosen_logps": reference_chosen_logps}
     rejected = {"policy_rejected_logps": policy_rejected_logps, "reference_rejected_logps": reference_rejected_logps}

@@ -85,12 +85,17 @@ def bradley_terry_loss(
 
     With x = r_c - r_r - m:  L = -(1 - ε) ln σ(x) - ε ln σ(-x) + c (r_c + r_r)²
 
-    Args: rewards of the chosen and the rejected completion; margin m by which the chosen one should lead (Llama 2); label_smoothing ε in
-    [0, 0.5], the share of labels taken to be swapped (the margin is swapped with them); center_rewards_coefficient c ≥ 0 draws rewards
-    to a mean of zero. Others: see lossforge.losses.preference. As TRL's RewardTrainer, which has no label smoothing.
     Edges: a pair whose rewards are both -inf or both inf has loss nan.
-    Raises: TypeError, ValueError naming the argument.
+
     Source: Bradley and Terry 1952; Christiano et al. arXiv 1706.03741; margin: arXiv 2307.09288; centring: arXiv 2312.09244.
+
+    Args:
+        rewards_chosen: (N,), of the chosen completions.
+        rewards_rejected: (N,), of the rejected ones.
+        margin: m, a number or one a pair, by which the chosen one should lead (Llama 2).
+        label_smoothing: ε in [0, 0.5], the share of labels taken to be swapped; the margin is swapped with them. TRL's RewardTrainer has
+            none.
+        center_rewards_coefficient: c of at least 0, which draws rewards to a mean of zero.
     """
     each = None  # a margin a pair
     if checks.is_parameter(margin, rewards_chosen) and (margin.ndim or not rewards_chosen.ndim):
@@ -137,12 +142,16 @@ def dpo_loss(
     Conservative and robust DPO differ: with labels swapped at rate ε, conservative DPO fits the noisy labels (its minimum is at
     βh = ln((1 - ε) / ε)), while robust DPO's mean over the noise is plain DPO's loss on clean labels. Robust DPO has no lower bound.
 
-    Args: logps summed over tokens. For "ipo", TRL's trainer passes means over tokens, the paper and the authors of DPO sums: pass what you
-    mean. beta > 0, in the papers also τ for "ipo"; label_smoothing in [0, 0.5], below 0.5 for "robust", 0 for the others (TRL ignores it
-    there). Others: see lossforge.losses.preference. The implicit rewards are β (log π - log π_ref).
     Edges: where a policy gives -inf to the chosen one, loss inf ("robust" too) and gradient finite (for "ipo" -inf); to the rejected
     one, the limit: 0 without smoothing; where policy and reference both do, nan.
-    Raises: TypeError, ValueError naming the argument.
+
+    The implicit rewards are β (log π - log π_ref).
+
+    Args:
+        beta: β above 0, in the papers also τ for "ipo".
+        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge" and "ipo" (TRL ignores it there).
+        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's trainer passes means over tokens, the paper and the authors of DPO
+            sums: pass what you mean.
     """
     given = alike(
         policy_chosen_logps=policy_chosen_logps,
@@ -181,12 +190,15 @@ def cpo_loss(
         "hinge"    max(0, 1 - βh)
         "ipo"      (h - 1 / (2β))²
 
-    Args: logps summed over tokens; beta > 0; label_smoothing in [0, 0.5], 0 unless loss_type is "sigmoid"; cpo_alpha α ≥ 0;
-    policy_nll_loss: NLL, one a pair, or a 0-d tensor that is added to each pair's loss. By default it is the paper's, -log π_c, summed
-    over tokens; TRL's trainer takes a mean over all tokens of the batch instead: pass that one to match it.
-    Others: see lossforge.losses.preference.
-    Raises: TypeError, ValueError naming the argument.
     Source: arXiv 2401.08417.
+
+    Args:
+        beta: β above 0.
+        label_smoothing: ε in [0, 0.5], 0 unless loss_type is "sigmoid".
+        loss_type: "sigmoid", "hinge" or "ipo".
+        cpo_alpha: α of at least 0.
+        policy_nll_loss: NLL, one a pair, or a 0-d tensor that is added to each pair's loss. By default it is the paper's, -log π_c, summed
+            over tokens; TRL's trainer takes a mean over all tokens of the batch: pass that one to match it.
     """
     given = alike(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
     beta = checks.number("beta", beta, 0.0, exclusive=True)
@@ -220,12 +232,16 @@ def simpo_loss(
         "sigmoid"  -(1 - ε) ln σ(x) - ε ln σ(-x)
         "hinge"    max(0, 1 - x)
 
-    Args: logps are means over tokens (`sequence_logps` with average_log_prob=True); beta > 0; gamma is the margin γ itself. The authors'
-    code takes gamma_beta_ratio = γ / β (0.25) and beta 2.0, the defaults here; TRL has γ as simpo_gamma (0.5) and beta 0.1.
-    label_smoothing in [0, 0.5], 0 with "hinge". CPO-SimPO adds a negative log-likelihood: add `cpo_alpha` times it to this loss.
-    Others: see lossforge.losses.preference.
-    Raises: TypeError, ValueError naming the argument.
     Source: arXiv 2405.14734.
+
+    Args:
+        policy_chosen_logps: (N,), means over tokens: `sequence_logps` with average_log_prob=True.
+        policy_rejected_logps: (N,), likewise.
+        beta: β above 0.
+        gamma: the margin γ itself. The authors' code takes gamma_beta_ratio = γ / β (0.25) and beta 2.0, the defaults here; TRL has γ as
+            simpo_gamma (0.5) and beta 0.1.
+        label_smoothing: ε in [0, 0.5], 0 with "hinge".
+        loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative log-likelihood: add cpo_alpha times it to this loss.
     """
     given = alike(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
     beta = checks.number("beta", beta, 0.0, exclusive=True)
@@ -253,15 +269,19 @@ def orpo_loss(
 
     With log p the mean log-probability of a token and odds = p / (1 - p):  L = α NLL - β ln σ(ln odds_c - ln odds_r)
 
-    Args: logps are means over tokens (`sequence_logps` with average_log_prob=True), at most 0; beta ≥ 0, λ in the paper; alpha ≥ 0, the
-    paper's 1, 0 for the odds-ratio term alone; policy_nll_loss: NLL, one a pair, or a 0-d tensor that is added to each pair's loss. By
-    default it is the paper's, -log p_c; TRL's trainer takes a mean over all tokens of the batch, prompts included: pass that one to
-    match it. Others: see lossforge.losses.preference.
     Edges: exact up to p = 1. At p_c = 1 loss and gradient are finite; at p_r = 1 the odds-ratio term is inf; where both are 1, or both
     are 0 (-inf), or log p_r is above 0, nan. A log p_c just above 0, as rounding leaves it, has the smooth continuation. p_r = 0 alone
     gives an odds-ratio term of 0, p_c = 0 alone inf.
-    Raises: TypeError, ValueError naming the argument.
+
     Source: arXiv 2403.07691.
+
+    Args:
+        policy_chosen_logps: (N,), at most 0, means over tokens: `sequence_logps` with average_log_prob=True.
+        policy_rejected_logps: (N,), likewise.
+        beta: β of at least 0, λ in the paper.
+        alpha: α of at least 0, the paper's 1; 0 for the odds-ratio term alone.
+        policy_nll_loss: NLL, one a pair, or a 0-d tensor that is added to each pair's loss. By default it is the paper's, -log p_c; TRL's
+            trainer takes a mean over all tokens of the batch, prompts included: pass that one to match it.
     """
     given = alike(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
     beta = checks.number("beta", beta, 0.0)

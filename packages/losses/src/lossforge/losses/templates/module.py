@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, TypeVar,
 from torch import Tensor, nn
 
 from lossforge.losses import checks, modules
+from lossforge.losses.templates import docstrings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -137,12 +138,12 @@ class Module(NamedTuple):
     kept: tuple[str, ...] = ()
 
 
-def module_of(function: Callable[..., Any], how: Module, template: str = "", see: str = "functional.") -> type[LossModule]:
+def module_of(function: Callable[..., Any], how: Module, template: str = "") -> type[LossModule]:
     """Make the module of a function, and put it among lossforge.losses.modules."""
     base = how.base or BASES.get(template, LossModule)
     constructor, shared = constructor_of(function, base, how)
     made: type[LossModule] = type(how.name, (base,), {"__module__": modules.__name__, "function": staticmethod(function)})
-    made.__doc__ = f"{how.summary}: see {see}{function.__name__}.{how.remark}"
+    made.__doc__ = docstrings.of_module(function, how.summary, how.remark, list(constructor.parameters), how.renamed)
     made.signature, made.shared = constructor, shared
     made.reductions = get_args(constructor.parameters["reduction"].annotation)
 
@@ -180,11 +181,12 @@ def constructor_of(function: Callable[..., Any], base: type[LossModule], how: Mo
     return constructor, shared
 
 
-def with_module(how: Module, see: str = "functional.") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make the module of a function that is not in the registry."""
+def with_module(how: Module, kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the module of a function that is not in the registry, and complete its docstring by what its kind shares."""
 
     def enter(function: Callable[P, R]) -> Callable[P, R]:
-        module_of(function, how, see=see)
+        docstrings.complete(function, kind)
+        module_of(function, how)
         return function
 
     return enter
