@@ -1,0 +1,119 @@
+"""The documentation's site: it builds strictly, fetches nothing, and looks right on a desktop and on a phone."""
+
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, WHY_NOT, browser, keep
+from pages import ROOT
+
+pytest.importorskip("material", reason="the site needs: uv sync --group docs")
+SIZES = {"desktop": (1400, 900), "phone": (390, 844)}
+# the widest page of each kind
+PICTURED = ("index", "losses/index", "losses/binary", "know/differences", "know/how_it_works", "benchmarks/losses", "benchmarks/effects")
+FETCHES = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//"""
+    r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//|@import|url\(["']?https?:"""
+)
+
+
+def mkdocs(*words: str, cwd: Path = ROOT) -> Any:
+    return subprocess.run([sys.executable, "-m", "mkdocs", *words], cwd=cwd, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    built = mkdocs("build", "--strict", "--site-dir", str(folder))
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_page_is_built_and_can_be_searched(site):
+    pages = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")}
+    assert {path.relative_to(site).with_suffix("") for path in site.rglob("*.html")} == pages | {Path("404")}
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert {Path(found["location"].partition("#")[0] or "index.html").with_suffix("") for found in index["docs"]} == pages
+
+
+def test_no_page_fetches_from_elsewhere(site):
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        assert not (found := FETCHES.search(path.read_text(encoding="utf-8"))), f"{path.relative_to(site)}: {found[0]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[another](another.md)", "another.md"),
+        ("[below](#below)", "below"),
+        ("::: bare.function", "index.md: bare.function has no docstring"),
+        ("::: bare.absent", "index.md: bare.absent has no docstring"),
+    ],
+)
+def test_a_mistake_in_a_page_fails_the_build(tmp_path, text, said):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# One page\n\n{text}\n", encoding="utf-8")
+    (tmp_path / "bare.py").write_text("def function(): ...\n", encoding="utf-8")
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    validation = settings[settings.index("validation:") :]
+    hooks = ROOT / "tools" / "site_hooks.py"
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: one page\nstrict: true\nhooks: [{hooks}]\n{validation}", encoding="utf-8")
+    built = mkdocs("build", cwd=tmp_path)
+    assert built.returncode != 0
+    assert said in built.stderr
+
+
+def test_code_in_tables_has_no_backslashes(site):
+    assert "|x - y|" in (page := (site / "losses" / "index.html").read_text(encoding="utf-8"))
+    assert "\\|" not in page
+
+
+def test_the_reference_shows_options_and_types_in_words(site):
+    page = re.sub(r"<[^>]+>", "", (site / "reference" / "losses.html").read_text(encoding="utf-8"))
+    assert not re.search(r"Range\(|\*\*options|Unpack", page)
+    boxes = page[page.index("generalized_box_iou_loss(") :]
+    assert re.search(r"empty:\s+Literal\[.nan., .zero.\]\s+=\s+.zero.", html.unescape(boxes[:2000]))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
+@pytest.mark.parametrize("size", SIZES)
+def test_pages_look_right(site, tmp_path, size):
+    """No page is wider than the window, none says an error or asks for what is not in the site's folder."""
+    width, height = SIZES[size]
+    said: list[str] = []
+    with browser() as running:
+        page = running.new_page(viewport={"width": width, "height": height})
+        page.on("console", lambda message: message.type == "error" and said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or said.append(request.url))
+        page.on("requestfailed", lambda each: "ABORTED" in each.failure or said.append(f"{each.url}: {each.failure}"))  # aborted: left
+        for path in sorted(site.rglob("*.html")):
+            if path.name == "404.html":  # its links begin at the site's root, which files have not
+                continue
+            name = path.relative_to(site).with_suffix("").as_posix()
+            page.goto(path.as_uri())
+            assert not said, f"{name}: {said}"
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{name} is {wide} pixels wide on a {size} of {width}"
+            broken = page.evaluate("[...document.images].filter(each => each.complete && !each.naturalWidth).map(each => each.src)")
+            assert not broken, f"{name}: {broken}"
+            if name in PICTURED:
+                picture = tmp_path / f"site-{name.replace('/', '-')}-{size}.png"
+                page.screenshot(path=picture)
+                keep(picture)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
+def test_search_finds_a_loss_in_pages_that_are_opened_as_files(site):
+    with browser() as running:
+        page = running.new_page(viewport={"width": 1400, "height": 900})
+        page.goto((site / "index.html").as_uri())
+        page.get_by_role("textbox", name="Search").fill("logit_adjusted_ce")
+        found = page.locator(".md-search-result__link")
+        found.first.wait_for(timeout=60_000)
+        assert any("/losses/" in each.get_attribute("href") for each in found.all())
