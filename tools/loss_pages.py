@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args
 
 import tables as results
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lossforge.bench.report import Row, load, tables
 from lossforge.losses.registry import LOSSES, Loss
+from lossforge.losses.templates.docstrings import COMMON, described, sections
 
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "pictures" / "losses"
@@ -25,78 +26,42 @@ GUIDE = yaml.safe_load((ROOT / "tools" / "loss_guide.yaml").read_text(encoding="
 OF_LINEAR = {"rowwise", "elementwise", "divergence"}
 POINTS = 161
 
-EXAMPLES = {
-    "elementwise": ("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
-    "rowwise": ("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
-    "nll": ("log_p = torch.randn(8, 10, requires_grad=True).log_softmax(1)", "log_p, torch.randint(10, (8,))"),
-    "boxes": (
-        "a, b = torch.rand(2, 16, 2, requires_grad=True), torch.rand(2, 16, 2)\n"
-        "boxes, targets = torch.cat([a[0], a[0] + 0.5], -1), torch.cat([b[0], b[0] + 0.5], -1)",
-        'boxes, targets, reduction="mean"',
-    ),
-    "overlap": ("maps = torch.randn(2, 5, 32, 32, requires_grad=True)", "maps, torch.randint(5, (2, 32, 32))"),
-    "divergence": ("student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)", "student, teacher"),
-    "topk": (
-        "student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10).log_softmax(1)",
-        "student, *teacher.topk(3, dim=1)",
-    ),
-}
-SPECIAL = {
-    "siglip": ("similarities = torch.randn(8, 8, requires_grad=True)  # scale * images @ texts.T + bias", "similarities"),
-    "distribution_focal": ("sides = torch.randn(32, 4, 17, requires_grad=True)", "sides, torch.rand(32, 4) * 16"),
-    "kl_div": (
-        "log_p = torch.randn(8, 10, requires_grad=True).log_softmax(1)",
-        'log_p, torch.rand(8, 10).softmax(1), reduction="batchmean"',
-    ),
-    "topk_kl": EXAMPLES["topk"],
-}
-PROBABILITIES = ("probabilities = torch.rand(8, 10, requires_grad=True)", "probabilities, torch.randint(10, (8,))")
+OF_TORCH = ("size_average", "reduce")
+"""torch's older words for the reduction."""
+
+
+def documented(loss: Loss) -> tuple[str, dict[str, str]]:
+    """The docstring's text and its sections."""
+    return sections(inspect.getdoc(loss.function) or "")
 
 
 def example(loss: Loss) -> str:
-    made, arguments = SPECIAL.get(loss.name) or (PROBABILITIES if loss.domain == "probabilities" else EXAMPLES[loss.template])
-    total = "" if inspect.signature(loss.function).parameters.get("reduction") is None else _total(loss, arguments)
-    name = loss.function.__name__
-    return f"```python\nimport torch\n\nfrom lossforge.losses import {name}\n\n{made}\n{name}({arguments}{total}).backward()\n```"
-
-
-def _total(loss: Loss, arguments: str) -> str:
-    """Where the default gives one value an element, as torchvision's functions do."""
-    default = inspect.signature(loss.function).parameters["reduction"].default
-    return ', reduction="mean"' if default == "none" and "reduction" not in arguments else ""
+    first, *code = (line.removeprefix(">>> ") for line in documented(loss)[1]["Example"].splitlines())
+    return "\n".join(["```python", first, "", code[0], "", *code[1:], "```"])
 
 
 def about(loss: Loss) -> str:
     """What the docstring says between its first line and the arguments."""
-    paragraphs = (inspect.getdoc(loss.function) or "").split("\n\n")[1:]
-    shown = []
-    for each in paragraphs:
-        if each.startswith(("Args:", "Raises:", "Returns:", "Example")):
-            break
-        shown.append(f"```text\n{each}\n```" if each.startswith("L =") or " = " in each.splitlines()[0][:24] else each)
-    return "\n\n".join(shown)
-
-
-def defaults(loss: Loss) -> dict[str, str]:
-    """Every argument with its default: of the function, and of the options that its template gives."""
-    signature, module = inspect.signature(loss.function), inspect.signature(loss.module)
-    found = {}
-    for name, each in signature.parameters.items():
-        if each.kind is each.VAR_KEYWORD:
-            options = get_type_hints(each.annotation.__args__[0]) if hasattr(each.annotation, "__args__") else {}
-            for option in options:
-                default = module.parameters[option].default if option in module.parameters else None
-                found.setdefault(option, repr(default))
-        else:
-            found[name] = "" if each.default is each.empty else repr(each.default)
-    return found
+    _, *paragraphs = documented(loss)[0].split("\n\n")
+    told = (each for each in paragraphs if not each.startswith("Source: "))
+    return "\n\n".join(f"```text\n{each}\n```" if each.startswith("L =") or " = " in each.splitlines()[0][:24] else each for each in told)
 
 
 def arguments(loss: Loss) -> str:
-    found = defaults(loss)
-    needed = [f"`{name}`" for name, default in found.items() if not default]
-    others = [f"`{name}={default}`" for name, default in found.items() if default]
-    return f"**Arguments**: {', '.join(needed)}; {', '.join(others)}. [The reference](../reference/losses.md) describes each."
+    """A table of the loss's own arguments, and the options that every loss has."""
+    signature, defaults = inspect.signature(loss.function).parameters, inspect.signature(loss.module).parameters
+    meanings = described(documented(loss)[1]["Args"])
+    rows, shared = [], []
+    for name, text in meanings.items():
+        own = name in signature
+        default = (signature if own else defaults)[name].default if own or name in defaults else None
+        written = "" if default is inspect.Parameter.empty else f"`{default!r}`".replace("'", '"')
+        if not own and text == COMMON.get(name, "").replace("\n", "\n    "):
+            shared.append(f"`{name}={written.strip('`')}`")
+        elif name not in OF_TORCH:
+            rows.append([f"`{name}`", written, " ".join(text.split())])
+    table = tables.markdown(("argument", "default", "meaning"), rows)
+    return f"{table}\n\n[Options of every loss](../reference/options.md): {', '.join(shared)}."
 
 
 def measured(loss: Loss, rows: list[Row]) -> str:
@@ -124,7 +89,7 @@ def links(loss: Loss) -> str:
         "module": f"`{loss.module.__name__}`",
         "in place of": f"`{judge}`" if judge and not judge.startswith("lossforge") else "",
         "targets": targets_of(loss),
-        "reductions": ", ".join(f"`{each}`" for each in loss.reductions),
+        "reductions": ", ".join(f"`{each}`" for each in get_args(inspect.signature(loss.function).parameters["reduction"].annotation)),
         "template": f"[{results.folder_of(loss)}](../know/template_{results.folder_of(loss)}.md)",
         "fused with a linear layer": f"`fuse_linear({loss.function.__name__})`"
         if loss.template in OF_LINEAR and loss.domain == "logits"
@@ -142,8 +107,8 @@ def section(loss: Loss, rows: list[Row]) -> str:
         f'<a id="{loss.name}"></a>',
         f"## {title}: `{loss.name}`",
         f"```text\n{formula(loss)}\n```",
-        f"**Use it for:** {guide['use']}",
-        f"**Not for:** {guide['avoid']}",
+        f"**When to use it.** {guide['use']}",
+        f"**When not.** {guide['avoid']}",
         links(loss),
         example(loss),
         arguments(loss),
@@ -289,7 +254,11 @@ def draw(family: str) -> None:
     for number, loss in enumerate(members):
         for style, make in lines.items():
             x, values, slopes = curve(loss, family, make)
-            look = {"color": f"C{number % 10}", "linestyle": style or "-", "linewidth": 1.6}
+            look = {
+                "color": f"C{number % 10}",
+                "linestyle": style or "-",
+                "linewidth": 3.4 - 2.2 * number / len(members),
+            }  # where lines fall together, all show
             left.plot(x, values, label=None if style else loss.name, **look)
             right.plot(x, slopes, **look)
     for axes, title in ((left, "loss"), (right, "gradient")):

@@ -118,6 +118,8 @@ def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
 
 
 def _both(row: Row | None) -> str:
+    if figure(row, "device_ms") is None:
+        return "–"
     return f"{_number(row, 'device_ms', '{:.2f}')}, {_number(row, 'peak_mib', '{:,.0f}')}"
 
 
