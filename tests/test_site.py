@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, WHY_NOT, browser, keep
-from pages import ROOT
+from pages import ROOT, text_of
 
 pytest.importorskip("material", reason="the site needs: uv sync --group docs")
 SIZES = {"desktop": (1400, 900), "phone": (390, 844)}
@@ -39,6 +39,20 @@ def test_every_page_is_built_and_can_be_searched(site):
     assert {path.relative_to(site).with_suffix("") for path in site.rglob("*.html")} == pages | {Path("404")}
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert {Path(found["location"].partition("#")[0] or "index.html").with_suffix("") for found in index["docs"]} == pages
+
+
+def bounds(package: str, name: str) -> tuple[str, str]:
+    """The oldest version that a package takes, and the newest: 2.15 of `<2.16`."""
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
+    oldest, major, minor = re.search(rf'"{name}>=([\d.]+),<(\d+)\.(\d+)', text).groups()
+    return oldest, f"{major}.{int(minor) - 1}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/know/versions.md"])
+def test_supported_versions_are_those_of_the_packages(page):
+    text = text_of(page)
+    for title, package, name in (("PyTorch", "losses", "torch"), ("Triton", "kernels", "triton")):
+        assert f"| {title} | {' to '.join(bounds(package, name))} |" in text
 
 
 def test_no_page_fetches_from_elsewhere(site):
