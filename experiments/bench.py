@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
             print(help_text())
             return 0
         refuse_several("experiments/bench.py")
-        settings = load_for(BENCH, [as_list(word) for word in given.words])
+        settings = load_for(BENCH, [as_list(word) for word in given.overrides])
         cases, names = chosen(settings.config)
         if "--cfg" in given.flags:
             print(settings.text(), end="")

@@ -43,21 +43,21 @@ examples:
 def main(argv: list[str]) -> int:
     try:
         given = command(argv)
-        words = [as_hydra(word) for word in given.words]
+        overrides = [as_hydra(word) for word in given.overrides]
         if "--help" in given.flags:
-            print(HELP.format(settings=settings_text(COMPARE, words)))
+            print(HELP.format(settings=settings_text(COMPARE, overrides)))
             return 0
-        settings = load_for(COMPARE, words)
+        settings = load_for(COMPARE, overrides)
         if "--cfg" in given.flags:
             print(settings.text(), end="")
             return 0
-        return compare(settings, given.words)
+        return compare(settings, given.overrides)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
+def compare(settings: Settings[CompareConfig], overrides: list[str]) -> int:
     """One comparison, from the store to the page."""
     config = settings.config
 
@@ -79,7 +79,7 @@ def compare(settings: Settings[CompareConfig], words: list[str]) -> int:
     links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
 
     name = config.name or f"compare-{found.short}"
-    said = shlex.join(["experiments/compare.py", *words])
+    said = shlex.join(["experiments/compare.py", *overrides])
     folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
     tags = {"compare": f"{len(found.runs)} runs", "command": said, NOTE: description(found)}
     tags |= source_tags("compare") | config.tracking.tags

@@ -29,10 +29,10 @@ def main(argv: list[str]) -> int:
     try:
         asked = command(argv)
         if "--help" in asked.flags:
-            print(own_help(USAGE, __doc__, asked.words))
+            print(own_help(USAGE, __doc__, asked.overrides))
             return 0
         refuse_several("experiments/evaluate.py")
-        checkpoint, others = checkpoint_of(asked.words, USAGE)
+        checkpoint, others = checkpoint_of(asked.overrides, USAGE)
         split = next((word.partition("=")[2] for word in reversed(others) if word.startswith("split=")), "val")
         if split not in NAMES:
             raise unknown(f"split={split}", split, NAMES)

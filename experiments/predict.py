@@ -29,15 +29,15 @@ def main(argv: list[str]) -> int:
     try:
         asked = command(argv)
         if "--help" in asked.flags:
-            print(own_help(USAGE, __doc__, asked.words))
+            print(own_help(USAGE, __doc__, asked.overrides))
             return 0
-        words = asked.words
+        overrides = asked.overrides
         refuse_several("experiments/predict.py")
-        checkpoint, others = checkpoint_of([word for word in words if "=" in word], USAGE)
+        checkpoint, others = checkpoint_of([word for word in overrides if "=" in word], USAGE)
         own, others = _own(others)
         top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
         out = absolute(own.get("out"), Path("predictions").absolute())
-        files = images([Path(word) for word in words if "=" not in word], out)
+        files = images([Path(word) for word in overrides if "=" not in word], out)
         saved = open_checkpoint(checkpoint, others)
         settings, changed = settings_of(saved.state, others)
         for each in changed:
@@ -48,11 +48,11 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-def _own(words: list[str]) -> tuple[dict[str, str], list[str]]:
+def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
     """This app's own words by name, and the others, which are settings of the run."""
     own: dict[str, str] = {}
     others: list[str] = []
-    for word in words:
+    for word in overrides:
         name, _, value = word.partition("=")
         if name in OWN:
             own[name] = value

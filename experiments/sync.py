@@ -24,8 +24,8 @@ from lab.sweep.run_record import read_config, with_runs
 def main(argv: list[str]) -> int:
     try:
         asked = command(argv)
-        given = [word for word in asked.words if "=" in word]
-        named = [Path(word) for word in asked.words if "=" not in word]
+        given = [word for word in asked.overrides if "=" in word]
+        named = [Path(word) for word in asked.overrides if "=" not in word]
         if "--help" in asked.flags:
             print(f"{__doc__}\nsettings:\n{settings_text(TRAIN, ['tracking', 'trainer.runs'])}")
             return 0

@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     try:
         given = command(argv, "--multirun")
         if "--help" in given.flags:
-            print(train_help("experiments/train.py", given.words))
+            print(train_help("experiments/train.py", given.overrides))
             return 0
         if "--multirun" in given.flags:
             refuse_several("--multirun")
@@ -24,8 +24,8 @@ def main(argv: list[str]) -> int:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
             from lab.sweep.sweep import run_sweep
 
-            return run_sweep(given.words)
-        settings, earlier = chosen(given.words)
+            return run_sweep(given.overrides)
+        settings, earlier = chosen(given.overrides)
         if "--cfg" in given.flags:
             print(settings.text(), end="")
             return 0

@@ -23,7 +23,7 @@ def test_jobs_are_every_combination_and_named_by_what_varies():
     first = plan.jobs[0]
     assert first.name == "try-ce-lr0.001-seed1"
     assert first.varied == {"loss": "ce", "optim.lr": "0.001", "seed": "1"}
-    assert sorted(first.words) == ["loss=ce", "model=tiny_resnet", "name=try", "optim.lr=0.001", "seed=1"]
+    assert sorted(first.overrides) == ["loss=ce", "model=tiny_resnet", "name=try", "optim.lr=0.001", "seed=1"]
     assert [first.tree["loss"]["name"], first.tree["optim"]["lr"], first.tree["seed"]] == ["ce", 0.001, 1]
     assert [(job.varied["optim.lr"], job.varied["seed"]) for job in plan.jobs[:4]] == [
         ("0.001", "1"),
@@ -163,9 +163,9 @@ def test_the_wish_to_stop_grows(tmp_path, monkeypatch):
     stop.file.write_text("stop")  # of an earlier sweep
     asked = []
     with stop.by_signals():
-        asked.append(stop.asked)
+        asked.append(stop.requested)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
             os.kill(os.getpid(), number)
-            asked.append(stop.asked)
+            asked.append(stop.requested)
     assert asked == ["", "stop", "kill", "leave", "leave"]
     assert signal.getsignal(signal.SIGTERM) == before

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 
-def train(*words: str, config_dir: str | Path | None = None, callbacks: Sequence[Any] = ()) -> "TrainResult":
+def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequence[Any] = ()) -> "TrainResult":
     """Train a model, and return what came of it; the run is in runs/ and in MLflow as any other.
 
     Args:
-        words: those of the command line, such as "loss=focal", "trainer.epochs=3", "resume=runs/RUN".
+        overrides: words of the command line, such as "loss=focal", "trainer.epochs=3", "resume=runs/RUN".
         config_dir: a folder of settings of one's own, as --config-dir.
         callbacks: objects with some of the methods of lab.train.callbacks.Callback, beside those of trainer.callbacks.
 
@@ -34,8 +34,8 @@ def train(*words: str, config_dir: str | Path | None = None, callbacks: Sequence
     from lab.train.session import run_training
     from lab.train.stop import signals_given_back
 
-    argv = list(words) if config_dir is None else [f"--config-dir={os.fspath(config_dir)}", *words]
-    settings, earlier = chosen(command(argv).words)
+    argv = list(overrides) if config_dir is None else [f"--config-dir={os.fspath(config_dir)}", *overrides]
+    settings, earlier = chosen(command(argv).overrides)
     with signals_given_back():
         result = run_training(settings, earlier, callbacks)
     if result.failure is not None:

@@ -75,9 +75,9 @@ class Comparison:
         """The metric in words."""
         kind = "best" if self.metric.startswith(BEST) else self.metric.rpartition("/")[0]
         name = NAMES.get(self.short, self.short)
-        words = {"best": f"held-out {name}, best epoch", "val": f"held-out {name}, last epoch", "train": f"training {name}, last"}
-        words["test"] = f"test {name}, best epoch"
-        return words.get(kind, self.metric)
+        titles = {"best": f"held-out {name}, best epoch", "val": f"held-out {name}, last epoch", "train": f"training {name}, last"}
+        titles["test"] = f"test {name}, best epoch"
+        return titles.get(kind, self.metric)
 
     @property
     def short(self) -> str:
@@ -125,9 +125,9 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
         inside = [each for each in results if each.cell.column == column]
         if len(inside) > 1:
             (max if higher else min)(inside, key=lambda each: each.score.mean).best = True
-    words = " or ".join(line.label for line in lines)
-    notes = [*others, *_notes(grid, averaged, results, words)]
-    return Comparison(metric, higher, config.confidence, grid, results, memory, words, _shared(averaged), notes)
+    baseline_label = " or ".join(line.label for line in lines)
+    notes = [*others, *_notes(grid, averaged, results, baseline_label)]
+    return Comparison(metric, higher, config.confidence, grid, results, memory, baseline_label, _shared(averaged), notes)
 
 
 def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:

@@ -20,7 +20,7 @@ class Sheet:
     head: list[str]
     rows: list[list[str]]
     note: str = ""
-    words: frozenset[int] = frozenset({0, 1})
+    text_columns: frozenset[int] = frozenset({0, 1})
     bold: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -73,8 +73,8 @@ def difference_cells(found: Comparison, each: Result) -> list[str]:
     figures = [signed(found, difference.of), str(difference.of.n)]
     if difference.p is None or each.holm is None:
         return [*figures, "–", "–", f"cannot be tested: {difference.untested}"]
-    words = {"not shown": "no difference shown"}.get(each.verdict, each.verdict)
-    return [*figures, p_text(difference.p), p_text(each.holm), f"{MARKS[each.verdict]} {words}"]
+    verdict = {"not shown": "no difference shown"}.get(each.verdict, each.verdict)
+    return [*figures, p_text(difference.p), p_text(each.holm), f"{MARKS[each.verdict]} {verdict}"]
 
 
 def costs(found: Comparison) -> Sheet:
@@ -95,7 +95,7 @@ def costs(found: Comparison) -> Sheet:
 
 def left_out(found: Comparison) -> Sheet:
     rows = [[run.name, run.id[:8], why] for run, why in found.grid.left_out]
-    return Sheet("Not averaged", ["run", "id", "why"], rows, words=frozenset({0, 1, 2}))
+    return Sheet("Not averaged", ["run", "id", "why"], rows, text_columns=frozenset({0, 1, 2}))
 
 
 def terminal(sheet: Sheet) -> Any:
@@ -104,7 +104,7 @@ def terminal(sheet: Sheet) -> Any:
 
     table = Table(title=sheet.title, title_justify="left", caption=sheet.note or None, caption_justify="left")
     for i, name in enumerate(sheet.head):
-        table.add_column(name, justify="left" if i in sheet.words else "right")
+        table.add_column(name, justify="left" if i in sheet.text_columns else "right")
     for i, row in enumerate(sheet.rows):
         table.add_row(*(Text(text, style="bold" if (i, j) in sheet.bold else "") for j, text in enumerate(row)))
     return table
@@ -114,7 +114,7 @@ def markdown(found: Comparison) -> str:
     parts = []
     for sheet in sheets(found):
         body = [[f"**{text}**" if (i, j) in sheet.bold else text for j, text in enumerate(row)] for i, row in enumerate(sheet.rows)]
-        rule = ["---" if i in sheet.words else "---:" for i in range(len(sheet.head))]
+        rule = ["---" if i in sheet.text_columns else "---:" for i in range(len(sheet.head))]
         lines = [_line([*sheet.head]), _line(rule), *(_line(row) for row in body)]
         parts.append("\n\n".join(part for part in (f"## {sheet.title}", "\n".join(lines), sheet.note) if part))
     parts.append("\n".join(f"- {note}" for note in found.notes))

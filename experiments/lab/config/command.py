@@ -25,7 +25,7 @@ NOT_TAKEN = {
 class Command:
     """words: those that set something. flags: the options among the others, by their long names."""
 
-    words: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
 
 
@@ -56,7 +56,7 @@ def command(argv: Sequence[str], *flags: str) -> Command:
         elif word.startswith("-"):
             raise _refusal(word, name, flags)
         else:
-            found.words.append(word)
+            found.overrides.append(word)
     return found
 
 

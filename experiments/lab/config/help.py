@@ -22,13 +22,13 @@ class Entry:
         return self.name.partition(".")[0]
 
 
-def entries(app: App[Any], words: Sequence[str] = ()) -> list[Entry]:
+def entries(app: App[Any], overrides: Sequence[str] = ()) -> list[Entry]:
     """All settings of an app, with the options and values that `words` choose.
 
     Raises:
         UserError: a word is wrong.
     """
-    return [each for each in _walked(typed(app, words)) if each.name not in app.named_by_group]
+    return [each for each in _walked(typed(app, overrides)) if each.name not in app.named_by_group]
 
 
 def _walked(tree: Any, path: str = "") -> Iterator[Entry]:
@@ -62,14 +62,14 @@ def _text(value: Any) -> str:
     return "null" if plain is None else str(plain).lower() if isinstance(plain, bool) else str(plain)
 
 
-def settings_text(app: App[Any], words: Sequence[str]) -> str:
+def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
     """The part of `--help` that lists settings. Words without `=` name groups or settings that alone are listed.
 
     Raises:
         UserError: a word is wrong.
     """
-    chosen = [word for word in words if "=" not in word]
-    found = entries(app, [word for word in words if "=" in word])
+    chosen = [word for word in overrides if "=" not in word]
+    found = entries(app, [word for word in overrides if "=" in word])
     shown = [each for each in found if not chosen or any(each.name == word or each.name.startswith(f"{word}.") for word in chosen)]
     if not shown:
         from lab.config.errors import unknown
@@ -78,14 +78,14 @@ def settings_text(app: App[Any], words: Sequence[str]) -> str:
     return "\n".join(f"  {f'{each.name}={each.value}':<38}  {each.meaning} ({each.takes})" for each in shown)
 
 
-def train_help(script: str, words: Sequence[str]) -> str:
+def train_help(script: str, overrides: Sequence[str]) -> str:
     """`--help` of train.py; with words, the settings that they choose.
 
     Raises:
         UserError: as `settings_text`.
     """
-    settings = settings_text(TRAIN, words)
-    if words:
+    settings = settings_text(TRAIN, overrides)
+    if overrides:
         return settings
     options = "\n".join(f"  {name:<11} {', '.join(each)}" for name, each in groups().items())
     return f"""usage: {script} [group=option ...] [group.setting=value ...]
@@ -114,14 +114,14 @@ examples:
   {script} resume=runs/RUN   # go on with a run that was interrupted"""
 
 
-def own_help(usage: str, about: str | None, words: Sequence[str]) -> str:
+def own_help(usage: str, about: str | None, overrides: Sequence[str]) -> str:
     """`--help` of an app that takes a run's settings as train.py does; with words, the settings that they choose.
 
     Raises:
         UserError: as `settings_text`.
     """
-    if words:
-        return settings_text(TRAIN, words)
+    if overrides:
+        return settings_text(TRAIN, overrides)
     return f"""{usage}
 
 {(about or "").strip()}

@@ -275,8 +275,8 @@ class BenchConfig:
 
 def range_text(limits: Any) -> str:
     """Say a range in words, such as 'above 0, at most 1'."""
-    words = {"above": "above", "least": "at least", "below": "below", "most": "at most"}
-    return ", ".join(f"{word} {limits[key]:g}" for key, word in words.items() if limits.get(key) is not None)
+    phrases = {"above": "above", "least": "at least", "below": "below", "most": "at most"}
+    return ", ".join(f"{word} {limits[key]:g}" for key, word in phrases.items() if limits.get(key) is not None)
 
 
 def check(config: Any, path: str = "") -> None:

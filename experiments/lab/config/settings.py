@@ -59,9 +59,9 @@ def flat(tree: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in _flatten(tree).items()}
 
 
-def value_of(words: Sequence[str], key: str) -> str | None:
+def value_of(overrides: Sequence[str], key: str) -> str | None:
     """What the last of the words that sets `key` sets it to; None where none does."""
-    given = [override.value() for override in parsed(words) if override.key_or_group == key and not override.is_sweep_override()]
+    given = [override.value() for override in parsed(overrides) if override.key_or_group == key and not override.is_sweep_override()]
     return None if not given or given[-1] is None else resolved(f"{key}=", str(given[-1]))
 
 
@@ -95,33 +95,33 @@ def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
     return found
 
 
-def load(words: Sequence[str]) -> Settings[TrainConfig]:
+def load(overrides: Sequence[str]) -> Settings[TrainConfig]:
     """The settings of a training run, as `load_for` says."""
-    return load_for(TRAIN, words)
+    return load_for(TRAIN, overrides)
 
 
-def load_for(app: App[Config], words: Sequence[str]) -> Settings[Config]:
+def load_for(app: App[Config], overrides: Sequence[str]) -> Settings[Config]:
     """Compose and check the settings of `app` that `words` ask for.
 
     Raises:
         UserError: a name, type or range is wrong; the message holds the valid choices and the nearest spelling.
     """
-    return _settled(app, typed(app, words))
+    return _settled(app, typed(app, overrides))
 
 
-def typed(app: App[Any], words: Sequence[str]) -> Any:
+def typed(app: App[Any], overrides: Sequence[str]) -> Any:
     """The settings in their schemas, as OmegaConf has them, before what must be given is asked for.
 
     Raises:
         UserError: as `load_for`.
     """
     known = groups(app)
-    chosen, values = _sorted(words, known)
+    chosen, values = _sorted(overrides, known)
     with _refusing():
         return _changed(app, _composed(app, chosen), values, known)
 
 
-def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfig]:
+def reload(tree: Mapping[str, Any], overrides: Sequence[str]) -> Settings[TrainConfig]:
     """The settings of a finished run, but for what `words` change: single settings, or all of a group.
 
     Raises:
@@ -130,7 +130,7 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
     from omegaconf import OmegaConf
 
     known = groups(TRAIN)
-    chosen, values = _sorted(words, known)
+    chosen, values = _sorted(overrides, known)
     composed = OmegaConf.create(dict(tree))
     if preset := [word for word in chosen if word.startswith("experiment=")]:
         raise UserError(f"{preset[0]}: the run's own settings hold; give those that shall be others by name.")
@@ -143,10 +143,10 @@ def reload(tree: Mapping[str, Any], words: Sequence[str]) -> Settings[TrainConfi
         return _settled(TRAIN, _changed(TRAIN, composed, values, known))
 
 
-def _sorted(words: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
+def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
     """(options of groups, overrides of single settings)"""
     chosen, values = [], []
-    for override in parsed(words):
+    for override in parsed(overrides):
         key = override.key_or_group
         if key.startswith(("hydra/", "hydra.")):
             raise UserError(
@@ -253,16 +253,16 @@ def absolute(path: str | None, default: Path) -> Path:
     return Path(os.path.expanduser(path)).absolute() if path else default
 
 
-def parsed(words: Sequence[str]) -> list[Any]:
+def parsed(overrides: Sequence[str]) -> list[Any]:
     """The words as Hydra's overrides."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    for word in words:
+    for word in overrides:
         if "=" not in word and not word.startswith("~"):
             raise UserError(f"{word!r}: expected name=value, such as loss=focal or optim.lr=1e-3 (--help lists the groups).")
     try:
-        return list(OverridesParser.create().parse_overrides(list(words)))
+        return list(OverridesParser.create().parse_overrides(list(overrides)))
     except HydraException as error:
         raise UserError(str(error)) from None
 
@@ -380,8 +380,8 @@ def _within_groups(app: App[Any], tree: Any, last: str) -> list[str]:
 
 def _wanted(item: Any) -> str:
     kind = getattr(item.type, "__name__", None) if isinstance(item.type, type) else None
-    words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
-    text = words.get(kind or "", f"{item.type}".replace("float", "number").replace(" | None", " or null"))
+    kinds = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
+    text = kinds.get(kind or "", f"{item.type}".replace("float", "number").replace(" | None", " or null"))
     limits = range_text(item.metadata)
     return f"{text} ({limits})" if limits else text
 

@@ -30,17 +30,17 @@ def seeded(seed: int) -> Iterator[None]:
 
 def host_state() -> dict[str, Any]:
     """Return the states of the CPU's global generators, as tensors and plain values."""
-    kind, words, place, gauss, cached = numpy.random.get_state(legacy=True)
+    kind, key, place, gauss, cached = numpy.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(numpy.asarray(words).astype(numpy.int64)), place, gauss, cached),
+        "numpy": (kind, torch.from_numpy(numpy.asarray(key).astype(numpy.int64)), place, gauss, cached),
         "torch": torch.get_rng_state(),
     }
 
 
 def set_host_state(state: dict[str, Any]) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    version, key, gauss = state["python"]
+    random.setstate((version, tuple(key), gauss))
     kind, array, *rest = state["numpy"]
     numpy.random.set_state((kind, array.numpy().astype(numpy.uint32), *rest))
     torch.set_rng_state(state["torch"])

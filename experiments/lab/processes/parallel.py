@@ -37,7 +37,7 @@ class Parallel:
             # batch norms keep their own statistics until they are averaged
             self.forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
-    def says(self, samples: int) -> str:
+    def description(self, samples: int) -> str:
         """How an update of so many samples a process comes about."""
         way = "FSDP" if self.sharded else "DistributedDataParallel"
         return f"{self.ranks} processes ({way}), {samples} samples each: an update has {self.ranks * samples}"

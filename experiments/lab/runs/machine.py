@@ -108,8 +108,8 @@ def describe(device: torch.device) -> dict[str, str]:
     return tags
 
 
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
 
 

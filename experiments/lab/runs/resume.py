@@ -33,16 +33,16 @@ class Earlier:
     changed: dict[str, str] = field(default_factory=dict)  # settings that are no more what they were
 
 
-def chosen(words: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
+def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
     """The settings, and the run to go on with, if `resume=` names or finds one."""
-    resume = value_of(words, "resume")
+    resume = value_of(overrides, "resume")
     if resume is not None and resume != "auto":
-        return named(resume, words)
-    settings = load(words)
+        return named(resume, overrides)
+    settings = load(overrides)
     return settings, newest(settings) if resume and launched_first() else None
 
 
-def named(given: str, words: list[str]) -> tuple[Settings[TrainConfig], Earlier]:
+def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier]:
     """The run of a folder or of a checkpoint, and its own settings but for what other words of the command line change.
 
     Raises:
@@ -53,7 +53,7 @@ def named(given: str, words: list[str]) -> tuple[Settings[TrainConfig], Earlier]
     tree = _config(path)
     if tree is None or not (path / NAME).is_file():
         raise UserError(f"resume={given}: a run's folder, such as runs/<run>, or one of its checkpoints is expected; {path} is none.")
-    others = [word for word in words if not word.lstrip("+").startswith("resume=")]
+    others = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
     settings = load(others) if any(word.startswith("experiment=") for word in others) else reload(tree, others)
     changed = _changed(given, flat(reload(tree, []).tree()), settings.flat())
     history = read_history(path)

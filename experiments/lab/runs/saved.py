@@ -32,24 +32,24 @@ class Saved:
     run: dict[str, str]
 
 
-def checkpoint_of(words: Sequence[str], usage: str) -> tuple[str, list[str]]:
+def checkpoint_of(overrides: Sequence[str], usage: str) -> tuple[str, list[str]]:
     """Take `checkpoint=` from the words; return what it names, and the other words.
 
     Raises:
         UserError: it is not given once.
     """
-    given = [word.partition("=")[2] for word in words if word.startswith("checkpoint=")]
+    given = [word.partition("=")[2] for word in overrides if word.startswith("checkpoint=")]
     if len(given) != 1 or not given[0]:
         raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run> or checkpoint=runs:/<MLflow run id>\n{usage}")
-    return resolved("checkpoint=", given[0]), [word for word in words if not word.startswith("checkpoint=")]
+    return resolved("checkpoint=", given[0]), [word for word in overrides if not word.startswith("checkpoint=")]
 
 
-def open_checkpoint(name: str, words: Sequence[str]) -> Saved:
+def open_checkpoint(name: str, overrides: Sequence[str]) -> Saved:
     """Open a checkpoint, a .safetensors file, a run's folder, or runs:/ID with the id of a run in MLflow.
 
     Args:
         name: which of them.
-        words: trainer.runs= and tracking.uri= among them say where the run of an id is looked for.
+        overrides: trainer.runs= and tracking.uri= among them say where the run of an id is looked for.
 
     Raises:
         UserError: there is nothing that can be read.
@@ -57,9 +57,9 @@ def open_checkpoint(name: str, words: Sequence[str]) -> Saved:
     if not name.startswith(MLFLOW):
         return _in_folder(absolute(name, ROOT))
     run_id, _, artifact = name.removeprefix(MLFLOW).partition("/")
-    if not artifact and (folder := _folder_of(run_id, value_of(words, "trainer.runs"))):
+    if not artifact and (folder := _folder_of(run_id, value_of(overrides, "trainer.runs"))):
         return _in_folder(folder)
-    return _from_store(name, run_id, artifact or "checkpoints/best.pt", value_of(words, "tracking.uri"))
+    return _from_store(name, run_id, artifact or "checkpoints/best.pt", value_of(overrides, "tracking.uri"))
 
 
 def _in_folder(path: Path) -> Saved:
@@ -101,7 +101,7 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
         return Saved(name, load_checkpoint(path), {"uri": masked(place), "run_id": run_id})
 
 
-def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
+def settings_of(state: dict[str, Any], overrides: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
     """Return the settings of a checkpoint's run as `words` change them, and which of the model's own settings they change.
 
     Other data is chosen without what belongs to the model: `data=folder` leaves data.image_size as the run had it.
@@ -111,13 +111,13 @@ def settings_of(state: dict[str, Any], words: Sequence[str]) -> tuple[Settings[T
     """
     tree = without_teacher(state["config"])
     data = tree["data"]
-    chosen, sizes = value_of(words, "data"), {}
+    chosen, sizes = value_of(overrides, "data"), {}
     if chosen == data["name"]:
-        words = [word for word in words if word.lstrip("+").partition("=")[0] != "data"]
+        overrides = [word for word in overrides if word.lstrip("+").partition("=")[0] != "data"]
     elif chosen in DATA:
         sizes = _sizes(data, {item.name for item in fields(DATA[chosen])})
-        words = [*(f"{name}={'null' if value is None else value}" for name, value in sizes.items()), *words]
-    settings = reload(tree, words)
+        overrides = [*(f"{name}={'null' if value is None else value}" for name, value in sizes.items()), *overrides]
+    settings = reload(tree, overrides)
     _refuse_seen(data, settings.tree()["data"])
     ours, theirs = flat(tree) | {name: str(value) for name, value in sizes.items()}, settings.flat()
     changed = [name for name in theirs if name in ours and theirs[name] != ours[name] and _is_models(name)]

@@ -40,17 +40,17 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
     """
     folder = Path(sweep)
     jobs = yaml.safe_load((folder / PLAN).read_text(encoding="utf-8"))["jobs"]
-    name, words = jobs[config.job]["name"], jobs[config.job]["words"]
+    name, overrides = jobs[config.job]["name"], jobs[config.job]["words"]
     stop = Stop(folder, watched=watched)
     title = f"job {config.job + 1}/{len(jobs)} {name}"
-    if stop.asked:
+    if stop.requested:
         return
     if (lock := try_lock(folder / ".locks" / name)) is None:
         print(f"{title}: is running in another process", flush=True)
         return
     with lock:
         try:
-            settings = load([*words, f"name={quoted(name)}", f"trainer.runs={quoted(folder)}"])
+            settings = load([*overrides, f"name={quoted(name)}", f"trainer.runs={quoted(folder)}"])
         except UserError as error:
             print(f"{title}: {error}", flush=True)
             return
@@ -61,7 +61,7 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
         if runs and running(runs[-1].folder):
             print(f"{title}: is running in another process", flush=True)
             return
-        Attempt(folder, name, settings, runs, title).run(words, lock, gpus, shown, stop)
+        Attempt(folder, name, settings, runs, title).run(overrides, lock, gpus, shown, stop)
 
 
 class Attempt:
@@ -73,16 +73,16 @@ class Attempt:
         self.size = _size(self.resumed.folder) if self.resumed else 0
         self.said = b""  # the end of what the process wrote to stderr
 
-    def run(self, words: list[str], lock: TextIO, gpus: Sequence[str], shown: bool, stop: Stop) -> None:
+    def run(self, overrides: list[str], lock: TextIO, gpus: Sequence[str], shown: bool, stop: Stop) -> None:
         if self.resumed:
             print(f"{self.title}: continues {self.resumed.folder.name}", flush=True)
-            words = [f"resume={quoted(self.resumed.folder)}", *(word for word in words if is_tracking(word))]
+            overrides = [f"resume={quoted(self.resumed.folder)}", *(word for word in overrides if is_tracking(word))]
         else:
-            print(f"{self.title}: {' '.join(words)}", flush=True)
-            words = [*words, f"name={quoted(self.name)}", f"trainer.runs={quoted(self.sweep)}"]
+            print(f"{self.title}: {' '.join(overrides)}", flush=True)
+            overrides = [*overrides, f"name={quoted(self.name)}", f"trainer.runs={quoted(self.sweep)}"]
         slot, env = self._slot(gpus)
         with slot or nullcontext():
-            status = self._process(words, env, [each.fileno() for each in (lock, slot) if each], shown, stop)
+            status = self._process(overrides, env, [each.fileno() for each in (lock, slot) if each], shown, stop)
             run = self._settled(status)
         score = f", {run.monitor} {run.score:.4g}" if run.score is not None else ""
         print(f"{self.title}: {(run.status or 'cut off').lower()}{score}{f', {run.error}' if run.error else ''}", flush=True)
@@ -96,9 +96,9 @@ class Attempt:
             number += 1
         return slot, {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
 
-    def _process(self, words: list[str], env: dict[str, str], locks: list[int], shown: bool, stop: Stop) -> int:
+    def _process(self, overrides: list[str], env: dict[str, str], locks: list[int], shown: bool, stop: Stop) -> int:
         """Run train.py to its end, or until the sweep is to stop; return its exit status."""
-        command = [sys.executable, str(ROOT / "experiments" / "train.py"), *words]
+        command = [sys.executable, str(ROOT / "experiments" / "train.py"), *overrides]
         # a session of its own: Ctrl-C reaches it only through `stop`, once
         options: dict[str, Any] = {"env": os.environ | env, "pass_fds": locks, "start_new_session": True, "stderr": subprocess.PIPE}
         options["preexec_fn"] = _end_with_parent
@@ -109,7 +109,7 @@ class Attempt:
             told = ""
             try:
                 while process.poll() is None:
-                    if (wish := stop.asked) and wish != told:
+                    if (wish := stop.requested) and wish != told:
                         told = wish
                         process.terminate() if wish == "stop" else os.killpg(process.pid, signal.SIGKILL)
                     try:
@@ -156,7 +156,7 @@ class Attempt:
         return read_run(folder.path)
 
     def _reason(self, status: int) -> str:
-        if status == -signal.SIGTERM and Stop(self.sweep).asked:
+        if status == -signal.SIGTERM and Stop(self.sweep).requested:
             return "stopped before it began"
         if status < 0:
             return f"killed by signal {-status}"

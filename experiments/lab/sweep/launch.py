@@ -23,42 +23,42 @@ from lab.sweep.stop import Stop
 BASIC = "basic"
 
 
-def launcher_name(words: Sequence[str]) -> str:
+def launcher_name(overrides: Sequence[str]) -> str:
     """What `hydra/launcher=` says."""
-    return next((word.partition("=")[2] for word in words if word.startswith("hydra/launcher=")), BASIC)
+    return next((word.partition("=")[2] for word in overrides if word.startswith("hydra/launcher=")), BASIC)
 
 
-def launch(numbers: Sequence[int], words: Sequence[str], sweep: Path, stop: Stop) -> None:
+def launch(numbers: Sequence[int], overrides: Sequence[str], sweep: Path, stop: Stop) -> None:
     """Run jobs of a sweep, and return when all have ended, or `stop` is not to wait for them.
 
     The launcher has a process and a session of its own: Ctrl-C in a terminal would reach its workers too, and end them before the jobs.
     """
-    command = [sys.executable, "-P", "-m", "lab.sweep.launch", str(sweep), ",".join(map(str, numbers)), *words]
+    command = [sys.executable, "-P", "-m", "lab.sweep.launch", str(sweep), ",".join(map(str, numbers)), *overrides]
     # by it processes find `lab`, also those that a launcher starts
     path = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
     while process.poll() is None:
-        if stop.asked == "leave":
+        if stop.requested == "leave":
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.5)
 
 
-def run_jobs(numbers: Sequence[int], words: Sequence[str], sweep: Path) -> None:
+def run_jobs(numbers: Sequence[int], overrides: Sequence[str], sweep: Path) -> None:
     """
     Raises:
         UserError: the launcher itself failed.
     """
-    launcher = make_launcher(words, sweep)
+    launcher = make_launcher(overrides, sweep)
     try:
         returned = launcher.launch([[f"job={number}"] for number in numbers], initial_job_idx=0)
     except Exception as error:
-        raise UserError(f"hydra/launcher={launcher_name(words)} failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"hydra/launcher={launcher_name(overrides)} failed: {type(error).__name__}: {error}") from error
     for each in returned:
         _ = each.return_value  # raises what the job's own code raised
 
 
-def make_launcher(words: Sequence[str], sweep: Path) -> Any:
+def make_launcher(overrides: Sequence[str], sweep: Path) -> Any:
     """Hydra's launcher for the jobs of a sweep.
 
     Raises:
@@ -71,26 +71,26 @@ def make_launcher(words: Sequence[str], sweep: Path) -> Any:
     from hydra.errors import HydraException
     from hydra.types import HydraContext, RunMode
 
-    name = launcher_name(words)
+    name = launcher_name(overrides)
     gpus = [] if name in (BASIC, "submitit_slurm") else visible_gpus()
     task = partial(run_job, str(sweep), gpus, name == BASIC, name != "submitit_slurm")
-    overrides = [f"hydra.sweep.dir={quoted(sweep)}", *words]
-    if name == "joblib" and gpus and not any(word.startswith("hydra.launcher.n_jobs=") for word in words):
-        overrides.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its own default is a job a processor core
+    composed = [f"hydra.sweep.dir={quoted(sweep)}", *overrides]
+    if name == "joblib" and gpus and not any(word.startswith("hydra.launcher.n_jobs=") for word in overrides):
+        composed.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its own default is a job a processor core
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="lossforge"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         try:
-            config = hydra.compose_config("sweep", overrides, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
+            config = hydra.compose_config("sweep", composed, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
             context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
             return Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
         except HydraException as error:
-            _check_words(words, name, hydra.config_loader)
+            _check_words(overrides, name, hydra.config_loader)
             said = " ".join(str(each).splitlines()[0] for each in (error, error.__cause__) if each)
-            raise UserError(f"{' '.join(words)}: {said}") from None
+            raise UserError(f"{' '.join(overrides)}: {said}") from None
 
 
-def _check_words(words: Sequence[str], name: str, loader: Any) -> None:
+def _check_words(overrides: Sequence[str], name: str, loader: Any) -> None:
     """Raise UserError for a launcher that is not installed, or a setting that it does not have."""
     from hydra.types import RunMode
 
@@ -100,7 +100,7 @@ def _check_words(words: Sequence[str], name: str, loader: Any) -> None:
         raise UserError(f"{unknown(f'hydra/launcher={name}', name, installed)}\n{hint}")
     launcher = loader.load_configuration("sweep", [f"hydra/launcher={name}"], run_mode=RunMode.MULTIRUN).hydra.launcher
     settings = [str(key) for key in launcher if not str(key).startswith("_")]
-    for word in words:
+    for word in overrides:
         setting = word.partition("=")[0].removeprefix("hydra.launcher.")
         if not word.startswith("hydra/launcher=") and setting.partition(".")[0] not in settings:
             if not settings:

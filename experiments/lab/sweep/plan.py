@@ -24,7 +24,7 @@ class Job:
     """One run of a sweep: its words, as a person would give them for this run alone, and the settings in which it differs."""
 
     name: str
-    words: list[str]
+    overrides: list[str]
     varied: dict[str, str]
     tree: dict[str, Any] = field(repr=False)
 
@@ -33,7 +33,7 @@ class Job:
 class Plan:
     """words: without those of search and launcher. first: the settings of one job, for what all jobs have in common."""
 
-    words: list[str]
+    overrides: list[str]
     launcher: list[str]
     search: SearchConfig
     axes: list[Axis]
@@ -44,8 +44,10 @@ class Plan:
     @property
     def folder(self) -> Path:
         """The sweep's own folder, the same whenever the same sweep is asked for under the same trainer.runs and tracking.experiment."""
-        kept = [[word for word in words if not _is_beside(word)] for words in ([job.words for job in self.jobs] or [self.words])]
-        identity = json.dumps([sorted(sorted(words) for words in kept), self.search.name, self.first.tracking.experiment])
+        kept = [
+            [word for word in overrides if not _is_beside(word)] for overrides in ([job.overrides for job in self.jobs] or [self.overrides])
+        ]
+        identity = json.dumps([sorted(sorted(overrides) for overrides in kept), self.search.name, self.first.tracking.experiment])
         keys = [key.rpartition(".")[2] for key in sorted((axis.key for axis in self.axes), key=_rank)]
         return absolute(self.first.trainer.runs, ROOT / "runs") / "-".join(["sweep", *keys[:4], _digest(identity)])
 
@@ -56,34 +58,34 @@ class Plan:
             UserError: as `lab.config.settings.load`.
         """
         varied = {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
-        words = [*self.fixed, *(f"{key}={value}" for key, value in varied.items())]
-        settings = load(words)
+        overrides = [*self.fixed, *(f"{key}={value}" for key, value in varied.items())]
+        settings = load(overrides)
         # the same name in whatever order the words come, so that the job's runs are found again
         name = name or "-".join(_label(key, varied[key]) for key in sorted(varied, key=_rank)) or "job"
         base = f"{settings.config.name}-" if settings.config.name else ""
-        return Job(_as_file_name(base + name), words, varied, settings.tree())
+        return Job(_as_file_name(base + name), overrides, varied, settings.tree())
 
 
-def plan_of(words: Sequence[str]) -> Plan:
-    """Sort the words of a sweep and check every job's settings.
+def plan_of(overrides: Sequence[str]) -> Plan:
+    """Sort the overrides of a sweep and check every job's settings.
 
     Raises:
         UserError: a word is wrong, or two jobs are the same run.
     """
-    launcher = [word for word in words if _key(word).startswith(("hydra/", "hydra."))]
+    launcher = [word for word in overrides if _key(word).startswith(("hydra/", "hydra."))]
     if wrong := [word for word in launcher if not re.match(r"hydra[/.]launcher", _key(word))]:
         raise UserError(f"{wrong[0]}: of Hydra's own settings a sweep takes hydra/launcher= and hydra.launcher.<setting>=.")
-    search_words = [word for word in words if _key(word) == "search" or _key(word).startswith("search.")]
-    own = [word for word in words if word not in launcher and word not in search_words]
+    search_words = [word for word in overrides if _key(word) == "search" or _key(word).startswith("search.")]
+    own = [word for word in overrides if word not in launcher and word not in search_words]
     if any(_key(word) == "resume" for word in own):
         raise UserError("resume: a sweep resumes its interrupted runs by itself when it is started again; leave it out.")
     search = load_for(SEARCH, search_words).config.search
-    overrides = parsed(own)
-    axes = [axis_of(override, search) for override in overrides if override.is_sweep_override()]
-    fixed = [override.input_line for override in overrides if not override.is_sweep_override()]
+    parts = parsed(own)
+    axes = [axis_of(override, search) for override in parts if override.is_sweep_override()]
+    fixed = [override.input_line for override in parts if not override.is_sweep_override()]
     if not axes and search.name != "grid":
         raise UserError(f"search={search.name}: give settings to choose, such as 'optim.lr=tag(log,interval(1e-4,1e-2))' or loss=ce,focal.")
-    first = load([*fixed, *(axis.words()[0] for axis in axes)]).config
+    first = load([*fixed, *(axis.overrides()[0] for axis in axes)]).config
     plan = Plan(sorted(own), launcher, search, axes, fixed, [], first)
     if search.name == "grid":
         plan.jobs = _every_job(plan)
@@ -99,12 +101,14 @@ def _every_job(plan: Plan) -> list[Job]:
         job = plan.job(values)
         twin = by_essence.setdefault(json.dumps(essence(job.tree), sort_keys=True), job)
         if twin is not job:
-            raise UserError(f"{' '.join(twin.words)} and {' '.join(job.words)} are the same run: they differ in nothing that it computes.")
+            raise UserError(
+                f"{' '.join(twin.overrides)} and {' '.join(job.overrides)} are the same run: they differ in nothing that it computes."
+            )
         jobs.append(job)
     names = Counter(job.name for job in jobs)
     for job in jobs:
         if names[job.name] > 1:
-            job.name += f"-{_digest(' '.join(sorted(job.words)))}"
+            job.name += f"-{_digest(' '.join(sorted(job.overrides)))}"
     return jobs
 
 

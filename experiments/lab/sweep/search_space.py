@@ -18,7 +18,7 @@ class Axis:
     interval: tuple[float, float] | None = None
     log: bool = False
 
-    def words(self) -> list[str]:
+    def overrides(self) -> list[str]:
         return [f"{self.key}={value}" for value in self.values]
 
 
@@ -51,6 +51,6 @@ def check_ends(axes: Sequence[Axis], fixed: Sequence[str]) -> None:
         UserError: as `lab.config.settings.load`.
     """
     for axis in axes:
-        others = [other.words()[0] for other in axes if other is not axis]
-        for word in axis.words():
+        others = [other.overrides()[0] for other in axes if other is not axis]
+        for word in axis.overrides():
             load([*fixed, *others, word])

@@ -34,7 +34,7 @@ class Stop:
         self.seen = float("-inf")
 
     @property
-    def asked(self) -> str:
+    def requested(self) -> str:
         """'' go on; 'stop' save a checkpoint and end; 'kill' end at once; 'leave' and nobody waits for it."""
         try:
             return self.file.read_text(encoding="utf-8")

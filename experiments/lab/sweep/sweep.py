@@ -32,7 +32,7 @@ from lab.tracking.uploader import VARIABLE, MlflowUploader, read_state, tracking
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
-def run_sweep(words: Sequence[str]) -> int:
+def run_sweep(overrides: Sequence[str]) -> int:
     """Check all, run what is not finished, show what came of it.
 
     Returns:
@@ -41,7 +41,7 @@ def run_sweep(words: Sequence[str]) -> int:
     Raises:
         UserError: nothing was started.
     """
-    plan = plan_of(words)
+    plan = plan_of(overrides)
     make_launcher(plan.launcher, plan.folder)
     sweep = Sweep(plan)
     stop = Stop(sweep.path)
@@ -51,7 +51,7 @@ def run_sweep(words: Sequence[str]) -> int:
             sweep.start_uploading()
             sweep.run(stop)
             counts = sweep.counts()
-            if stop.asked:
+            if stop.requested:
                 status = "KILLED"
             elif counts["FINISHED"] == len(sweep.jobs):
                 status = "FINISHED"
@@ -86,10 +86,10 @@ class Sweep:
     def start_uploading(self) -> None:
         tracking = self.plan.first.tracking
         said = " ".join(["experiments/train.py", *sys.argv[1:]])
-        tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.words), "command": said}
+        tags = {"sweep": self.path.name, "sweep.words": " ".join(self.plan.overrides), "command": said}
         tags |= source_tags("train")
         if self.folder.history.start is None:
-            params = {word.partition("=")[0]: word.partition("=")[2] for word in self.plan.words}
+            params = {word.partition("=")[0]: word.partition("=")[2] for word in self.plan.overrides}
             self.folder.record("start", app="sweep", name=self.path.name, params=params, tags=tags | tracking.tags)
         else:
             self.folder.record("resume", step=0, tags=tags)
@@ -104,11 +104,11 @@ class Sweep:
             todo = [number for number in numbers if not is_finished(self.reached(self.jobs[number]))]
             if done := len(numbers) - len(todo):
                 print(f"{done} of {len(self.jobs)} jobs finished before", flush=True)
-            if todo and not stop.asked:
+            if todo and not stop.requested:
                 if (name := launcher_name(self.plan.launcher)) != "basic":
                     print(f"{len(todo)} jobs by {name}; what they say is in {self.path / 'logs'}", flush=True)
                 launch(todo, self.plan.launcher, self.path, stop)
-            if stop.asked:
+            if stop.requested:
                 return
 
     def reached(self, job: Job) -> RunRecord | None:
@@ -131,7 +131,7 @@ class Sweep:
         if best:
             job, run = best
             figures[f"best_{run.monitor}"] = run.score or 0.0
-            tags |= {"sweep.best": job.name, "sweep.best_settings": " ".join(job.words)}
+            tags |= {"sweep.best": job.name, "sweep.best_settings": " ".join(job.overrides)}
             tags |= {"monitor": run.monitor, "monitor_goal": run.goal}
             tags |= {"sweep.best_run": read_state(run.folder).get("run_id") or run.folder.name}
         self.folder.summary(figures)
@@ -146,10 +146,10 @@ class Sweep:
         """Let launchers know the jobs."""
         self.jobs += [job for job in batch if job not in self.jobs]
         plan: dict[str, Any] = {
-            "words": masked_tree(self.plan.words),
+            "words": masked_tree(self.plan.overrides),
             "search": self.plan.search.name,
             "experiment": self.plan.first.tracking.experiment,
-            "jobs": [{"name": job.name, "words": masked_tree(job.words)} for job in self.jobs],
+            "jobs": [{"name": job.name, "words": masked_tree(job.overrides)} for job in self.jobs],
         }
         _write_text(self.path / PLAN, yaml.safe_dump(plan, sort_keys=False, width=140))
 

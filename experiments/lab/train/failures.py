@@ -29,7 +29,7 @@ def out_of_memory(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return "host"
     killed = "DataLoader worker" in text and "Killed" in text
-    if isinstance(error, (RuntimeError, OSError)) and (killed or any(words in text for words in HOST_SAYS)):
+    if isinstance(error, (RuntimeError, OSError)) and (killed or any(phrase in text for phrase in HOST_SAYS)):
         return "host"
     return None
 

@@ -81,7 +81,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     for note in trainer.notes:
         console.say(note)
     if launched() > 1:
-        console.say(trainer.parallel.says(config.data.batch_size * config.trainer.accumulate))
+        console.say(trainer.parallel.description(config.data.batch_size * config.trainer.accumulate))
     if earlier:
         console.say(f"going on with {os.path.relpath(earlier.path)} after update {trainer.done} of {trainer.updates}")
         if any(metric.startswith("test/") for metric, _ in run.folder.history.values):
