@@ -1,4 +1,4 @@
-"""What the apps' command lines have in common: options, a config folder of one's own, and words that Hydra has and they have not."""
+"""What the apps' command lines share: options, the user's config folders, and Hydra's options that are refused."""
 
 import os
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ NOT_TAKEN = {
 
 @dataclass
 class Command:
-    """words: those that set something. flags: the options among the others, by their long names."""
+    """overrides: words that set something. flags: the options, by their long names."""
 
     overrides: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
 
 
 def command(argv: Sequence[str], *flags: str) -> Command:
-    """Sort the words of a command line; a folder of --config-dir counts from now on, also for processes that this one starts.
+    """Divide a command line into overrides and options. A folder of --config-dir holds from now on, in child processes too.
 
     Args:
         argv: without the script.

@@ -1,4 +1,4 @@
-"""Mistakes of the person at the keyboard, said in a way that shows the way out."""
+"""Errors of the user's input; their messages say what is accepted."""
 
 import difflib
 from collections.abc import Iterable

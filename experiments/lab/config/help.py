@@ -1,4 +1,4 @@
-"""What can be set: each setting with its value, its range and a line of meaning, for `--help` and for the documentation."""
+"""Every setting with its value, range and meaning, for `--help` and the documentation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,7 +10,7 @@ from lab.config.settings import SEARCH, TRAIN, App, groups, typed
 
 @dataclass(frozen=True)
 class Entry:
-    """A setting. value: as these settings have it, `???` where it must be given."""
+    """A setting. value: its current value; `???` where one must be given."""
 
     name: str
     value: str
@@ -23,10 +23,10 @@ class Entry:
 
 
 def entries(app: App[Any], overrides: Sequence[str] = ()) -> list[Entry]:
-    """All settings of an app, with the options and values that `words` choose.
+    """All settings of an app, under these overrides.
 
     Raises:
-        UserError: a word is wrong.
+        UserError: an override is wrong.
     """
     return [each for each in _walked(typed(app, overrides)) if each.name not in app.named_by_group]
 
@@ -63,10 +63,10 @@ def _text(value: Any) -> str:
 
 
 def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
-    """The part of `--help` that lists settings. Words without `=` name groups or settings that alone are listed.
+    """The part of `--help` that lists settings. Words without `=` name the groups or settings to list.
 
     Raises:
-        UserError: a word is wrong.
+        UserError: an override is wrong.
     """
     chosen = [word for word in overrides if "=" not in word]
     found = entries(app, [word for word in overrides if "=" in word])
@@ -79,7 +79,7 @@ def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
 
 
 def train_help(script: str, overrides: Sequence[str]) -> str:
-    """`--help` of train.py; with words, the settings that they choose.
+    """`--help` of train.py; with overrides, the settings under them.
 
     Raises:
         UserError: as `settings_text`.
@@ -115,7 +115,7 @@ examples:
 
 
 def own_help(usage: str, about: str | None, overrides: Sequence[str]) -> str:
-    """`--help` of an app that takes a run's settings as train.py does; with words, the settings that they choose.
+    """`--help` of an app that takes a run's settings as train.py does; with overrides, the settings under them.
 
     Raises:
         UserError: as `settings_text`.

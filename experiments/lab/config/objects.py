@@ -1,4 +1,4 @@
-"""What a user brings in code: found by `package.module:name` or `path/to/file.py:name`."""
+"""User code, found by `package.module:name` or `path/to/file.py:name`."""
 
 from typing import Any
 

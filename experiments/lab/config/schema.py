@@ -63,7 +63,7 @@ class DataConfig:
 
 @dataclass
 class SplitConfig:
-    """Which images are held out of a set that does not say: a share of each class, at random."""
+    """Which images are held out of a data set without a split of its own: a random share of each class."""
 
     held_out: float = number(0.2, "share of the images held out, to choose the best epoch by", above=0, below=1)
     split_seed: int = number(0, "decides which images are held out", least=0)
@@ -106,7 +106,7 @@ class DigitsConfig(FoldConfig, MemoryConfig):
 
 @dataclass
 class DownloadedConfig(FoldConfig, MemoryConfig):
-    """Sets with test images of their own, which are held out unless `test` or `fold` has others held out."""
+    """Data sets with their own test images, which are held out unless `test` or `fold` hold out others."""
 
     held_out: float = number(0.1, "share of the training images held out with data.test=true", above=0, below=1)
     test: bool = setting(False, "score the set's own test images once at the end; hold others out")

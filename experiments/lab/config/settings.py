@@ -1,4 +1,4 @@
-"""From the words of a command line to checked settings: Hydra composes the YAML files, the schemas judge them."""
+"""From overrides to checked settings: Hydra composes the YAML files, and the schemas check them."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class App(Generic[Config]):
-    """An app's settings: conf/<name>.yaml and the groups it lists, judged by `schema`; in some groups the option decides the schema."""
+    """An app's settings: conf/<name>.yaml and the groups that it lists, checked by `schema`. In some groups the option decides it."""
 
     name: str
     schema: type[Config]
@@ -60,7 +60,7 @@ def flat(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_of(overrides: Sequence[str], key: str) -> str | None:
-    """What the last of the words that sets `key` sets it to; None where none does."""
+    """The value of `key` in the last override that sets it; None where none does."""
     given = [override.value() for override in parsed(overrides) if override.key_or_group == key and not override.is_sweep_override()]
     return None if not given or given[-1] is None else resolved(f"{key}=", str(given[-1]))
 
@@ -101,7 +101,7 @@ def load(overrides: Sequence[str]) -> Settings[TrainConfig]:
 
 
 def load_for(app: App[Config], overrides: Sequence[str]) -> Settings[Config]:
-    """Compose and check the settings of `app` that `words` ask for.
+    """Compose and check the settings of `app` under these overrides.
 
     Raises:
         UserError: a name, type or range is wrong; the message holds the valid choices and the nearest spelling.
@@ -110,7 +110,7 @@ def load_for(app: App[Config], overrides: Sequence[str]) -> Settings[Config]:
 
 
 def typed(app: App[Any], overrides: Sequence[str]) -> Any:
-    """The settings in their schemas, as OmegaConf has them, before what must be given is asked for.
+    """The settings in their schemas, as OmegaConf nodes, before required values are checked.
 
     Raises:
         UserError: as `load_for`.
@@ -122,7 +122,7 @@ def typed(app: App[Any], overrides: Sequence[str]) -> Any:
 
 
 def reload(tree: Mapping[str, Any], overrides: Sequence[str]) -> Settings[TrainConfig]:
-    """The settings of a finished run, but for what `words` change: single settings, or all of a group.
+    """The settings of a finished run, changed by these overrides: single settings, or all of a group.
 
     Raises:
         UserError: as `load_for`.
@@ -187,7 +187,7 @@ def _composed(app: App[Any], chosen: list[str]) -> Any:
 
 @contextmanager
 def _refusing(what: str = "") -> Iterator[None]:
-    """Say in one line what OmegaConf cannot read or resolve; `what` where the error does not say it itself."""
+    """Turn OmegaConf's errors into one line; `what` names the text where the error does not."""
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -200,7 +200,7 @@ def _refusing(what: str = "") -> Iterator[None]:
 
 
 def _changed(app: App[Any], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Any:
-    """What conf/ gives, in its schemas, with single settings changed."""
+    """The composed settings in their schemas, with single settings changed."""
     from omegaconf import OmegaConf
 
     for override in values:
@@ -213,7 +213,7 @@ def _changed(app: App[Any], composed: Any, values: list[Any], known: dict[str, l
 
 
 def _settled(app: App[Config], tree: Any) -> Settings[Config]:
-    """Whole and checked settings."""
+    """Complete, checked settings."""
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
@@ -232,7 +232,7 @@ def _settled(app: App[Config], tree: Any) -> Settings[Config]:
 
 
 def each_value(override: Any) -> list[str]:
-    """The words of one value each that a parsed word stands for."""
+    """The overrides of one value each that a sweep override stands for."""
     if not override.is_sweep_override():
         return [override.input_line]
     from hydra.errors import HydraException
@@ -249,12 +249,12 @@ def quoted(text: object) -> str:
 
 
 def absolute(path: str | None, default: Path) -> Path:
-    """A given path counts from the current folder, a default one from the repository's root."""
+    """A path that the user gave is relative to the current folder, a default one to the repository's root."""
     return Path(os.path.expanduser(path)).absolute() if path else default
 
 
 def parsed(overrides: Sequence[str]) -> list[Any]:
-    """The words as Hydra's overrides."""
+    """Parse overrides by Hydra's grammar."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -268,7 +268,7 @@ def parsed(overrides: Sequence[str]) -> list[Any]:
 
 
 def _option(group: str, override: Any, options: list[str]) -> str:
-    """The option that a word names, which must be one of the group's."""
+    """The option that an override names, which must be one of the group's."""
     given = override.value()
     value = resolved(f"{group}=", given) if isinstance(given, str) else override.get_value_element_as_str()
     if value not in options and not (group == "experiment" and value == "null"):

@@ -1,4 +1,4 @@
-"""Changes to whole batches, on the device the batch lives on."""
+"""Augmentation of whole batches, on the batch's device."""
 
 import torch
 import torch.nn.functional as F

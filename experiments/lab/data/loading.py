@@ -183,7 +183,7 @@ def number_of_workers(wanted: int | None) -> int:
 
 
 def ignore_signals(_worker: int) -> None:
-    """Let a worker, as it starts, be ended by the run's own process alone, and by no signal that all processes get.
+    """Make a new worker ignore signals that go to all processes; only the run's own process ends it.
 
     Ctrl-C goes to every process of the terminal's group, a scheduler's SIGTERM often to every process of the job; a worker that died of
     it would take the run with it before its checkpoint is written.

@@ -1,4 +1,4 @@
-"""Randomness that a continued run repeats: seeds, and states of the generators."""
+"""Randomness that a resumed run repeats: seeds, and states of the generators."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Steps of any optimiser that the device takes back, so that the host need not know at once whether an update was bad."""
+"""Optimiser steps that are undone on the device if the update was bad, so that the host need not wait to know."""
 
 from collections.abc import Callable, Iterable
 from random import Random
@@ -14,7 +14,7 @@ CHUNK = 2**26  # bytes that are compared at a time: they take three times as muc
 
 
 class Copies:
-    """Copies of tensors on a device, which a flag on the device puts back. Few launches: a model has hundreds of tensors."""
+    """Copies of tensors, restored by a flag on the device. It takes few launches: a model has hundreds of tensors."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.groups = list(_groups(tensors))
@@ -22,14 +22,14 @@ class Copies:
 
     @torch.no_grad()
     def put_back(self, bad: Tensor) -> None:
-        """Make all tensors what they were if `bad`, 0-d bool."""
+        """Restore all tensors if `bad`, 0-d bool."""
         for group, copy in zip(self.groups, self.copies, strict=True):
             kept = torch.where(bad, copy, _joined(group)).split([tensor.numel() for tensor in group])
             torch._foreach_copy_(group, [value.view_as(tensor) for value, tensor in zip(kept, group, strict=True)])
 
 
 class LateFlag:
-    """A flag of the device on its way to the host."""
+    """A flag on its way from the device to the host."""
 
     def __init__(self, flag: Tensor) -> None:
         self.value, self.arrived = flag, None
@@ -45,7 +45,7 @@ class LateFlag:
 
 
 class Undo:
-    """Takes steps of an optimiser, and takes back those that a flag on the device calls bad: all is then bitwise what it was.
+    """Steps an optimiser, and undoes steps that a flag on the device marks as bad: all state is then bitwise as before.
 
     Parameters and state on the device are copied before a step, which takes as much memory again while it runs, and put back at once.
     The host's own values, counts of steps for example, and entries that a step made are put back before the next step: the host then
@@ -72,7 +72,7 @@ class Undo:
         self.flag = LateFlag(bad)
 
     def settle(self) -> None:
-        """Have the last step's verdict on the host's values, too."""
+        """Apply the last step's flag to the host's values, too."""
         if self.flag is not None and self.flag:
             for put_back in self.put_back:
                 put_back()
@@ -93,7 +93,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _same(value: Any) -> Any:
-    """The value itself, but lists anew, as a step may change what they hold."""
+    """The value itself, but lists copied, because a step may change them in place."""
     return tree_map(lambda leaf: leaf, value) if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""Several processes that train one model together, started by torchrun: who this one is, and what all of them add up to.
+"""Several processes that train one model, started by torchrun: ranks, and reductions over all of them.
 
 Without torchrun there is one process, and every function here does nothing or says so. A rank is the number of a process, 0 the first's.
 """
@@ -18,7 +18,7 @@ TIMEOUT_MINUTES = 30
 
 
 def start(device: torch.device) -> None:
-    """Meet the other processes, if there are any: over NCCL on GPUs, over gloo on CPU."""
+    """Initialise the process group, if there are other processes: NCCL on GPUs, gloo on CPU."""
     from datetime import timedelta
 
     if launched() == 1 or torch.distributed.is_initialized():
@@ -45,7 +45,7 @@ def rank() -> int:
 
 
 def ranks() -> int:
-    """How many processes have met."""
+    """The number of ranks."""
     return torch.distributed.get_world_size() if _met() else 1
 
 
@@ -81,12 +81,12 @@ def own_seed(seed: int) -> int:
 
 
 def anywhere(flag: bool, device: torch.device) -> bool:
-    """Whether it is so on any rank; waits for the device where there are several."""
+    """Whether the condition holds on any rank; waits for the device where there are several."""
     return bool(highest({"flag": float(flag)}, device)["flag"])
 
 
 def gathered(value: Any) -> list[Any]:
-    """What every rank gives, by rank."""
+    """The values of all ranks, by rank."""
     values: list[Any] = [value]
     if ranks() > 1:
         values = [None] * ranks()
@@ -95,7 +95,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 def of_first(value: Any) -> Any:
-    """What the first rank gives."""
+    """The first rank's value."""
     values = [value]
     if ranks() > 1:
         torch.distributed.broadcast_object_list(values, src=0)

@@ -15,7 +15,7 @@ from lab.processes import distributed
 
 
 class Parallel:
-    """The model of a trainer over all ranks; alone it is as it was.
+    """The model of a trainer over all ranks; with one rank it is the model itself.
 
     `model` is the model itself, `forward` what a training batch goes through. Gradients are averaged over the ranks while backward runs;
     `scaled` makes them those of the ranks' sum.
@@ -38,7 +38,7 @@ class Parallel:
             self.forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def description(self, samples: int) -> str:
-        """How an update of so many samples a process comes about."""
+        """A sentence on the ranks and the samples of an update."""
         way = "FSDP" if self.sharded else "DistributedDataParallel"
         return f"{self.ranks} processes ({way}), {samples} samples each: an update has {self.ranks * samples}"
 

@@ -1,4 +1,4 @@
-"""One fault ends all processes of a run: the first says what it was, and none is left waiting for another that is gone."""
+"""An error on one rank ends all ranks of a run: the first one reports it, and none waits for a rank that is gone."""
 
 import os
 import select
@@ -26,11 +26,11 @@ STOP_SECONDS = 20.0  # torchrun kills 30 s after it asked to stop
 
 
 class RankError(Exception):
-    """Another process of the run failed, and has said why, or was killed."""
+    """Another rank failed and has reported why, or was killed."""
 
 
 def announce(error: BaseException, text: str) -> str:
-    """Print on stderr what went wrong here, unless another process of the run said first what went wrong there.
+    """Print this rank's error on stderr, unless another rank has reported one already.
 
     Args:
         error: what went wrong.
@@ -63,7 +63,7 @@ def announce(error: BaseException, text: str) -> str:
 
 @contextmanager
 def watched(end: Callable[[RankError], None]) -> Iterator[None]:
-    """Inside, a fault is announced to the other processes, and one of theirs ends this one.
+    """Inside, an error is announced to the other ranks, and one of theirs ends this rank.
 
     It does so even while this process waits for the device, which waits for the other: then `end` is called, in a thread, and it exits.
     A process that notices by itself, or that was asked to stop and does, is left in peace.
@@ -88,7 +88,7 @@ def watched(end: Callable[[RankError], None]) -> Iterator[None]:
 
 
 class Watch(threading.Thread):
-    """Looks for faults of the others, and for signals that the main thread cannot act upon."""
+    """Watches for errors of other ranks, and for signals that the main thread cannot handle."""
 
     def __init__(self, end: Callable[[RankError], None]) -> None:
         super().__init__(name="rank failures", daemon=True)
@@ -132,7 +132,7 @@ class Watch(threading.Thread):
             os._exit(1)
 
     def _forget(self) -> None:
-        """In a worker process: signals that come to it are no news to the run."""
+        """In a worker process: do not report its signals to the run."""
         if not self.closed.is_set():
             signal.set_wakeup_fd(-1)
 
@@ -160,7 +160,7 @@ def _note(store: Any, key: str, value: int) -> None:
 
 
 def _killed(store: Any, pids: dict[int, int]) -> str | None:
-    """Say which process of this host has ended without a word; None where none has. `pids`: what is known of them, by rank."""
+    """Name the rank of this host that ended without a report; None where none has. `pids`: those that are known, by rank."""
     first = _rank() - local_rank()
     with suppress(RuntimeError):
         for rank in range(first, first + launched_here()) if store is not None else ():

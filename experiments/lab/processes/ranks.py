@@ -1,4 +1,4 @@
-"""How this process was started: alone, or as one of torchrun's. Says it without importing torch, and before the processes have met."""
+"""How this process was started: alone, or by torchrun. Needs neither torch nor a process group."""
 
 import os
 
@@ -16,7 +16,7 @@ def launched_here() -> int:
 
 
 def launched_first() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Whether this is the rank that writes files and prints."""
     return launched() == 1 or os.environ.get("RANK", "0") == "0"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there."""
+"""Checkpoints that are complete or absent."""
 
 import json
 from pathlib import Path

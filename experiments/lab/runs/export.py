@@ -1,4 +1,4 @@
-"""The best model as a file that plain torch loads: from images as people have them to what predict.py says of them."""
+"""The best model as a file that plain torch loads: from uint8 images to what predict.py says of them."""
 
 import re
 from collections.abc import Callable
@@ -107,7 +107,7 @@ class Scenes(Images):
 
 
 def export_best(folder: RunFolder, config: TrainConfig, say: Callable[[str], None]) -> None:
-    """Export a run's best model and record it for MLflow; one that cannot be exported is told of and costs the run nothing.
+    """Export a run's best model and record it for MLflow. A model that cannot be exported is reported, and the run goes on.
 
     Raises:
         UserError: the file cannot be written.

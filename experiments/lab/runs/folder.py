@@ -1,4 +1,4 @@
-"""The folder of one run: the truth about it, whatever becomes of a tracking server."""
+"""The folder of one run: the complete record of it, whatever happens to a tracking server."""
 
 import contextlib
 import fcntl
@@ -44,7 +44,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Go on with a run that has ended or was killed; what was left half-written goes, and a copy becomes a run of its own.
+        """Reopen a run that has ended or was killed. Half-written files are removed, and a copy becomes a run of its own.
 
         Raises:
             UserError: another process is at it, or it cannot be written.
@@ -119,7 +119,7 @@ class RunFolder:
         return {name: state[name] for name in ("uri", "run_id", "key") if state.get(name)}
 
     def close(self, status: str, **fields: Any) -> None:
-        """Record the end and let others have the folder, the latter even if the former cannot be written."""
+        """Record the end and release the folder, even if the record cannot be written."""
         try:
             self.record("end", status=status, **fields)
         finally:
@@ -132,7 +132,7 @@ class RunFolder:
 
 
 def running(path: Path) -> bool:
-    """Whether another process is at this run; False where the file system has no locks."""
+    """Whether another process works on this run; False where the file system has no locks."""
     try:
         return _locked(path)
     except OSError:
@@ -140,7 +140,7 @@ def running(path: Path) -> bool:
 
 
 def gone(path: Path) -> bool:
-    """Whether it is sure that no other process of this host is at this run: its lock is free, and locks work here."""
+    """Whether surely no other process of this host works on this run: its lock is free, and locks work here."""
     try:
         return not _locked(path)
     except OSError:
@@ -148,7 +148,7 @@ def gone(path: Path) -> bool:
 
 
 def end_if_killed(path: Path) -> bool:
-    """Record as KILLED a run whose process is gone without a word; return whether it was one.
+    """Record a run as KILLED if its process is gone without a record of its end; return whether it was.
 
     A copy is left alone: its original may go on.
     """

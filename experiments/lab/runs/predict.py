@@ -57,7 +57,7 @@ Reader = Callable[[Image.Image], Tensor]
 
 @dataclass
 class Asked:
-    """How predictions are made: what images are normalised by, where, how many classes, and how sure they are at least."""
+    """How predictions are made: normalisation, device, number of classes, and the least score."""
 
     norm: Norm
     device: torch.device

@@ -13,7 +13,7 @@ NAME = "metrics.jsonl"
 
 @dataclass
 class History:
-    """What the records of a run tell of its time until now."""
+    """A run's history, from its records."""
 
     start: dict[str, Any] | None = None
     status: str | None = None  # as its last process ended; None if that was killed, or is at it

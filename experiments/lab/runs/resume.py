@@ -1,4 +1,4 @@
-"""Going on with a run that was interrupted: which one it is, and whether the settings that are given are its own."""
+"""Resuming an interrupted run: which one it is, and whether the given settings agree with its own."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ LENGTHS = ("trainer.epochs", "trainer.max_updates", "trainer.patience")
 
 @dataclass
 class Earlier:
-    """A run to go on with, as the first rank tells it to the others: of plain values, because generated settings cannot be pickled."""
+    """A run to resume, as the first rank sends it to the others: plain values, because generated settings cannot be pickled."""
 
     path: Path
     checkpoint: Path | None  # None where it was interrupted before the first one: it begins anew, in its folder
@@ -34,7 +34,7 @@ class Earlier:
 
 
 def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
-    """The settings, and the run to go on with, if `resume=` names or finds one."""
+    """The settings, and the run to resume, if `resume=` names or finds one."""
     resume = value_of(overrides, "resume")
     if resume is not None and resume != "auto":
         return named(resume, overrides)
@@ -43,7 +43,7 @@ def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]
 
 
 def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier]:
-    """The run of a folder or of a checkpoint, and its own settings but for what other words of the command line change.
+    """The run of a folder or a checkpoint, and its own settings, changed by the other overrides.
 
     Raises:
         UserError: it is no run, it has ended, or a setting would change what it learns.

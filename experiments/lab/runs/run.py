@@ -23,7 +23,7 @@ from lab.train.stop import Stop, StoppedError
 
 
 class Run:
-    """Open it by `start`, or from an earlier run's folder, do the work within `noted`, `close` it, and leave with `exit_status`."""
+    """A run in progress: `start` it or take an earlier run's folder, work inside `noted`, `close` it, and exit with `exit_status`."""
 
     def __init__(
         self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, *, patient: bool, known: dict[str, str] | None = None
@@ -67,7 +67,7 @@ class Run:
 
     @contextmanager
     def noted(self, status: str = "FINISHED") -> Iterator[None]:
-        """Note how what is inside ends: well, as `status`, killed by a signal, or failed with an exception, which is not raised further."""
+        """Record how the block inside ends: as `status`, killed by a signal, or failed with an exception, which is not raised further."""
         try:
             yield
             if self.failure is None:
@@ -80,7 +80,7 @@ class Run:
             self.stop.patient = False
 
     def abandon(self, failure: Exception) -> None:
-        """End it as failed from another thread, while the main one waits in vain."""
+        """End the run as failed from another thread, while the main one is blocked."""
         self.status, self.failure = "FAILED", failure
         self.close()
         report(failure)
@@ -136,7 +136,7 @@ class Run:
 
 
 def report(failure: Exception) -> None:
-    """A stop that we chose needs its message alone; a fault needs its place as well."""
+    """The message of an expected error; of any other error the traceback as well."""
     from lab.optim.guard import NonFiniteError
     from lab.processes.rank_failures import RankError
 
@@ -147,7 +147,7 @@ def report(failure: Exception) -> None:
 
 
 def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
-    """The first record: which app it is, what it is told, on what it runs."""
+    """The first record: app, settings, machine."""
     tags = source_tags(app) | {NOTE: description({})} | tags
     folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")

@@ -33,7 +33,7 @@ class Saved:
 
 
 def checkpoint_of(overrides: Sequence[str], usage: str) -> tuple[str, list[str]]:
-    """Take `checkpoint=` from the words; return what it names, and the other words.
+    """Take `checkpoint=` from the overrides; return what it names, and the others.
 
     Raises:
         UserError: it is not given once.
@@ -102,12 +102,12 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
 
 
 def settings_of(state: dict[str, Any], overrides: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
-    """Return the settings of a checkpoint's run as `words` change them, and which of the model's own settings they change.
+    """Return the settings of a checkpoint's run under these overrides, and which of the model's own settings they change.
 
     Other data is chosen without what belongs to the model: `data=folder` leaves data.image_size as the run had it.
 
     Raises:
-        UserError: a word is wrong, or would score images that the model was trained on as others.
+        UserError: an override is wrong, or would score training images as held-out ones.
     """
     tree = without_teacher(state["config"])
     data = tree["data"]

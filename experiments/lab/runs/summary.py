@@ -7,7 +7,7 @@ from lab.train.trainer import Trainer
 
 
 def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
-    """What the run reached and what it cost; a figure that the run did not live to see has no row.
+    """The run's results and costs; a figure that the run did not reach has no row.
 
     Args:
         trainer: after its run.

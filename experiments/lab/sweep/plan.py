@@ -1,4 +1,4 @@
-"""What a sweep is asked to do, read from its words and checked before anything starts."""
+"""The plan of a sweep, read from its overrides and checked before anything starts."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from lab.sweep.search_space import Axis, axis_of, check_ends
 
 @dataclass
 class Job:
-    """One run of a sweep: its words, as a person would give them for this run alone, and the settings in which it differs."""
+    """One run of a sweep: its overrides, as for a run by itself, and the settings in which it differs."""
 
     name: str
     overrides: list[str]
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass
 class Plan:
-    """words: without those of search and launcher. first: the settings of one job, for what all jobs have in common."""
+    """overrides: without those of search and launcher. first: the settings of one job, for what all jobs share."""
 
     overrides: list[str]
     launcher: list[str]
@@ -70,7 +70,7 @@ def plan_of(overrides: Sequence[str]) -> Plan:
     """Sort the overrides of a sweep and check every job's settings.
 
     Raises:
-        UserError: a word is wrong, or two jobs are the same run.
+        UserError: an override is wrong, or two jobs are the same run.
     """
     launcher = [word for word in overrides if _key(word).startswith(("hydra/", "hydra."))]
     if wrong := [word for word in launcher if not re.match(r"hydra[/.]launcher", _key(word))]:
@@ -117,7 +117,7 @@ def _key(word: str) -> str:
 
 
 def _is_beside(word: str) -> bool:
-    """Is it a word that changes where a run is written, and not what it computes?"""
+    """Whether an override changes where a run is written, and not what it computes."""
     return _key(word) == "trainer.runs" or is_tracking(word)
 
 

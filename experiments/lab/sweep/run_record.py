@@ -1,4 +1,4 @@
-"""What the run folders of a sweep say of its runs: how each ended, what it reached."""
+"""The runs of a sweep, from their folders: how each ended, and its score."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How the jobs of a sweep are chosen: every combination, or by Optuna from what earlier jobs reached."""
+"""How the jobs of a sweep are chosen: every combination, or by Optuna from the results of earlier jobs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol

@@ -11,7 +11,7 @@ from lab.sweep.schema import SearchConfig
 
 @dataclass
 class Axis:
-    """A setting and its values as words; or its `interval`, where a search chooses a number."""
+    """A setting and its values as text; or its `interval`, where a search chooses a number."""
 
     key: str
     values: list[str]
@@ -23,7 +23,7 @@ class Axis:
 
 
 def axis_of(override: Any, search: SearchConfig) -> Axis:
-    """The axis that a parsed word of several values stands for.
+    """The axis of an override with several values.
 
     Raises:
         UserError: the search cannot choose among such values.

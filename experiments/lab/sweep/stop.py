@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a sweep runs: they are for the sweep alone, which asks its jobs to stop, wherever these run.
+"""Ctrl-C and SIGTERM while a sweep runs: the sweep alone takes them, and asks its jobs to stop, wherever they run.
 
 Where its own process is killed and can ask no more, jobs of the same host notice and stop as well.
 """
@@ -23,7 +23,7 @@ SAID = {
 
 
 class Stop:
-    """The sweep's wish, kept in a file of its folder, so that jobs in other processes and on other machines see it.
+    """The sweep's request to stop, kept in a file of its folder, so that jobs in other processes and on other machines see it.
 
     watched: this is a job's view, and the sweep's process is on this host; it holds the lock of the sweep's folder as long as it lives.
     """

@@ -143,7 +143,7 @@ class Sweep:
         show(self.path, status, outcomes, best, self.uploader.closed() if self.uploader else "")
 
     def _add(self, batch: list[Job]) -> None:
-        """Let launchers know the jobs."""
+        """Write the jobs where launchers read them."""
         self.jobs += [job for job in batch if job not in self.jobs]
         plan: dict[str, Any] = {
             "words": masked_tree(self.plan.overrides),

@@ -1,4 +1,4 @@
-"""A model that begins with weights of one's own, or of which only a part is trained."""
+"""Fine-tuning: initial weights from a file, and frozen parts."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -22,7 +22,7 @@ def classifier_names(model: nn.Module) -> list[str]:
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> str:
-    """Leave the parameters that `patterns` name as they are; return in words how many are trained.
+    """Freeze the parameters that `patterns` name; return a text that says how many are trained.
 
     Raises:
         UserError: a pattern matches nothing, or nothing is left to train.
@@ -54,7 +54,7 @@ def frozen_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def load_own_weights(model: nn.Module, given: str) -> str:
-    """Put the weights of the file `given` into the model; return in words what was left out.
+    """Load the weights of the file `given` into the model; return a text that says what was left out.
 
     Raises:
         UserError: there is no such file, or its weights do not fit; a classifier of another size is left as it is.

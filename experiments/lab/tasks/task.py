@@ -1,4 +1,4 @@
-"""A task owns what a batch means: from batch to loss, and from outputs to metrics and pictures. The trainer knows none of it."""
+"""A task defines what a batch means: from batch to loss, and from outputs to metrics and pictures. The trainer knows none of it."""
 
 from pathlib import Path
 from typing import Any, Protocol, cast

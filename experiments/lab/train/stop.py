@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the wish that a run ends."""
+"""SIGINT and SIGTERM: requests to end a run."""
 
 import contextlib
 import os
@@ -9,12 +9,12 @@ from types import FrameType
 
 
 class StoppedError(Exception):
-    """The run has ended because it was asked to; it can go on later."""
+    """The run has ended on request; it can be resumed."""
 
 
 @contextlib.contextmanager
 def signals_given_back() -> Iterator[None]:
-    """A run takes SIGINT and SIGTERM; a program that goes on after it has its own handlers again."""
+    """Restore the handlers of SIGINT and SIGTERM after a run, for a program that goes on."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -24,10 +24,10 @@ def signals_given_back() -> Iterator[None]:
 
 
 class Stop:
-    """Takes SIGINT and SIGTERM from now on.
+    """Handles SIGINT and SIGTERM from now on.
 
-    The first is a wish, which `wanted` tells to those who ask; the next one raises KeyboardInterrupt, and the one after that ends the
-    process. Where nobody asks (`patient=False`) the first one raises. Once it is `deaf`, signals are nothing to it.
+    The first signal sets `wanted`, which the training loop reads; the second raises KeyboardInterrupt, and the third ends the process.
+    With `patient=False` the first one raises. Once `deaf`, signals are ignored.
     """
 
     PAUSE = 1.0

@@ -37,7 +37,7 @@ from lab.train.stop import Stop, StoppedError
 
 
 class Trainer:
-    """Trains a task's model on its data and leaves everything worth knowing in the run folder.
+    """Trains a task's model on its data and records the run in its folder.
 
     An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end, and its loss is that of one batch of all their
     samples. Figures are those of all ranks, and the same on each, so that they decide alike.
@@ -101,7 +101,7 @@ class Trainer:
         self.score_best()
 
     def begin_epoch(self) -> bool:
-        """Go on with the epoch that is not over, or to the next one; return whether there is any."""
+        """Continue the current epoch, or begin the next one; return whether there is any."""
         if not self.epoch_ended:
             return True
         if self.is_over():
@@ -112,7 +112,7 @@ class Trainer:
         return True
 
     def is_over(self) -> bool:
-        """Whether there is nothing left to train, or no hope that it helps."""
+        """Whether all updates are done, or early stopping ends the run."""
         return self.done >= self.updates or self.monitor.gives_up
 
     @property
@@ -139,7 +139,7 @@ class Trainer:
                 self.report()
             if self.save_is_due():
                 self.save("last.pt", whole=True)
-            if self.meeting():
+            if self.may_exchange():
                 self.end_if_wanted()
         if self.clock.window_updates:
             self.report()
@@ -163,11 +163,11 @@ class Trainer:
         """Whether a checkpoint is due within the epoch, by the count of updates or by the clock."""
         updates, minutes = self.settings.save_updates, self.settings.save_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= minutes * 60
-        late = self.meeting() and distributed.anywhere(late, self.device)
+        late = self.may_exchange() and distributed.anywhere(late, self.device)
         return late or (updates is not None and self.done % updates == 0)
 
-    def meeting(self) -> bool:
-        """Whether ranks can agree on what only one of them knows: where all have just waited for the device. One alone always can."""
+    def may_exchange(self) -> bool:
+        """Whether ranks may exchange a decision now: at updates where all wait for the device anyway. A single rank always may."""
         return self.parallel.ranks == 1 or self.done % self.settings.log_every == 0
 
     def end_if_wanted(self) -> None:
@@ -330,7 +330,7 @@ class Trainer:
             checkpoint.remove_before(self.epoch - self.settings.keep + 1, self.folder.path / "checkpoints")
 
     def _progress(self) -> dict[str, Any]:
-        """Return all that a continued run needs but the weights, as tensors and plain values; waits for the device.
+        """Return all that a resumed run needs besides the weights, as tensors and plain values; waits for the device.
 
         The order and the augmentation of data follow from `epoch` and `batch`.
         """
