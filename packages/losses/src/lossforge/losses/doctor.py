@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import version
 
 from lossforge import kernels
 from lossforge.losses.check.report import Report
@@ -75,8 +76,8 @@ def look() -> Machine:
         lossforge={name: importlib.import_module(f"lossforge.{name}").__version__ for name in ("kernels", "losses")},
         python=f"{platform.python_version()}, {sys.executable}",
         system=platform.platform(),
-        torch=str(torch.__version__),
-        cuda=torch.version.cuda,
+        torch=str(version.__version__),
+        cuda=version.cuda,
         triton=triton,
         triton_problem=triton_problem,
         driver=_driver(),
