@@ -40,7 +40,7 @@ TARGETS = {
     "divergence": "a teacher's logits",
     "topk": "a teacher's k largest",
 }
-HEADER = ("name", "function", "module", "formula", "targets", "template", "in place of", "paper")
+HEADER = ("name", "function", "formula", "targets", "in place of")
 
 
 def formula(loss: Loss) -> str:
@@ -72,14 +72,11 @@ def row(loss: Loss) -> list[str]:
     judge = loss.judge or ""
     theirs = judge and not judge.startswith("lossforge")
     return [
-        f"`{loss.name}`",
+        f"[`{loss.name}`]({family_of(loss)}.md#{loss.name})",
         f"`{loss.function.__name__}`",
-        f"`{loss.module.__name__}`",
         f"`{formula(loss)}`",
         targets_of(loss),
-        f"`{folder_of(loss)}`",
         f"`{judge.replace(':', '.')}`" if theirs else "",
-        loss.paper,
     ]
 
 
