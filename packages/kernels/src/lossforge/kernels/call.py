@@ -26,7 +26,8 @@ class Formulas(NamedTuple):
 
     formula: what a template takes; of divergences its terms. special: a quicker one for the hyper-parameters of which `applies` is true.
     binary: both for targets of 0 and 1, where fewer instructions do (element/kernel.py says how). heavy: so much arithmetic that
-    registers limit the programs under way. sums: of a divergence whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
+    registers limit the programs under way. sparse: where a target is 0, value and gradient are, whatever x is: of class indices x is then
+    read in their classes alone. sums: of a divergence whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
     """
 
     formula: Callable[..., Any]
@@ -34,6 +35,7 @@ class Formulas(NamedTuple):
     applies: Callable[..., Any] | None = None
     binary: "Formulas | None" = None
     heavy: bool = False
+    sparse: bool = False
     sums: Callable[..., Any] | None = None
 
 

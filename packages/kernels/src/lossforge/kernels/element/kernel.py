@@ -79,7 +79,7 @@ class Formula(NamedTuple):
 class Inlined(NamedTuple):
     """What the kernel inlines: a formula, and a quicker one for hyper-parameters of which `applies` is true; of None without one.
 
-    BINARY: they are for targets of 0 and 1.
+    BINARY: they are for targets of 0 and 1. SPARSE: x is read where the target is not 0.
     """
 
     general: Formula
@@ -87,6 +87,7 @@ class Inlined(NamedTuple):
     applies: Any
     load_target: Any
     BINARY: bool
+    SPARSE: bool
 
 
 class Elements(NamedTuple):
@@ -176,6 +177,8 @@ def with_targets(x, w, hyper, r, at, mask, elements, formula: tl.constexpr):
             row = At(at.start, None, row.row, row.i0, last, row.i2)
     where = Where(at, row, column, tl.arange(0, elements.space.G)[None, :], mask)
     y, share = elements.inlined.load_target(elements.targets, elements.offset, where)
+    if elements.inlined.SPARSE:
+        x = widened(load(elements.x, at, y != 0.0 if mask is None else mask & (y != 0.0), 0.0))
     if INDEX:
         x = tl.where(share == 0.0, 0.5, x)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
     w, factor = shared(w, share, INDEX), shared(w * elements.factor, share, INDEX)
@@ -228,10 +231,12 @@ def one_tile(part, ahead, start, r, rest, elements, formula):
     """part with the values of one tile. ahead: as from `read`, or None. rest: elements inside; None: all."""
     mask = None if rest is None else r * elements.space.G < rest
     at = coordinates(start, r, tl.arange(0, elements.space.G)[None, :], elements.space)
-    if ahead is None:
-        x = widened(load(elements.x, at, mask, 0.0))
-    else:
+    if ahead is not None:
         x = widened(ahead.x)
+    elif elements.inlined.SPARSE:
+        x = None
+    else:
+        x = widened(load(elements.x, at, mask, 0.0))
     hyper = elements.hyper
     if elements.parameter.ptr is not None:
         hyper = longer(hyper, widened(load(elements.parameter, at, mask, 1.0)))

@@ -135,6 +135,7 @@ def _plan(call: ElementCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
         applies=formulas.applies,
         load_target=_loader(call),
         BINARY=binary is not None,
+        SPARSE=formulas.sparse and call.by_class,
     )
     flat, big = g.flat and not by_row, g.big(n, tiles.block)
     space = Space(g.n1, g.n2, COLUMNS=columns, FLAT=flat, BIG=big, BLOCK=tiles.block, G=GROUP if grouped else 1, STAGES=tiles.stages)
