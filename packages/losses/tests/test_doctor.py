@@ -50,6 +50,22 @@ def test_on_this_machine():
     assert f"{'cuda' if GPU else 'cpu'} tensors" in printed
 
 
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  gcc version 11.4.0\n",
+            "535.183.01",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder)  Tue May 5\n", "580.159.04"),
+        ("NVRM version: unknown\n", None),
+    ],
+    ids=["closed", "open", "unknown"],
+)
+def test_the_drivers_version(text, version):
+    assert doctor.driver_in(text) == version
+
+
 def test_for_machines_without_a_compiler():
     """Without a GPU nothing needs it: a kernel is compiled ahead of time by Triton's own tools."""
     status, printed = consult("--json", PATH="")
@@ -79,7 +95,7 @@ def test_an_old_triton_is_a_problem():
 
 def test_a_wrong_result_and_mixed_versions_are_problems():
     mixed = "import lossforge.kernels\nlossforge.kernels.__version__ = '0.0.9'\n"
-    status, printed = consult("--json", before=WRONG_FOCAL + mixed)
+    status, printed = consult("--json", before=WRONG_FOCAL + mixed, CUDA_VISIBLE_DEVICES="")
     found = json.loads(printed)
     assert status == 1
     assert [each["name"] for each in found["checks"] if not each["passed"]] == ["focal"]

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -125,19 +126,31 @@ def _triton() -> tuple[str | None, str | None]:
 def _driver() -> str | None:
     """Return the version of NVIDIA's driver."""
     try:
-        found = re.search(r"Kernel Module\D+([\d.]+)", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
+        found = driver_in(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
     except OSError:
         found = None
-    if found:
-        return found[1]
-    return _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return found or _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def driver_in(text: str) -> str | None:
+    """Return the driver's version from what the kernel says of it."""
+    found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text)
+    return found[1] if found else None
 
 
 def _compiler() -> str | None:
-    """Return the C compiler that Triton would call: CC, else gcc, else clang."""
+    """Return the C compiler that Triton would call, CC, else gcc, else clang, if it makes a library."""
     path = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     version = _first_line(path, "--version") if path else None
-    return f"{path} ({version})" if version else None
+    return f"{path} ({version})" if path and version and _links(path) else None
+
+
+def _links(compiler: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "made.c")
+        source.write_text("int made(void) { return 0; }\n", encoding="utf-8")
+        command = [compiler, str(source), "-shared", "-fPIC", "-o", str(source.with_suffix(".so"))]
+        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
 
 def _first_line(*command: str) -> str | None:
@@ -234,24 +247,30 @@ def attempts(machine: Machine) -> Report:
     """Compute a few losses and their gradients, and compare them with plain torch in float64; compile a formula where no kernel ran."""
     device = "cuda" if machine.gpus else "cpu"
     report = Report(device)
-    for name in TRIED:
-        loss, sample = LOSSES[name], plain_sample(LOSSES[name], device)
-        reduction = loss.reductions[0]
-        try:
-            ours = run(loss.function, sample, reduction=reduction)
-            exact = run(loss.reference, sample, dtype=torch.float64, reduction=reduction)
-        except Exception as found:  # a compiler, a driver or a launch may fail in any way, and which is what the user must see
-            report.add(SECTION, name, False, f"{type(found).__name__}: {' '.join(str(found).split())[:300]}")
-            continue
-        assert ours.gradient is not None
-        assert exact.gradient is not None
-        off, slope_off = error(ours.value, exact.value), error(ours.gradient, exact.gradient)
-        report.add(SECTION, name, max(off, slope_off) <= BOUND, f"value off by {off:.0e}, gradient by {slope_off:.0e}")
+    with ThreadPoolExecutor(1 if kernels.INTERPRETED else len(TRIED)) as threads:  # what each compiles takes seconds
+        for name, (passed, detail) in zip(TRIED, threads.map(lambda name: attempt(name, device), TRIED), strict=True):
+            report.add(SECTION, name, passed, detail)
     if machine.triton and not machine.triton_problem and not machine.gpus:
         from lossforge.losses.check.ahead import check_ahead
 
         check_ahead(LOSSES["focal"], report)
     return report
+
+
+def attempt(name: str, device: str) -> tuple[bool, str]:
+    """Return whether a loss and its gradient are right, and how far they are off or what failed."""
+    loss, sample = LOSSES[name], plain_sample(LOSSES[name], device)
+    reduction = loss.reductions[0]
+    try:
+        ours = run(loss.function, sample, reduction=reduction)
+        exact = run(loss.reference, sample, dtype=torch.float64, reduction=reduction)
+    except Exception as found:  # a compiler, a driver or a launch may fail in any way, and which is what the user must see
+        text = re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+", "…", " ".join(str(found).split()))  # the same of all losses
+        return False, f"{type(found).__name__}: {text[:300]}"
+    assert ours.gradient is not None
+    assert exact.gradient is not None
+    off, slope_off = error(ours.value, exact.value), error(ours.gradient, exact.gradient)
+    return max(off, slope_off) <= BOUND, f"value off by {off:.0e}, gradient by {slope_off:.0e}"
 
 
 def failures(report: Report, machine: Machine) -> list[Problem]:
