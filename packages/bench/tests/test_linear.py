@@ -81,9 +81,9 @@ def test_a_wrong_result_gets_no_speed(monkeypatch, part):
 
 def test_products_are_the_engine_s_own(monkeypatch):
     """As many products of the same sizes as ours makes, whether once, twice or without gradient."""
-    from lossforge.losses.linear import engine
+    from lossforge.losses.linear import engine, products
 
-    calls, mm, add = [], torch.mm, engine.add_product
+    calls, mm, add = [], torch.mm, products.add_product
 
     def counted_mm(a, b, **more):
         calls.append((*a.shape, b.shape[1]))
@@ -94,7 +94,7 @@ def test_products_are_the_engine_s_own(monkeypatch):
         add(total, a, b, first)
 
     monkeypatch.setattr(torch, "mm", counted_mm)
-    monkeypatch.setattr(engine, "add_product", counted_add)
+    monkeypatch.setattr(products, "add_product", counted_add)
     monkeypatch.setattr(engine, "MEMORY", 4 * 64 * 40 * 4)  # rows of 40 classes: 64 at a time
     monkeypatch.setattr(engine, "ALIGNED", 8)
     for case in LINEAR:

@@ -56,3 +56,58 @@ def test_rowwise_over_sizes_and_alignment(launches, offset, dtype, shift):
             torch.testing.assert_close(back, gradient, rtol=1e-2 if dtype != torch.float32 else 1e-4, atol=1e-5)
     if torch.cuda.is_available():
         assert any(direct for _, direct in launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"label_smoothing": 0.1},
+        {"weight": True, "label_smoothing": 0.1},
+        {"weight": True, "bias": True, "logit_scale": 1.5, "z_loss": 0.01},
+        {"softcap": 5.0, "z_loss": 0.01},
+        {"spread": 0.3, "focus": 1.5, "weight": True},
+        {"probabilities": True},
+        {"probabilities": True, "weight": True, "label_smoothing": 0.2},
+        {"pair": True},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_backward_of_some_classes_at_a_time(options, dtype):
+    """The same as of all at once: of class indices of other parts, ignored, out of range; of all that may arrive."""
+    torch.manual_seed(0)
+    rows, classes = 6, 100
+    x = torch.randn(rows, classes, device=DEVICE).to(dtype)
+    given = {name: value for name, value in options.items() if name not in ("weight", "bias", "probabilities", "pair")}
+    target = torch.tensor([0, 63, -100, 64, 99, 100], device=DEVICE)
+    if options.get("probabilities"):
+        target = torch.randn(rows, classes, device=DEVICE).softmax(1)
+    if options.get("pair"):
+        given |= {"target_b": target.flip(0).roll(1), "lam": torch.rand(rows, device=DEVICE)}
+    given |= {name: torch.rand(classes, device=DEVICE) for name in ("weight", "bias") if options.get(name)}
+    entropy = "focus" not in options
+    call = RowCall("ce", x, target, reduction="none", outputs=[True, True, entropy, False], **given)
+    *results, _, stats = row.forward(call, CROSS_ENTROPY, [None], True)
+    arriving = [torch.rand(rows, device=DEVICE), torch.rand(rows, device=DEVICE), torch.rand(rows, device=DEVICE)]
+    arriving.append(torch.rand(rows, device=DEVICE) if entropy else None)
+    if "z_loss" not in options:
+        call, arriving[1] = call._replace(outputs=[False, True, entropy, False]), None
+    kept = (None, stats, results[3])
+    whole = torch.empty_like(x)
+    row.backward(call, CROSS_ENTROPY, kept, arriving, [whole])
+    parts = torch.full_like(x, float("nan"))
+    for first, end in ((0, 64), (64, 100)):
+        mine = call._replace(x=x[:, first:end].contiguous())
+        if options.get("probabilities"):
+            mine = mine._replace(target=target[:, first:end])
+        if options.get("bias"):
+            mine = mine._replace(bias=call.bias[first:end])
+        gradient = torch.full_like(mine.x, float("nan"))
+        row.backward(mine, CROSS_ENTROPY, kept, arriving, [gradient], (first, classes))
+        parts[:, first:end] = gradient
+    torch.testing.assert_close(parts, whole, rtol=0 if DEVICE == "cpu" else 1e-5, atol=0 if DEVICE == "cpu" else 1e-6, equal_nan=True)
+    if not options.get("probabilities"):
+        wrong = (target == classes) | (call.target == classes if call.target_b is None else call.target_b == classes)
+        assert torch.equal(whole.isnan().all(1), wrong)
+        assert torch.equal(whole.isnan().any(1), wrong)

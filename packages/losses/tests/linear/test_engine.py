@@ -44,27 +44,57 @@ def test_chunks_change_nothing(loss, mode, way, device):
             assert torch.equal(got, again)
 
 
+@pytest.fixture
+def a_call(monkeypatch):
+    """Makes a call of rows and classes in half precision, or in float32. free: bytes of a GPU; without it on a CPU."""
+
+    def make(rows, classes, half=True, free=None, chunk=0):
+        monkeypatch.setattr(engine, "free_memory", lambda device: free)
+        size, dtype = (2, torch.bfloat16) if half else (4, torch.float32)
+        x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda=free is not None, device="cuda", dtype=dtype)
+        return SimpleNamespace(chunk=chunk, input=x, head=SimpleNamespace(shape=(classes, 8)))
+
+    return make
+
+
 @pytest.mark.parametrize(
-    ("rows", "classes", "size", "options", "expected"),
+    ("rows", "classes", "options", "spare", "saved", "expected"),
     [
-        (8192, 128256, 2, {"free": 100 * GIB}, 4096),  # 1 GiB of logits
-        (8192, 128256, 2, {"free": 2 * GIB}, 2048),  # a quarter of what is free
-        (8192, 128256, 2, {}, 1024),  # 256 MiB on a CPU
-        (8192, 128256, 2, {"spare": 128256 * 4096 * 2}, 4096),  # in the memory of the weight's gradient
-        (8200, 128256, 2, {"free": 100 * GIB}, 4160),  # as even as multiples of 64 let
-        (1000, 2**22, 4, {}, 64),  # no fewer
-        (100, 10, 4, {}, 100),
-        (100, 10, 4, {"chunk": 7}, 7),
-        (100, 10, 4, {"chunk": 200}, 100),
-        (0, 10, 4, {}, 1),
+        (8192, 128256, {"free": 100 * GIB}, 0, 0, 4096),  # 1 GiB of logits
+        (8192, 128256, {"free": 2 * GIB}, 0, 0, 2048),  # a quarter of what is free
+        (8192, 128256, {}, 0, 0, 1024),  # 256 MiB on a CPU
+        (8192, 128256, {}, 128256 * 4096 * 2, 0, 4096),  # in the memory of the weight's gradient
+        (8192, 128256, {}, 128256 * 4096 * 2, 128256 * 4096 * 4, 8192),  # all, in the memory of the sum that one chunk needs not
+        (8192, 128256, {}, 128256 * 4095 * 2, 128256 * 4095 * 4, 2752),
+        (8192, 151936, {"free": 100 * GIB}, 151936 * 1024 * 2, 151936 * 1024 * 4, 2752),
+        (4096, 151936, {"free": 100 * GIB}, 151936 * 1024 * 2, 151936 * 1024 * 4, 4096),  # in that of the sum and of the chunk beside it
+        (8200, 128256, {"free": 100 * GIB}, 0, 0, 4160),  # as even as multiples of 64 let
+        (1000, 2**22, {"half": False}, 0, 0, 64),  # no fewer
+        (100, 10, {"half": False}, 0, 0, 100),
+        (100, 10, {"half": False, "chunk": 7}, 0, 0, 7),
+        (100, 10, {"half": False, "chunk": 200}, 0, 0, 100),
+        (0, 10, {"half": False}, 0, 0, 1),
     ],
 )
-def test_rows_a_chunk(rows, classes, size, options, expected, monkeypatch):
-    monkeypatch.setattr(engine, "free_memory", lambda device: options["free"])
-    dtype = torch.bfloat16 if size == 2 else torch.float32
-    x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda="free" in options, device="cuda", dtype=dtype)
-    call = SimpleNamespace(chunk=options.get("chunk", 0), input=x, head=SimpleNamespace(shape=(classes, 8)))
-    assert engine.rows_a_chunk(call, options.get("spare", 0)) == expected
+def test_rows_a_chunk(rows, classes, options, spare, saved, expected, a_call):
+    assert engine.rows_a_chunk(a_call(rows, classes, **options), spare, saved) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "options", "expected"),
+    [
+        (8192, 128256, {"free": 100 * GIB}, 32064),  # 0.5 GiB of logits
+        (8192, 128256, {"free": 2 * GIB}, 16064),
+        (8192, 50257, {}, 7232),  # 128 MiB on a CPU
+        (2**20, 2**21, {}, 64),  # no fewer
+        (100, 1000, {"half": False}, 1000),
+        (9, 37, {"half": False, "chunk": 3}, 16),  # the memory of 3 rows, in multiples of 8
+        (9, 37, {"half": False, "chunk": 200}, 37),
+        (0, 10, {"half": False}, 10),
+    ],
+)
+def test_classes_a_chunk(rows, classes, options, expected, a_call):
+    assert engine.classes_a_chunk(a_call(rows, classes, **options)) == expected
 
 
 @MODES
@@ -77,6 +107,51 @@ def test_no_tensor_holds_all_logits(loss, mode, way, watched, device):
         gradients(loss.ours, leaves, *targets, gradient=mode, chunk=32)
     assert watched.products == {"forward": 3, "backward": 4}[mode] * 8 + (loss.name == "kl") * {"forward": 8, "backward": 16}[mode]
     assert watched.most <= rows * classes  # a quarter of the bytes of all
+
+
+def ranges(monkeypatch):
+    """Which classes backward takes at a time."""
+    seen, add = [], engine.GradientsByClasses.add
+
+    def observed(self, start, end, logits):
+        seen.append((start, end))
+        add(self, start, end, logits)
+
+    monkeypatch.setattr(engine.GradientsByClasses, "add", observed)
+    return seen
+
+
+@pytest.mark.parametrize("loss", [loss for loss in FUSED if loss.name in ("ce", "kl")], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_backward_by_classes(loss, dtype, watched, device, monkeypatch):
+    """Where there are more classes than rows: neither all logits nor a sum of the weight's gradient beside it."""
+    rows, hidden, classes = 32, 16, 301
+    leaves = layer(rows, device, dtype, hidden, classes)
+    targets = [t.to(dtype) if t.is_floating_point() else t for t in loss.targets(rows, device, classes)]
+    seen = ranges(monkeypatch)
+    with watched:
+        found = gradients(loss.ours, leaves, *targets, gradient="backward", chunk=8)
+    assert seen == [(0, 80), (80, 160), (160, 240), (240, 301)]
+    assert watched.most < rows * classes * dtype.itemsize == classes * 2 * hidden * dtype.itemsize
+    for got, right in zip(found, exactly(loss, leaves, *targets), strict=True):
+        assert error(got, right) < (5e-6 if dtype == torch.float32 else 2e-2)
+
+
+def test_backward_by_rows(device, monkeypatch):
+    """Where there are more rows than classes, the weight is frozen, one chunk holds all, or no kernel runs."""
+    seen, loss = ranges(monkeypatch), FUSED[0]
+
+    def run(rows, chunk, frozen=False):
+        leaves = [t.detach().requires_grad_(not frozen or i != 1) for i, t in enumerate(layer(rows, device))]
+        targets = loss.targets(rows, device)
+        found = gradients(loss.ours, leaves, *targets, gradient="backward", chunk=chunk)
+        for got, right in zip(found, exactly(loss, leaves, *targets), strict=True):
+            assert error(got, right) < 5e-6
+        return len(seen)
+
+    assert [run(20, 3), run(9, 3, frozen=True), run(9, 50), run(9, 3)] == [0, 0, 0, 2]
+    monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+    assert run(9, 3) == 2
 
 
 @pytest.mark.parametrize("function", [linear_cross_entropy, linear_selective_log_softmax, linear_entropy], ids=lambda f: f.__name__)
@@ -103,7 +178,8 @@ def test_what_is_not_needed_is_not_computed(wanted, mode, watched, device):
         value = loss.ours(*leaves, *targets, gradient=mode, chunk=3)
         if wanted:
             value.backward()
-    assert watched.products == 3 * (1 + (mode == "backward" and bool(wanted)) + ("x" in wanted) + ("w" in wanted))
+    chunks = 2 if mode == "backward" and "w" in wanted else 3  # of classes, where the weight's gradient would be summed
+    assert watched.products == 3 + chunks * ((mode == "backward" and bool(wanted)) + ("x" in wanted) + ("w" in wanted))
     assert value.requires_grad == bool(wanted)
     if wanted:
         exact = iter(exactly(loss, leaves, *targets, upstream=1.0)[1:])

@@ -55,29 +55,39 @@ def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, 
 
 def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
     """The products of the engine that ours is computed by, at its chunks and in its memory, and nothing between them."""
+    from lossforge.kernels.call import RowCall
     from lossforge.losses.linear.call import Head
-    from lossforge.losses.linear.engine import Gradients
+    from lossforge.losses.linear.engine import Gradients, GradientsByClasses, goes_by_classes
     from lossforge.losses.linear.products import logits_of, new_logits
 
-    x, head = inputs.rows, inputs.head.detach()
-    call = SimpleNamespace(input=x, head=head, layer=Head(x, head), chunk=0, accumulate=accumulate)
-    passes = []
-    if twice or not inputs.input.requires_grad:
-        passes.append(Gradients(call, [None, None, None]))
-    if inputs.input.requires_grad:
-        passes.append(Gradients(call, [torch.empty_like(x), torch.empty_like(head), None]))
-    for sums in passes:
+    x, head, differentiable = inputs.rows, inputs.head.detach(), inputs.input.requires_grad
+    call = SimpleNamespace(input=x, head=head, layer=Head(x, head), record=RowCall, chunk=0, accumulate=accumulate)
+    none = [None, None, None]
+    found = [torch.empty_like(x), torch.empty_like(head), None] if differentiable else none
+
+    def by_rows(sums: Gradients) -> None:
         memory = sums.memory()
         of_teacher = new_logits(sums.rows, len(head), x) if "teacher_input" in inputs.others else None
         for start in range(0, len(x), sums.rows):
             end = min(start + sums.rows, len(x))
-            logits = logits_of(call.layer, start, end, memory)
+            logits = logits_of(call.layer.of_rows(start, end), memory[: end - start])
             if of_teacher is not None:
                 part = inputs.part(start, end)
-                logits_of(Head(part["teacher_input"], part["teacher_head"]), 0, end - start, of_teacher)
+                logits_of(Head(part["teacher_input"], part["teacher_head"]), of_teacher[: end - start])
             if sums.any:
                 sums.add(start, end, logits)
-    return memory
+
+    if twice or not differentiable:
+        by_rows(Gradients(call, none))
+    if differentiable and twice and goes_by_classes(call, {"stats": x}, found):
+        sums = GradientsByClasses(call, found)
+        memory = sums.memory()
+        for start in range(0, len(head), sums.classes):
+            end = min(start + sums.classes, len(head))
+            sums.add(start, end, logits_of(call.layer.of_classes(start, end), memory[:, : end - start]))
+    elif differentiable:
+        by_rows(Gradients(call, found))
+    return x
 
 
 def _torch(case: Case, device: torch.device) -> Contender:

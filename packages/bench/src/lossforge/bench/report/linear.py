@@ -129,8 +129,8 @@ def _engines(by: By, report: Report) -> Iterable[Judged]:
     if quack:
         yield _time(by, "lossforge", "QuACK's better form", min(quack))
     yield _time(by, "lossforge-backward", "1.08 × its four products", _times(1.08, figure(by.get("products-backward"), "ms")))
-    said = "the weight's gradient as it is summed + 0.75 GiB"
-    yield Judged(_called(by, "lossforge-backward"), "MiB", said, 2 * weight + 0.75 * GIB, figure(by.get("lossforge-backward"), "peak_mib"))
+    said = "the weight's gradient + 0.75 GiB"
+    yield Judged(_called(by, "lossforge-backward"), "MiB", said, weight + 0.75 * GIB, figure(by.get("lossforge-backward"), "peak_mib"))
 
 
 def _precisions(report: Report) -> Iterable[Judged]:

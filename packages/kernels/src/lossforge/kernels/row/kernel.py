@@ -167,7 +167,8 @@ def rowwise_kernel(
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks"))
 def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_outer, blocks, config: tl.constexpr):
-    """The second launch of the classic split: one tile of the gradient from kept statistics; the second grid axis walks the classes."""
+    """The second launch of the classic split: one tile of the gradient from kept statistics; the second grid axis walks the classes, all
+    or those from labels.first on."""
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = sweep.span_of(x, rows_outer, blocks, config)
     inside, place = span.inside, sweep.place_of(span)
@@ -207,7 +208,7 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
         h_shift = h_share * (tl.load(kept.entropy + place, mask=inside, other=0.0) - ls)
     even = tl.full([config.BR, 1], 0.0, tl.float32)
     if config.EVEN:
-        even = q_share[:, None] * (target.labels.smoothing / span.classes)
+        even = q_share[:, None] * (target.labels.smoothing / rows.all_classes(target, span.classes))
     shares = rows.Shares(top, p_share, q_share, q_share * c_a, q_share * c_b, h_share, h_shift, even)
     sweep.write_one(
         stored,

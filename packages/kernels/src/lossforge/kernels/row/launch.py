@@ -53,6 +53,16 @@ class Wanted(NamedTuple):
     z_total: bool
 
 
+class Columns(NamedTuple):
+    """Which classes the logits are of, for a backward launch of a part of them: from `first` on, of `classes` in all."""
+
+    first: int | None
+    classes: int | None
+
+
+ALL = Columns(None, None)
+
+
 class Prepared(NamedTuple):
     """What the kernels read and compute: their arguments (logits, target, gradient), the loss, the layout, what they are compiled for."""
 
@@ -62,7 +72,7 @@ class Prepared(NamedTuple):
     constants: dict[str, bool]
 
 
-def _prepare(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formulas) -> Prepared | None:
+def _prepare(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formulas, columns: Columns = ALL) -> Prepared | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     probabilities = call.target.is_floating_point()
     index, probability = (None, call.target) if probabilities else (call.target, None)
@@ -71,7 +81,15 @@ def _prepare(call: RowCall, wanted: Wanted, numbers: Numbers, formulas: Formulas
         return None
     x, index_a, index_b, lam, dense, gradient = at.strided
     logits = at.logits(x)._replace(scale=numbers.logit_scale, softcap=numbers.softcap, bias_ptr=call.bias, tau=numbers.tau)
-    labels = Labels(call.weight, call.ignore_index, numbers.smoothing, numbers.spread, numbers.focus)
+    labels = Labels(
+        weight_ptr=call.weight,
+        ignore=call.ignore_index,
+        smoothing=numbers.smoothing,
+        spread=numbers.spread,
+        focus=numbers.focus,
+        first=columns.first,
+        classes=columns.classes,
+    )
     all_classes = probabilities or (numbers.smoothing is not None and call.weight is not None)
     return Prepared(
         (logits, Target(index_a, index_b, lam, dense, labels), gradient),
@@ -150,9 +168,9 @@ def _resident(call: RowCall, counted: int, numbers: Numbers, p: Prepared) -> Pla
 
 
 def _plan_backward(
-    call: RowCall, wanted: Wanted, kept: Kept, grad_outputs: GradOutputs, numbers: Numbers, formulas: Formulas
+    call: RowCall, wanted: Wanted, kept: Kept, grad_outputs: GradOutputs, numbers: Numbers, columns: Columns, formulas: Formulas
 ) -> Plan | None:
-    p = _prepare(call, wanted, numbers, formulas)
+    p = _prepare(call, wanted, numbers, formulas, columns)
     if p is None:
         return None
     entropy = grad_outputs.entropy is not None
@@ -200,9 +218,15 @@ def forward(
 
 
 def backward(
-    call: RowCall, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
+    call: RowCall,
+    formulas: Formulas,
+    kept: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor],
+    columns: tuple[int | None, int | None] = ALL,
 ) -> None:
-    """As element.launch.backward."""
+    """As element.launch.backward. columns: (first, classes) where logits, gradient, probabilities and bias are those of the classes from
+    `first` on, of so many in all, which class indices and weights count. Then forward's statistics must be given."""
     divisor, stats, row_entropy = kept
     if divisor is None:
         divisor = _divisor(call)
@@ -219,5 +243,6 @@ def backward(
         Kept(stats, None if entropy is None else row_entropy),
         GradOutputs(*of_loss, *of_z_loss, lse, entropy),
         Numbers.of(call),
+        Columns(*columns),
         formulas,
     )

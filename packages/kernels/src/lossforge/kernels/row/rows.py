@@ -43,6 +43,7 @@ class Labels(NamedTuple):
     """What the rows' targets share: class weights, the index that is ignored, label smoothing.
 
     spread, focus: every class adds spread · p^focus (-ln p) to a row, times the weights of the row's hard targets.
+    first, classes: the logits are those of the classes from `first` on, of so many in all, which have the weights; None: of all.
     """
 
     weight_ptr: Tensor | None
@@ -50,6 +51,8 @@ class Labels(NamedTuple):
     smoothing: float | None
     spread: float | None
     focus: float | None
+    first: int | None = None
+    classes: int | None = None
 
 
 class Target(NamedTuple):
@@ -128,17 +131,28 @@ def logits(stored, x, column, mask, other):
 
 
 @triton.jit
+def all_classes(target, classes):
+    """How many classes a row has in all."""
+    return classes if target.labels.classes is None else target.labels.classes
+
+
+@triton.jit
 def hard_term(index, target, outer, row, inside, x):
-    """A class index per row: (class, class weight, counts, valid, the class's logit)."""
+    """A class index per row: (column, class weight, counts, valid, the class's logit). Of a class that is not here column and logit say
+    nothing."""
     t = tl.load(row_address(index, outer, row), mask=inside, other=target.labels.ignore)
     counts = inside & (t != target.labels.ignore)
-    valid = (t >= 0) & (t < x.classes)
+    valid = (t >= 0) & (t < all_classes(target, x.classes))
     safe = counts & valid
     w = tl.where(counts, 1.0, 0.0)
     if target.labels.weight_ptr is not None:
         w = tl.load(target.labels.weight_ptr + t, mask=safe, other=0.0).to(tl.float32)
-    logit = transform(tl.load(element_address(x, outer, row, t), mask=safe, other=0.0).to(tl.float32), x, t, safe)
-    return tl.where(safe, t, -1).to(tl.int32), w, counts, valid | (t == target.labels.ignore), logit
+    column, here = t, safe
+    if target.labels.first is not None:
+        column = t - target.labels.first
+        here = safe & (column >= 0) & (column < x.classes)
+    logit = transform(tl.load(element_address(x, outer, row, column), mask=here, other=0.0).to(tl.float32), x, column, here)
+    return tl.where(here, column, -1).to(tl.int32), w, counts, valid | (t == target.labels.ignore), logit
 
 
 @triton.jit
@@ -182,9 +196,12 @@ def dense_tile(target, span, exists, column, x, config):
             if target.labels.smoothing is not None:
                 d = d * (1.0 - target.labels.smoothing)
         if target.labels.smoothing is not None:
-            d = d + tl.where(mask, target.labels.smoothing / x.classes, 0.0)
+            d = d + tl.where(mask, target.labels.smoothing / all_classes(target, x.classes), 0.0)
         if target.labels.weight_ptr is not None:
-            d = d * tl.load(target.labels.weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+            weight_ptr = target.labels.weight_ptr
+            if target.labels.first is not None:
+                weight_ptr += target.labels.first
+            d = d * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     return d
 
 

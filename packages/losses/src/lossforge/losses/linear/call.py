@@ -25,6 +25,12 @@ class Head(NamedTuple):
         """A tensor of the logits' shape, dtype and device, without memory of its own."""
         return self.input.new_empty(()).expand(self.input.shape[0], self.weight.shape[0])
 
+    def of_rows(self, start: int, end: int) -> "Head":
+        return self._replace(input=self.input[start:end])
+
+    def of_classes(self, start: int, end: int) -> "Head":
+        return Head(self.input, self.weight[start:end], None if self.bias is None else self.bias[start:end])
+
     @property
     def tensors(self) -> list[Tensor]:
         return [t for t in self if t is not None]
@@ -95,7 +101,7 @@ class Fused:
         return *[named[name] for name in own.results], *[named[name] if by_kernel else None for name in own.kept]
 
 
-def part(call: Any, start: int, end: int, x: Tensor, target: Tensor | None) -> Any:
+def of_rows(call: Any, start: int, end: int, x: Tensor, target: Tensor | None) -> Any:
     """Return the template's call of the rows from start to end, on their logits. target: a teacher's, where that has a layer."""
     rows = call.x.shape[0]
     given: dict[str, Any] = {"x": x}
@@ -114,6 +120,18 @@ def part(call: Any, start: int, end: int, x: Tensor, target: Tensor | None) -> A
             given["offset"] = call.offset + start
     if target is not None:
         given["target"] = target
+    return call._replace(**given)
+
+
+def of_classes(call: Any, start: int, end: int, x: Tensor, target: Tensor | None) -> Any:
+    """The same of the classes from start to end, of a loss of rows or a divergence. Class indices and weights count all classes."""
+    given: dict[str, Any] = {"x": x}
+    if target is not None:
+        given["target"] = target
+    elif call.target.ndim == 2:
+        given["target"] = call.target[:, start:end]
+    if isinstance(call, RowCall) and call.bias is not None:
+        given["bias"] = call.bias[start:end]
     return call._replace(**given)
 
 

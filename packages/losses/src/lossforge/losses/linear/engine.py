@@ -1,31 +1,35 @@
-"""Loss and gradients of a linear layer's logits, a chunk of rows at a time: the logits of all rows never exist at once.
+"""Loss and gradients of a linear layer's logits, a chunk of rows or of classes at a time: all logits never exist at once.
 
 A chunk's logits are one matrix product into memory that every chunk takes in turn. The loss's own kernel goes over them, or its plain-torch
 reference where no kernel runs, and writes their gradient G in their place. Two more products make it the gradients of the layer's input,
-G · weight, and of its weight, the sum of Gᵀ · input over the chunks.
+G · weight, and of its weight, Gᵀ · input.
 
-`forward` does all of that where the gradient is wanted at once: three products. Else `backward` computes the logits again: four.
+`forward` goes by rows, whose softmax it needs, and does all of that where the gradient is wanted at once: three products. Else `backward`
+computes the logits again: four. It knows what forward kept of the rows, and so may go by classes. By rows, the weight's gradient is summed
+over the chunks, which in half precision takes float32 memory of its size; by classes the input's is, and the weight's is one product
+a chunk. So `backward` goes by classes where there are more of them than rows.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import KINDS, ElementCall, Kind, RowCall
+from lossforge.kernels.call import KINDS, DivergenceCall, ElementCall, Kind, RowCall
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.linear.call import Head, part
-from lossforge.losses.linear.products import add_product, logits_of, new_logits, room, write_product
+from lossforge.losses.linear.call import Head, of_classes, of_rows
+from lossforge.losses.linear.products import UNIT, add_products, add_transposed, logits_of, new_logits, room, write_product
 from lossforge.losses.reference import reference, row_weights, which_count
 
 Several = tuple[Tensor | None, ...]
+HALF = (torch.float16, torch.bfloat16)
 MEMORY = 2**30
 """Bytes of logits at a time, where there is enough: below 2,048 rows of a vocabulary, products lose speed on an H200."""
 ALIGNED = 64
-"""Rows a chunk are a multiple of it, but for the last chunk's."""
+"""Rows or classes a chunk are a multiple of it, but for the last chunk's."""
 
 
 @functools.cache
@@ -35,21 +39,41 @@ def free_memory(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def rows_a_chunk(call: Any, spare: int) -> int:
-    """Return how many rows are computed at a time. spare: bytes of a gradient that their logits may lie in, until it is written."""
+def memory_for(x: Tensor) -> int:
+    """Return the bytes of logits that are computed at a time."""
+    return min(MEMORY, free_memory(x.device) // 4) if x.is_cuda else MEMORY // 4
+
+
+def rows_a_chunk(call: Any, spare: int, saved: int) -> int:
+    """Return how many rows are computed at a time: all of them where that takes no more memory than chunks would.
+
+    spare: bytes of a gradient that the logits of a chunk may lie in, until it is written. saved: of a sum over chunks that one needs not.
+    """
     rows = max(call.input.shape[0], 1)
     if call.chunk:
         return min(call.chunk, rows)
     a_row = room(call.head.shape[0], call.input) * call.input.element_size()
-    memory = min(MEMORY, free_memory(call.input.device) // 4) if call.input.is_cuda else MEMORY // 4
-    most = max(max(memory, spare) // a_row, ALIGNED)
-    chunks = -(-rows // most)
-    even = -(-rows // chunks)
-    return min(-(-even // ALIGNED) * ALIGNED, rows)
+    several = _evenly(rows, max(memory_for(call.input), spare) // a_row)
+    beside_the_sum = several * a_row if several * a_row > spare else 0
+    return rows if rows * a_row <= saved + beside_the_sum else several
+
+
+def classes_a_chunk(call: Any) -> int:
+    """Return how many classes are computed at a time: those of half the memory, as the products take all rows, or of call.chunk rows'."""
+    rows, classes = max(call.input.shape[0], 1), call.head.shape[0]
+    if call.chunk:
+        return min(-(-call.chunk * classes // rows // UNIT) * UNIT, classes)
+    return _evenly(classes, memory_for(call.input) // 2 // (rows * call.input.element_size()))
+
+
+def _evenly(whole: int, most: int) -> int:
+    """Return into parts of how many the whole is cut, as even as multiples of ALIGNED let; no more than `most`, but at least ALIGNED."""
+    parts = -(-whole // max(most, ALIGNED))
+    return min(-(-whole // parts // ALIGNED) * ALIGNED, whole)
 
 
 class Gradients:
-    """The gradients of a layer's input, weight and bias, summed over chunks; any may be None.
+    """The gradients of a layer's input, weight and bias, summed over chunks of rows; any may be None.
 
     wide: the weight's gradient is of half precision, and summed in float32. It is written at the end; until then its own memory is free for
     the logits of a chunk.
@@ -59,10 +83,10 @@ class Gradients:
         self.input, self.weight, self.bias = gradients
         self.layer: Head = call.layer
         of_weight = self.weight
-        narrow = of_weight is not None and of_weight.dtype in (torch.float16, torch.bfloat16)
+        narrow = of_weight is not None and of_weight.dtype in HALF
         self.wide = narrow and (call.accumulate == 1 or (call.accumulate == -1 and self._fits()))
-        spare = of_weight.nbytes if self.wide and of_weight is not None and of_weight.is_contiguous() else 0
-        self.rows = rows_a_chunk(call, spare)
+        size = of_weight.numel() if self.wide and of_weight is not None else 0
+        self.rows = rows_a_chunk(call, 2 * size if of_weight is None or of_weight.is_contiguous() else 0, 4 * size)
         several = self.rows < call.input.shape[0]
         self.wide = self.wide and several
         self.sum = of_weight
@@ -94,7 +118,7 @@ class Gradients:
         if self.input is not None:
             write_product(self.input[start:end], logits, self.layer.weight)
         if self.sum is not None:
-            add_product(self.sum, logits.t(), x, self.first)
+            add_transposed(self.sum, logits, x, self.first)
         if self.bias_sum is not None:
             self.bias_sum += logits.sum(0, dtype=self.bias_sum.dtype)
         self.first = False
@@ -106,15 +130,46 @@ class Gradients:
             self.bias.copy_(self.bias_sum)
 
 
+class GradientsByClasses:
+    """The same over chunks of classes: the input's gradient is summed, in float32 where it is of half precision."""
+
+    def __init__(self, call: Any, gradients: Sequence[Tensor | None]) -> None:
+        self.input, self.weight, self.bias = gradients
+        self.layer: Head = call.layer
+        self.classes = classes_a_chunk(call)
+        of_input = self.sum = self.input
+        if of_input is not None and of_input.dtype in HALF:
+            self.sum = torch.empty(of_input.shape, dtype=torch.float32, device=of_input.device)
+
+    def memory(self) -> Tensor:
+        """Return memory for the logits of a chunk."""
+        x = self.layer.input
+        return new_logits(x.shape[0], self.classes, x)
+
+    def add(self, start: int, end: int, logits: Tensor) -> None:
+        """Add what the gradient of a chunk's logits makes."""
+        x, weight, _ = self.layer.of_classes(start, end)
+        if self.sum is not None:
+            add_products(self.sum, logits, weight, start == 0)
+        if self.weight is not None:
+            add_transposed(self.weight[start:end], logits, x, True)
+        if self.bias is not None:
+            self.bias[start:end] = logits.sum(0, dtype=_wide(self.bias.dtype))
+
+    def finish(self) -> None:
+        if self.input is not None and self.sum is not None and self.sum is not self.input:
+            self.input.copy_(self.sum)
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
 class Chunks:
-    """The template's calls, a chunk of rows each: of a sum or of each row, so that the parts add up to the whole."""
+    """The template's calls, a chunk each, with their logits in memory: of a sum or of each row, so that the parts add up to the whole."""
 
-    def __init__(self, call: Any, gradients: Gradients) -> None:
-        self.call, self.gradients, whole = call, gradients, call.whole
+    def __init__(self, call: Any) -> None:
+        self.call, whole = call, call.whole
         self.each = whole.reduction == "none"
         divisor, scale = (None, whole.loss_scale) if self.each else _divisor(whole)
         self.all = whole._replace(normalizer=divisor, loss_scale=scale, reduction="none" if self.each else "sum")
@@ -122,16 +177,27 @@ class Chunks:
         self.by_kernel = call.by_kernel
         self.formulas = FORMULAS[call.loss].kernels if self.by_kernel else None
 
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        memory, rows = self.gradients.memory(), self.gradients.rows
-        of_teacher = None if self.teacher is None else new_logits(rows, memory.shape[1], self.teacher.input)
-        for start in range(0, self.call.input.shape[0], rows):
-            end = min(start + rows, self.call.input.shape[0])
-            logits = logits_of(self.call.layer, start, end, memory)
+    def _of_teacher(self, memory: Tensor) -> Tensor | None:
+        rows, classes = memory.shape
+        return None if self.teacher is None else new_logits(rows, classes, self.teacher.input)
+
+    def by_rows(self, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
+        others = self._of_teacher(memory)
+        for start, end in _ranges(self.call.input.shape[0], len(memory)):
+            logits = logits_of(self.call.layer.of_rows(start, end), memory[: end - start])
             target = None
-            if self.teacher is not None and of_teacher is not None:
-                target = logits_of(self.teacher, start, end, of_teacher)
-            yield start, end, part(self.all, start, end, logits, target)
+            if self.teacher is not None and others is not None:
+                target = logits_of(self.teacher.of_rows(start, end), others[: end - start])
+            yield start, end, of_rows(self.all, start, end, logits, target)
+
+    def by_classes(self, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
+        others = self._of_teacher(memory)
+        for start, end in _ranges(self.call.head.shape[0], memory.shape[1]):
+            logits = logits_of(self.call.layer.of_classes(start, end), memory[:, : end - start])
+            target = None
+            if self.teacher is not None and others is not None:
+                target = logits_of(self.teacher.of_classes(start, end), others[:, : end - start])
+            yield start, end, of_classes(self.all, start, end, logits, target)
 
     @property
     def kind(self) -> Kind:
@@ -141,6 +207,11 @@ class Chunks:
     @property
     def template(self) -> Any:
         return kernels.of_folder(self.kind.folder) if self.by_kernel else _Reference
+
+
+def _ranges(whole: int, each: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, whole, each):
+        yield start, min(start + each, whole)
 
 
 class _Reference:
@@ -193,10 +264,10 @@ def _counted_rows(call: RowCall) -> Tensor:
 def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False) -> Several:
     """Results and what backward takes, in the order of the call's names; gradients into `gradients` where they are given."""
     sums = Gradients(call, gradients)
-    chunks = Chunks(call, sums)
+    chunks = Chunks(call)
     own = KINDS[type(call)]
     found = {name: _memory_of(shape, call.input) for name, shape in zip((*own.results, *own.kept), call.shapes(keep), strict=True)}
-    for start, end, chunk in chunks:
+    for start, end, chunk in chunks.by_rows(sums.memory()):
         results = chunks.template.forward(chunk, chunks.formulas, [chunk.x if sums.any else None], keep)
         for name, each in zip((*chunks.kind.results, *chunks.kind.kept), results, strict=True):
             whole = found.get(name)
@@ -227,16 +298,34 @@ def _rows_of(name: str, t: Tensor, start: int, end: int) -> Tensor:
 
 def backward(call: Any, formulas: None, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
     """Write the gradients for what arrives at the results; what is kept may be None, and is then computed again."""
-    sums = Gradients(call, gradients)
-    chunks = Chunks(call, sums)
     own = KINDS[type(call)]
     known = dict(zip((*own.kept, *own.saved), kept, strict=True))
-    for start, end, chunk in chunks:
-        of_rows: list[Tensor | None] = []
-        for name in (*chunks.kind.kept, *chunks.kind.saved):
+    chunks = Chunks(call)
+    names = (*chunks.kind.kept, *chunks.kind.saved)
+    template = chunks.template
+    if goes_by_classes(call, known, gradients):
+        by_classes = GradientsByClasses(call, gradients)
+        for start, end, chunk in chunks.by_classes(by_classes.memory()):
+            which = {"columns": (start, call.head.shape[0])} if isinstance(chunk, RowCall) else {}
+            template.backward(chunk, chunks.formulas, [known.get(name) for name in names], arriving, [chunk.x], **which)
+            by_classes.add(start, end, chunk.x)
+        by_classes.finish()
+        return
+    sums = Gradients(call, gradients)
+    for start, end, chunk in chunks.by_rows(sums.memory()):
+        of_chunk: list[Tensor | None] = []
+        for name in names:
             t = known.get(name)
-            of_rows.append(None if t is None else _rows_of(name, t, start, end).contiguous())
+            of_chunk.append(None if t is None else _rows_of(name, t, start, end).contiguous())
         given = [t if t is None or t.ndim == 0 else t[start:end] for t in arriving]
-        chunks.template.backward(chunk, chunks.formulas, of_rows, given, [chunk.x])
+        template.backward(chunk, chunks.formulas, of_chunk, given, [chunk.x])
         sums.add(start, end, chunk.x)
     sums.finish()
+
+
+def goes_by_classes(call: Any, known: Mapping[str, Tensor | None], gradients: Sequence[Tensor | None]) -> bool:
+    """Whether backward goes by classes. Kernels do, that know the rows' statistics; where the weight has no gradient, there is no sum to
+    avoid, nor where one chunk holds all."""
+    rows, classes = call.input.shape[0], call.head.shape[0]
+    knows = call.record in (RowCall, DivergenceCall) and known.get("stats") is not None
+    return knows and gradients[1] is not None and rows < classes and classes_a_chunk(call) < classes

@@ -25,20 +25,21 @@ def room(classes: int, x: Tensor) -> int:
     return -(-classes // UNIT) * UNIT if _by_tensor_cores(x) else classes
 
 
-def _whole(classes: int, x: Tensor) -> int:
-    """Return how many classes one product takes."""
-    return classes // UNIT * UNIT or classes if _by_tensor_cores(x) else classes
+def _parts(logits: Tensor) -> list[slice]:
+    """Return which classes a product takes: as many as tensor cores do, then the rest."""
+    classes = logits.shape[1]
+    whole = classes // UNIT * UNIT if _by_tensor_cores(logits) else 0
+    return [slice(whole), slice(whole, classes)] if 0 < whole < classes else [slice(classes)]
 
 
 def new_logits(rows: int, classes: int, x: Tensor) -> Tensor:
     return torch.empty((rows, room(classes, x)), dtype=x.dtype, device=x.device)[:, :classes]
 
 
-def logits_of(layer: Head, start: int, end: int, memory: Tensor) -> Tensor:
-    """Return the logits of the rows from start to end, in memory."""
-    x, out, classes = layer.input[start:end], memory[: end - start], memory.shape[1]
-    whole = _whole(classes, x)
-    for part in (slice(whole), slice(whole, classes)) if whole < classes else (slice(classes),):
+def logits_of(layer: Head, out: Tensor) -> Tensor:
+    """Write a layer's logits into memory of their shape, and return it."""
+    x = layer.input
+    for part in _parts(out):
         if layer.bias is None:
             torch.mm(x, layer.weight[part].t(), out=out[:, part])
         else:
@@ -48,15 +49,28 @@ def logits_of(layer: Head, start: int, end: int, memory: Tensor) -> Tensor:
 
 def write_product(out: Tensor, logits: Tensor, weight: Tensor) -> None:
     """out ← logits · weight, with sums in float32."""
-    classes = logits.shape[1]
-    whole = _whole(classes, logits)
-    if whole == classes and not (_by_tensor_cores(logits) and out.numel() <= SMALL):
+    if len(_parts(logits)) == 1 and not (_by_tensor_cores(logits) and out.numel() <= SMALL):
         torch.mm(logits, weight, out=out)
         return
-    total = torch.mm(logits[:, :whole], weight[:whole], out_dtype=torch.float32)
-    if whole < classes:
-        torch.addmm(total, logits[:, whole:], weight[whole:], out_dtype=torch.float32, out=total)
+    total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    add_products(total, logits, weight, True)
     out.copy_(total)
+
+
+def add_products(total: Tensor, logits: Tensor, weight: Tensor, first: bool) -> None:
+    """total ← total + logits · weight, or logits · weight where it is the first, in the dtype of the total."""
+    for part in _parts(logits):
+        add_product(total, logits[:, part], weight[part], first and not part.start)
+
+
+def add_transposed(total: Tensor, logits: Tensor, x: Tensor, first: bool) -> None:
+    """total ← total + logitsᵀ · x, or logitsᵀ · x where it is the first, in the dtype of the total."""
+    for part in _parts(logits):
+        if part.start and total.dtype == x.dtype:  # see SMALL
+            product = torch.mm(logits[:, part].t(), x, out_dtype=torch.float32)
+            total[part].copy_(product) if first else total[part].add_(product)
+        else:
+            add_product(total[part], logits[:, part].t(), x, first)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
