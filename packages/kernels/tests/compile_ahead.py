@@ -101,7 +101,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield from large_topk(dtype)
         return
     if loss.template == "nll":
-        yield Sample("many classes", torch.zeros(64, 32000, dtype=dtype), torch.zeros(64, dtype=torch.int64))
+        yield Sample("always: many classes", torch.zeros(64, 32000, dtype=dtype), torch.zeros(64, dtype=torch.int64))
         yield Sample("pixels", torch.zeros(2, 21, 32, 32, dtype=dtype), torch.zeros(2, 32, 32, dtype=torch.int64))
         return
     if loss.template == "elementwise":

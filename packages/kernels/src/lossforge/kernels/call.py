@@ -26,8 +26,9 @@ class Formulas(NamedTuple):
 
     formula: what a template takes; of divergences its terms. special: a quicker one for the hyper-parameters of which `applies` is true.
     binary: both for targets of 0 and 1, where fewer instructions do (element/kernel.py says how). heavy: so much arithmetic that
-    registers limit the programs under way. sparse: where a target is 0, value and gradient are, whatever x is: of class indices x is then
-    read in their classes alone. sums: of a divergence whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
+    registers limit the programs under way. sparse: of one for targets of 0 and 1, that where they are 0 value and gradient are, whatever x
+    is, so that it is not read for a tile of them. sums: of a divergence whose value the first sweep finds, from it to
+    (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
     """
 
     formula: Callable[..., Any]

@@ -79,7 +79,7 @@ class Formula(NamedTuple):
 class Inlined(NamedTuple):
     """What the kernel inlines: a formula, and a quicker one for hyper-parameters of which `applies` is true; of None without one.
 
-    BINARY: they are for targets of 0 and 1. SPARSE: x is read where the target is not 0.
+    BINARY: they are for targets of 0 and 1. SPARSE: x is not read where all targets of a tile are 0.
     """
 
     general: Formula
@@ -109,7 +109,7 @@ class Elements(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A full tile of x, and of each of its rows where it begins, counted from the tile's first element, and the class."""
+    """A full tile of x, unless SPARSE, and of each of its rows where it begins, counted from the tile's first element, and the class."""
 
     x: Any
     begins: Any
@@ -178,7 +178,7 @@ def with_targets(x, w, hyper, r, at, mask, elements, formula: tl.constexpr):
     where = Where(at, row, column, tl.arange(0, elements.space.G)[None, :], mask)
     y, share = elements.inlined.load_target(elements.targets, elements.offset, where)
     if elements.inlined.SPARSE:
-        x = widened(load(elements.x, at, y != 0.0 if mask is None else mask & (y != 0.0), 0.0))
+        x = widened(load(elements.x, at, mask, 0.0))
     if INDEX:
         x = tl.where(share == 0.0, 0.5, x)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
     w, factor = shared(w, share, INDEX), shared(w * elements.factor, share, INDEX)
@@ -198,7 +198,7 @@ def read(start, r, elements):
     i = tl.arange(0, WARP)  # every warp reads the rows, so that none waits for another
     begins = i * elements.space.COLUMNS - (start - row * elements.space.COLUMNS).to(tl.int32)
     return Ahead(
-        load(elements.x, at, None, 0.0),
+        begins if elements.inlined.SPARSE else load(elements.x, at, None, 0.0),
         begins,
         tl.load(elements.targets.target.ptr + (row + i) * elements.targets.target.s0, mask=begins < elements.space.BLOCK, other=-1),
     )
@@ -231,12 +231,12 @@ def one_tile(part, ahead, start, r, rest, elements, formula):
     """part with the values of one tile. ahead: as from `read`, or None. rest: elements inside; None: all."""
     mask = None if rest is None else r * elements.space.G < rest
     at = coordinates(start, r, tl.arange(0, elements.space.G)[None, :], elements.space)
-    if ahead is not None:
-        x = widened(ahead.x)
-    elif elements.inlined.SPARSE:
-        x = None
-    else:
+    if elements.inlined.SPARSE:
+        x = (at.i1 * 0).to(tl.float32)
+    elif ahead is None:
         x = widened(load(elements.x, at, mask, 0.0))
+    else:
+        x = widened(ahead.x)
     hyper = elements.hyper
     if elements.parameter.ptr is not None:
         hyper = longer(hyper, widened(load(elements.parameter, at, mask, 1.0)))

@@ -23,6 +23,11 @@ def nll(x, y):
 
 
 @triton.jit
+def nll_hard(x, own, w, factor):
+    return w * tl.where(own, -x, 0.0), factor * tl.where(own, -1.0, tl.zeros_like(x))
+
+
+@triton.jit
 def kl_div(x, y, log_target):
     return y * tl.where(y == 0.0, 0.0, log(y) - x), -y
 

@@ -25,7 +25,7 @@ from lossforge.losses.types import BatchReduction, Reduction
 __all__ = ["kl_div", "nll_loss"]
 
 
-@formula("nll", lambda of: Formulas(of.likelihood.nll, sparse=True))
+@formula("nll", lambda of: Formulas(of.likelihood.nll, binary=Formulas(of.likelihood.nll_hard, sparse=True)))
 def nll_reference(x: Tensor, y: Tensor) -> Tensor:
     return -y * torch.where((y == 0) & ~x.isfinite(), 0.0, x)
 
@@ -99,7 +99,7 @@ def nll_loss(
     return values.sum(dim) if reduction == "none" else values
 
 
-@formula("kl_div", lambda of: Formulas(of.likelihood.kl_div, of.likelihood.kl_div_log, of.likelihood.is_log, sparse=True))
+@formula("kl_div", lambda of: Formulas(of.likelihood.kl_div, of.likelihood.kl_div_log, of.likelihood.is_log))
 def kl_div_reference(x: Tensor, y: Tensor, log_target: float) -> Tensor:
     p = y.exp() if log_target else y
     log_p = y if log_target else torch.where(y == 0, 1.0, y).log()
