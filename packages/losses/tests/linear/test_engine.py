@@ -48,11 +48,11 @@ def test_chunks_change_nothing(loss, mode, way, device):
 def a_call(monkeypatch):
     """Makes a call of rows and classes in half precision, or in float32. free: bytes of a GPU; without it on a CPU."""
 
-    def make(rows, classes, half=True, free=None, chunk=0):
+    def make(rows, classes, half=True, free=None, chunk=0, teacher=None):
         monkeypatch.setattr(engine, "free_memory", lambda device: free)
         size, dtype = (2, torch.bfloat16) if half else (4, torch.float32)
         x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda=free is not None, device="cuda", dtype=dtype)
-        return SimpleNamespace(chunk=chunk, input=x, head=SimpleNamespace(shape=(classes, 8)))
+        return SimpleNamespace(chunk=chunk, input=x, head=SimpleNamespace(shape=(classes, 8)), teacher_layer=teacher)
 
     return make
 
@@ -65,6 +65,7 @@ def a_call(monkeypatch):
         (8192, 128256, {}, 0, 0, 1024),  # 256 MiB on a CPU
         (8192, 128256, {}, 128256 * 4096 * 2, 0, 4096),  # in the memory of the weight's gradient
         (8192, 128256, {}, 128256 * 4096 * 2, 128256 * 4096 * 4, 8192),  # all, in the memory of the sum that one chunk needs not
+        (8192, 128256, {"teacher": True}, 128256 * 4096 * 2, 128256 * 4096 * 4, 4096),  # whose logits one chunk would double
         (8192, 128256, {}, 128256 * 4095 * 2, 128256 * 4095 * 4, 2752),
         (8192, 151936, {"free": 100 * GIB}, 151936 * 1024 * 2, 151936 * 1024 * 4, 2752),
         (4096, 151936, {"free": 100 * GIB}, 151936 * 1024 * 2, 151936 * 1024 * 4, 4096),  # in that of the sum and of the chunk beside it

@@ -61,13 +61,14 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
     from lossforge.losses.linear.products import logits_of, new_logits
 
     x, head, differentiable = inputs.rows, inputs.head.detach(), inputs.input.requires_grad
-    call = SimpleNamespace(input=x, head=head, layer=Head(x, head), record=RowCall, chunk=0, accumulate=accumulate)
+    teacher = inputs.others.get("teacher_input")
+    call = SimpleNamespace(input=x, head=head, layer=Head(x, head), teacher_layer=teacher, record=RowCall, chunk=0, accumulate=accumulate)
     none = [None, None, None]
     found = [torch.empty_like(x), torch.empty_like(head), None] if differentiable else none
 
     def by_rows(sums: Gradients) -> None:
         memory = sums.memory()
-        of_teacher = new_logits(sums.rows, len(head), x) if "teacher_input" in inputs.others else None
+        of_teacher = None if teacher is None else new_logits(sums.rows, len(head), x)
         for start in range(0, len(x), sums.rows):
             end = min(start + sums.rows, len(x))
             logits = logits_of(call.layer.of_rows(start, end), memory[: end - start])

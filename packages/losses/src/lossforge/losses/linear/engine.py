@@ -21,7 +21,7 @@ from lossforge import kernels
 from lossforge.kernels.call import KINDS, DivergenceCall, ElementCall, Kind, RowCall
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import Head, of_classes, of_rows
-from lossforge.losses.linear.products import UNIT, add_products, add_transposed, logits_of, new_logits, room, write_product
+from lossforge.losses.linear.products import UNIT, add_products, add_transposed, logits_of, new_logits, room, sums_of_classes, write_product
 from lossforge.losses.reference import reference, row_weights, which_count
 
 Several = tuple[Tensor | None, ...]
@@ -54,8 +54,9 @@ def rows_a_chunk(call: Any, spare: int, saved: int) -> int:
         return min(call.chunk, rows)
     a_row = room(call.head.shape[0], call.input) * call.input.element_size()
     several = _evenly(rows, max(memory_for(call.input), spare) // a_row)
-    beside_the_sum = several * a_row if several * a_row > spare else 0
-    return rows if rows * a_row <= saved + beside_the_sum else several
+    teachers = int(call.teacher_layer is not None)
+    of_several = (teachers + (several * a_row > spare)) * several * a_row
+    return rows if (1 + teachers) * rows * a_row <= saved + of_several else several
 
 
 def classes_a_chunk(call: Any) -> int:
@@ -120,7 +121,7 @@ class Gradients:
         if self.sum is not None:
             add_transposed(self.sum, logits, x, self.first)
         if self.bias_sum is not None:
-            self.bias_sum += logits.sum(0, dtype=self.bias_sum.dtype)
+            self.bias_sum += sums_of_classes(logits, self.bias_sum.dtype)
         self.first = False
 
     def finish(self) -> None:
@@ -154,7 +155,7 @@ class GradientsByClasses:
         if self.weight is not None:
             add_transposed(self.weight[start:end], logits, x, True)
         if self.bias is not None:
-            self.bias[start:end] = logits.sum(0, dtype=_wide(self.bias.dtype))
+            self.bias[start:end] = sums_of_classes(logits, _wide(self.bias.dtype))
 
     def finish(self) -> None:
         if self.input is not None and self.sum is not None and self.sum is not self.input:
