@@ -61,7 +61,7 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
     from lab.bench.profile import profile
     from lab.runs.machine import describe, pick_device
     from lab.runs.run import Run
-    from lab.train.console import Console, clock
+    from lab.training.console import Console, clock
     from lossforge.bench.run import cases_for
 
     device = pick_device(config.device, "device")

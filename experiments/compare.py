@@ -70,7 +70,7 @@ def compare(settings: Settings[CompareConfig], overrides: list[str]) -> int:
     from lab.runs.run import source_tags
     from lab.tracking.uploader import MlflowUploader, tracking_uri
     from lab.tracking.views import pages_hint, pages_of
-    from lab.train.console import Console
+    from lab.training.console import Console
 
     uri = tracking_uri(config.tracking)
     store = Store(uri)

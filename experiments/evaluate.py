@@ -57,8 +57,8 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     from lab.runs.machine import describe
     from lab.runs.run import Run
     from lab.tracking.datasets import data_sets
-    from lab.train.assemble import assemble
-    from lab.train.console import Console
+    from lab.training.assemble import assemble
+    from lab.training.console import Console
 
     config, state = settings.config, saved.state
     trainer = assemble(settings, norm=Norm(**state["norm"]))

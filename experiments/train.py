@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         if "--cfg" in given.flags:
             print(settings.text(), end="")
             return 0
-        from lab.train.session import run_training
+        from lab.training.session import run_training
 
         return run_training(settings, earlier).exit_status
     except UserError as error:

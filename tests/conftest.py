@@ -96,7 +96,7 @@ def make_trainer() -> Callable[..., Any]:
 
     def make(*words: str, model: Any = None) -> Any:
         from lab.config.settings import load
-        from lab.train.assemble import assemble
+        from lab.training.assemble import assemble
 
         return assemble(load(["model=tiny_resnet", "trainer.device=cpu", *words]), model)
 
@@ -105,6 +105,6 @@ def make_trainer() -> Callable[..., Any]:
 
 @pytest.fixture
 def quiet() -> Any:
-    from lab.train.console import Console
+    from lab.training.console import Console
 
     return Console(1)

@@ -48,7 +48,7 @@ RUN = ["model=tiny_resnet", "data.image_size=16", "trainer.device=cpu", "trainer
 
 def assembled(*words: str) -> Any:
     from lab.config.settings import load
-    from lab.train.assemble import assemble
+    from lab.training.assemble import assemble
 
     return assemble(load(list(words)))
 
@@ -104,9 +104,9 @@ def continued(folder: Path, *words: str) -> dict[str, Any]:
     from lab.processes import distributed
     from lab.runs import checkpoint
     from lab.runs.folder import RunFolder
-    from lab.train.console import Console
-    from lab.train.other_ranks import NoFolder
-    from lab.train.stop import Stop, StoppedError
+    from lab.training.console import Console
+    from lab.training.other_ranks import NoFolder
+    from lab.training.stop import Stop, StoppedError
 
     first = distributed.rank() == 0
     console = Console(1, quiet=True)

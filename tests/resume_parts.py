@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = [
     *(
         "train",
-        "lab.train.assemble",
+        "lab.training.assemble",
         "lab.runs.run",
         "lab.runs.summary",
         "lab.data.folder",
@@ -82,7 +82,7 @@ def _train(words: list[str], output: Path, event: Callable[..., None] | None, gi
 
 
 def before_update(number: int, action: Callable[[Any], None]) -> None:
-    from lab.train.trainer import Trainer
+    from lab.training.trainer import Trainer
 
     update = Trainer.update
 
@@ -125,7 +125,7 @@ def signalled_at(number: int, line: Any) -> None:
 
 def signalled_twice_at(number: int, line: Any) -> None:
     """As `signalled_at`, but it tells of the signal and is then busy for ever."""
-    from lab.train.stop import Stop
+    from lab.training.stop import Stop
 
     Stop.PAUSE = 0.0
 

@@ -14,8 +14,8 @@ SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
 def teacher(tmp_path_factory):
     """A checkpoint of a few updates."""
     from lab.runs.folder import RunFolder
-    from lab.train.assemble import assemble
-    from lab.train.console import Console
+    from lab.training.assemble import assemble
+    from lab.training.console import Console
 
     trainer = assemble(load(["model=tiny_resnet", "trainer.device=cpu", *SMALL, "trainer.ema=0.9"]))
     folder = RunFolder(tmp_path_factory.mktemp("runs"), "teacher", {})

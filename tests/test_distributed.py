@@ -241,7 +241,7 @@ def test_two_processes_go_on_with_the_run_of_a_folder(tmp_path):
 
 KILLED = """
 import os, signal
-from lab.train.trainer import Trainer
+from lab.training.trainer import Trainer
 update = Trainer.update
 def killed(self, group):
     if self.done == 2 and os.environ["RANK"] == "1":

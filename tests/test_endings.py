@@ -13,7 +13,7 @@ WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "train
 BROKEN = """
 import sys
 sys.path.insert(0, "experiments")
-from lab.train.trainer import Trainer
+from lab.training.trainer import Trainer
 import train
 update = Trainer.update
 def broken(self, group):

@@ -62,8 +62,8 @@ def test_the_best_checkpoint_scores_as_in_training(trained):
 def fitted(folder, *words):
     """A short run of this process; its checkpoints."""
     from lab.runs.folder import RunFolder
-    from lab.train.assemble import assemble
-    from lab.train.console import Console
+    from lab.training.assemble import assemble
+    from lab.training.console import Console
 
     settings = load(["model=tiny_resnet", "loss.implementation=torch", "trainer.device=cpu", *words])
     run = RunFolder(folder, "fitted", settings.tree())

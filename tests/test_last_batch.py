@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from folder_parts import digit_files
 
 from lab.config.errors import UserError
-from lab.train.failures import explained
+from lab.training.failures import explained
 
 FILES = ["data=folder", "data.image_size=32", "data.workers=0", "data.augment=false", "loss.implementation=torch"]
 HELD = ["data.image_size=32", "data.augment=false", "loss.implementation=torch"]

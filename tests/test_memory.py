@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab.config.settings import load
-from lab.train import failures
+from lab.training import failures
 
 TINY = ["model=tiny_resnet", "loss.implementation=torch", "tracking=none"]
 
@@ -40,7 +40,7 @@ def run_limited(clone, module, owner, function, *words):
 
 def test_a_batch_that_the_machine_cannot_hold(clone):
     words = ["data.image_size=160", "data.batch_size=1437", "data.augment=false", "trainer.accumulate=3", "trainer.ema=0.9"]
-    status, output, errors = run_limited(clone, "lab.train.trainer", "Trainer", "fit", *words)
+    status, output, errors = run_limited(clone, "lab.training.trainer", "Trainer", "fit", *words)
     assert status == 1, output + errors
     assert "the machine's memory is exhausted (training)" in errors
     assert "you tried to allocate" in errors

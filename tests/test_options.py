@@ -15,9 +15,9 @@ from lab.config.settings import load
 from lab.runs import checkpoint
 from lab.runs.folder import RunFolder
 from lab.runs.summary import rows
-from lab.train.activations import Checkpointed, checkpoint_blocks
-from lab.train.monitor import Monitor
-from lab.train.stop import StoppedError
+from lab.training.activations import Checkpointed, checkpoint_blocks
+from lab.training.monitor import Monitor
+from lab.training.stop import StoppedError
 
 SMALL = ["data.image_size=16", "data.train_share=0.1", "data.augment=false", "loss.implementation=torch", "trainer.save_minutes=null"]
 # nothing is learned
@@ -233,8 +233,8 @@ def test_a_frozen_run_goes_on_as_if_it_had_never_stopped(make_trainer, tmp_path,
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with averaged weights."""
-    from lab.train.assemble import assemble
-    from lab.train.console import Console
+    from lab.training.assemble import assemble
+    from lab.training.console import Console
 
     folder = RunFolder(tmp_path_factory.mktemp("trained"), "trained", {})
     assemble(load(["model=tiny_resnet", "trainer.device=cpu", *SMALL, "trainer.epochs=1", "trainer.ema=0.9"])).fit(folder, Console(1))

@@ -109,7 +109,7 @@ def test_label_sets_of_files(trained, tmp_path):
     assert trained.ask("predict", f"checkpoint={trained.best('multilabel')}", f"out={tmp_path}", "score=0", image) == 0
     (line,) = [json.loads(text) for text in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     found = {entry["label"]: entry["score"] for entry in line["found"]}
-    from lab.train.assemble import assemble
+    from lab.training.assemble import assemble
 
     trainer = assemble(load(["experiment=multilabel", *SCENES, *FEW, f"data.root={trained.path / 'data'}"]))
     trainer.model.load_state_dict(torch.load(trained.best("multilabel"), weights_only=True)["model"])

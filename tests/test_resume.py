@@ -371,7 +371,7 @@ def test_what_is_no_run_is_refused(runs, tmp_path):
 def test_a_finished_run_trains_for_longer(runs, make_trainer):
     """And the schedule is that of the new length."""
     from lab.runs.resume import load_state, named
-    from lab.train.assemble import assemble
+    from lab.training.assemble import assemble
 
     settings, earlier = named(str(runs.folder("whole")), ["trainer.epochs=4"])
     trainer = assemble(settings)

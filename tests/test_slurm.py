@@ -113,7 +113,7 @@ class Job:
             assert script.count(old) == 1, (old, script)
             script = script.replace(old, new)
         (self.folder / "job.sh").write_text(script, encoding="utf-8")
-        with (self.folder / "experiments/lab/train/trainer.py").open("a", encoding="utf-8") as file:
+        with (self.folder / "experiments/lab/training/trainer.py").open("a", encoding="utf-8") as file:
             file.write(HOLD)
         (self.folder / "hold").touch()
         self.number = slurm.run("sbatch", "--parsable", *options, "job.sh", folder=self.folder, env=clone.env).strip()

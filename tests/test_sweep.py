@@ -24,7 +24,7 @@ JOB = ["model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=4", "trai
 # beside a loss: what goes wrong with the run of a seed, as files of this folder say
 TROUBLE = """
 import os, pathlib, signal, time
-from lab.train.trainer import Trainer
+from lab.training.trainer import Trainer
 here = pathlib.Path(__file__).parent
 update = Trainer.update
 def troubled(self, group):

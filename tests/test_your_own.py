@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import lab
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
@@ -68,6 +70,10 @@ def run(folder: Path, command: str, *more: str) -> subprocess.CompletedProcess[s
 def last_values(folder: Path) -> dict[str, float]:
     """Of each metric of the only run."""
     (record,) = (folder / "runs").glob("*/metrics.jsonl")
+    return values_in(record)
+
+
+def values_in(record: Path) -> dict[str, float]:
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert lines[-1]["kind"] == "end"
     assert lines[-1]["status"] == "FINISHED"
@@ -93,10 +99,16 @@ def test_the_library_gives_what_came_of_the_run(folder):
     (folder / "my_script.py").write_text(script)
     done = run(folder, re.findall(r"```sh\n(.*?)\n```", SECTIONS["As a library"], re.S)[0])
     assert done.returncode == 0, done.stderr
-    status, top1, checkpoint = done.stdout.splitlines()[-1].split()
-    assert status == "FINISHED"
-    assert float(top1) == last_values(folder)["best_top1"]
-    assert Path(checkpoint).is_file()
+    found = [line.split() for line in done.stdout.splitlines() if line.startswith(("ce ", "focal "))]
+    assert [(loss, status) for loss, status, *_ in found] == [("ce", "FINISHED"), ("focal", "FINISHED")]
+    for _, _, top1, checkpoint in found:
+        assert Path(checkpoint).is_file()
+        assert float(top1) == values_in(Path(checkpoint).parents[1] / "metrics.jsonl")["best_top1"]
+
+
+def test_no_folder_hides_a_function_of_the_library():
+    """An import of lab.x sets the attribute x of lab."""
+    assert not [name for name in lab.__all__ if (Path(lab.__file__).parent / name).exists()]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 import torch
 
 from lab.processes import rank_failures
-from lab.train.stop import Stop
+from lab.training.stop import Stop
 
 
 def end(error: rank_failures.RankError) -> None:

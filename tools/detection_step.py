@@ -17,7 +17,7 @@ from lab.runs.machine import pick_device, seed_all
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.task import Detection
 from lab.tasks.detection.types import DetectorOutput
-from lab.train.trainer import Trainer
+from lab.training.trainer import Trainer
 
 STEP = "task=detection model=retinanet_resnet50 loss=focal model.fixed_size=[800,1344] data.batch_size=16"
 FAST = "trainer.amp=bf16 trainer.channels_last=true optim.lr=1e-4 trainer.epochs=1"

@@ -50,16 +50,13 @@ def plain(annotation: Any) -> Any:
 
 
 def named(name: str) -> Any:
-    """Return what Python has under a dotted name, or None.
-
-    It imports no more than it must: a module's import would hide a function of its name, as `lab.train`.
-    """
+    """Return what Python has under a dotted name, or None. A function may hide the module of its name, as lossforge.losses.check does."""
     first, *rest = name.split(".")
     try:
         found, path = importlib.import_module(first), first
         for part in rest:
             if not hasattr(found, part):
-                found = importlib.import_module(path)  # where a function hid it
+                found = importlib.import_module(path)
             path = f"{path}.{part}"
             found = getattr(found, part) if hasattr(found, part) else importlib.import_module(path)
     except ImportError:

@@ -124,7 +124,7 @@ def losses(name: str, given: Sizes, ranks: int, folder: Path, disturbance: float
     import torch
 
     from lab.config.settings import load
-    from lab.train.assemble import assemble
+    from lab.training.assemble import assemble
 
     words, accumulate = LOSSES[name]
     parts = [
@@ -158,7 +158,7 @@ def trainer_of(case: Case, given: Sizes, images: int) -> Any:
     from lab.data.sets import Data, MemoryLoader, Norm, Split
     from lab.runs.machine import pick_device, seed_all
     from lab.tasks.classification.task import Classification
-    from lab.train.trainer import Trainer
+    from lab.training.trainer import Trainer
 
     words = ["model=timm", f"model.name={case.model}", f"optim={case.optimizer}", "data=folder", f"data.image_size={given.pixels}"]
     words += [f"model.args={{depth: {case.depth}}}"] if case.depth else []

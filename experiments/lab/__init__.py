@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lab.train.session import TrainResult
+    from lab.training.session import TrainResult
 
 __all__ = ["train"]
 
@@ -17,7 +17,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequ
     Args:
         overrides: words of the command line, such as "loss=focal", "trainer.epochs=3", "resume=runs/RUN".
         config_dir: a folder of settings of one's own, as --config-dir.
-        callbacks: objects with some of the methods of lab.train.callbacks.Callback, beside those of trainer.callbacks.
+        callbacks: objects with some of the methods of lab.training.callbacks.Callback, beside those of trainer.callbacks.
 
     Returns:
         The run's folder, metrics, model and status; the status is KILLED after Ctrl-C, and `resume=` goes on.
@@ -31,8 +31,8 @@ def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequ
     """
     from lab.config.command import command
     from lab.runs.resume import chosen
-    from lab.train.session import run_training
-    from lab.train.stop import signals_given_back
+    from lab.training.session import run_training
+    from lab.training.stop import signals_given_back
 
     argv = list(overrides) if config_dir is None else [f"--config-dir={os.fspath(config_dir)}", *overrides]
     settings, earlier = chosen(command(argv).overrides)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from lab.runs.folder import RunFolder
-from lab.train.console import Console
+from lab.training.console import Console
 from lossforge.bench.cases import Case
 from lossforge.bench.contenders import contenders
 from lossforge.bench.profiling import Kernel, profile_call

@@ -10,7 +10,7 @@ from lab.compare.runs import Run, Store, metric_name
 from lab.compare.schema import CompareConfig
 from lab.compare.stats import Difference, Mean, holm, mean_of, paired_difference
 from lab.config.errors import UserError, unknown
-from lab.train.monitor import is_lower_better
+from lab.training.monitor import is_lower_better
 
 MONITORS = ("map", "top1", "accuracy")  # of runs that do not say which metric their task is judged by
 SHARES = ("top", "map", "ap", "acc", "precision", "recall", "auc", "mar", "f1")

@@ -220,7 +220,7 @@ class TrainerConfig:
     max_nonfinite: int = number(10, "updates in a row without a finite loss or gradient that end the run", least=1)
     profile: bool = setting(False, "trace time and memory of a few updates, readable in Perfetto")
     runs: str | None = setting(None, "folder of run folders; null: runs/")
-    callbacks: list[str] = some(list, "own code to call while it trains (lab.train.callbacks): module:name or file.py:name")
+    callbacks: list[str] = some(list, "own code to call while it trains (lab.training.callbacks): module:name or file.py:name")
 
 
 @dataclass

@@ -51,16 +51,24 @@ class Sets(Protocol):
     """The data of any task, as the trainer reads it."""
 
     @property
-    def classes(self) -> list[str]: ...
+    def classes(self) -> list[str]:
+        """Their names, in the order of the indices."""
+        ...
 
     @property
-    def norm(self) -> Norm: ...
+    def norm(self) -> Norm:
+        """What the images are normalised by."""
+        ...
 
     @property
-    def train(self) -> Loader: ...
+    def train(self) -> Loader:
+        """What the model is trained on."""
+        ...
 
     @property
-    def val(self) -> Loader: ...
+    def val(self) -> Loader:
+        """What is evaluated after each epoch."""
+        ...
 
     @property
     def test(self) -> Loader | None:

@@ -16,7 +16,7 @@ from typing import Any
 from lab.config.errors import UserError
 from lab.optim.guard import NonFiniteError
 from lab.processes.ranks import launched, launched_here, local_rank
-from lab.train.stop import StoppedError
+from lab.training.stop import StoppedError
 
 TOGETHER = (StoppedError, NonFiniteError)
 """Ends that all ranks come to at once."""

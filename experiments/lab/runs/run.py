@@ -19,7 +19,7 @@ from lab.runs.masks import masked
 from lab.tracking.store import NOTE, RUN_PAGE
 from lab.tracking.uploader import MlflowUploader, tracking_uri
 from lab.tracking.writers import WriterThread, check_writers
-from lab.train.stop import Stop, StoppedError
+from lab.training.stop import Stop, StoppedError
 
 
 class Run:

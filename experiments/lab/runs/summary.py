@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from lab.train.console import clock
-from lab.train.trainer import Trainer
+from lab.training.console import clock
+from lab.training.trainer import Trainer
 
 
 def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:

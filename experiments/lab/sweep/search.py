@@ -8,7 +8,7 @@ from lab.sweep.plan import Job, Plan
 from lab.sweep.run_record import RunRecord
 from lab.sweep.schema import OptunaConfig
 from lab.sweep.search_space import Axis
-from lab.train.monitor import Monitor
+from lab.training.monitor import Monitor
 
 DATABASE = "optuna.db"
 Reached = Callable[[Job], RunRecord | None]

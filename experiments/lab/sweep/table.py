@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lab.sweep.plan import Job
 from lab.sweep.run_record import RunRecord
-from lab.train.console import clock
+from lab.training.console import clock
 
 Outcome = tuple[Job, RunRecord | None]
 

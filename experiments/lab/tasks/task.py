@@ -25,9 +25,13 @@ class Task(Protocol):
     score_names: tuple[str, ...]  # what is counted of the training batches themselves
 
     @property
-    def data(self) -> Sets: ...
+    def data(self) -> Sets:
+        """What it trains on and is evaluated on."""
+        ...
 
-    def model(self) -> nn.Module: ...
+    def model(self) -> nn.Module:
+        """A new model, on the CPU."""
+        ...
 
     def prepare(self, batch: Any, *, training: bool) -> Any:
         """The batch as the model and the loss take it: mixed, matched with anchors, with a teacher's logits, or as it comes."""
@@ -37,7 +41,9 @@ class Task(Protocol):
         """What a prepared batch adds to the loss's divisor, 0-d."""
         ...
 
-    def loss(self, output: Any, batch: Any, normalizer: Tensor) -> Tensor: ...
+    def loss(self, output: Any, batch: Any, normalizer: Tensor) -> Tensor:
+        """The batch's loss, 0-d: its samples' sum over `normalizer`, which is that of all batches of an update."""
+        ...
 
     def scores(self, output: Any, batch: Any) -> Tensor:
         """(len(score_names),) sums over the batch's samples."""
@@ -47,7 +53,9 @@ class Task(Protocol):
         """Counters of a new evaluation of this loader's samples; their `result()` has `values`, by name, and `tree()` for the record."""
         ...
 
-    def count(self, counts: Any, output: Any, batch: Any) -> None: ...
+    def count(self, counts: Any, output: Any, batch: Any) -> None:
+        """Count a batch of an evaluation."""
+        ...
 
     def samples(self, output: Any, batch: Any) -> list[dict[str, Any]]:
         """What the model says of each sample, as columns of a table; empty where the result's files have it."""
@@ -57,7 +65,9 @@ class Task(Protocol):
         """An evaluation's figures of each class, as columns of a table; empty where there are no classes."""
         ...
 
-    def pictures(self, result: Any, folder: Path) -> list[Path]: ...
+    def pictures(self, result: Any, folder: Path) -> list[Path]:
+        """Draw an evaluation's pictures into a folder, and return their paths."""
+        ...
 
     def headline(self, result: Any) -> str:
         """An evaluation in one line."""
@@ -71,7 +81,9 @@ class Task(Protocol):
         """What `prepare` draws its chances from, so that a continued run draws on."""
         ...
 
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        ...
 
 
 def table_of(classes: list[str], figures: dict[str, Tensor]) -> list[dict[str, Any]]:

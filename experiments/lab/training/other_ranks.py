@@ -5,9 +5,9 @@ from typing import Any
 from lab.processes import distributed, rank_failures
 from lab.runs.folder import RunFolder
 from lab.runs.resume import Earlier, load_state
-from lab.train.console import Console
-from lab.train.stop import Stop
-from lab.train.trainer import Trainer
+from lab.training.console import Console
+from lab.training.stop import Stop
+from lab.training.trainer import Trainer
 
 
 class NoFolder(RunFolder):

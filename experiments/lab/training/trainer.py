@@ -27,13 +27,13 @@ from lab.runs.machine import memory
 from lab.tasks.finetuning import frozen_norms
 from lab.tasks.models import placed
 from lab.tasks.task import Task
-from lab.train.callbacks import Callbacks
-from lab.train.clock import Clock
-from lab.train.console import Console
-from lab.train.kernels_used import KernelsUsed
-from lab.train.monitor import Best, Monitor
-from lab.train.profile import Profile
-from lab.train.stop import Stop, StoppedError
+from lab.training.callbacks import Callbacks
+from lab.training.clock import Clock
+from lab.training.console import Console
+from lab.training.kernels_used import KernelsUsed
+from lab.training.monitor import Best, Monitor
+from lab.training.profile import Profile
+from lab.training.stop import Stop, StoppedError
 
 
 class Trainer:

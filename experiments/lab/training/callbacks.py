@@ -9,7 +9,7 @@ from lab.config.objects import find
 
 
 class Callback:
-    """Called by the trainer, a lab.train.trainer.Trainer, on every rank. An exception ends the run as FAILED.
+    """Called by the trainer, a lab.training.trainer.Trainer, on every rank. An exception ends the run as FAILED.
 
     `trainer.folder.metrics(trainer.done, {"own/name": value})` records figures, which go to MLflow as all others do.
     `trainer.console.say(text)` prints.

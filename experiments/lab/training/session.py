@@ -57,10 +57,10 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     from lab.runs.summary import rows
     from lab.tracking.datasets import data_sets
     from lab.tracking.views import pages_hint
-    from lab.train.assemble import assemble
-    from lab.train.console import Console
-    from lab.train.failures import explained
-    from lab.train.other_ranks import train_on_other_rank
+    from lab.training.assemble import assemble
+    from lab.training.console import Console
+    from lab.training.failures import explained
+    from lab.training.other_ranks import train_on_other_rank
 
     with explained(config):
         resumed = earlier is not None and earlier.checkpoint is not None

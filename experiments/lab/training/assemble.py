@@ -15,9 +15,9 @@ from lab.runs.machine import pick_device, seed_all, seed_rank
 from lab.tasks.finetuning import freeze, load_own_weights
 from lab.tasks.models import check_model
 from lab.tasks.spec import find_object
-from lab.train.activations import checkpoint_blocks
-from lab.train.callbacks import Callbacks
-from lab.train.trainer import Trainer
+from lab.training.activations import checkpoint_blocks
+from lab.training.callbacks import Callbacks
+from lab.training.trainer import Trainer
 
 
 def assemble(

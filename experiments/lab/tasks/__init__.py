@@ -1,0 +1,1 @@
+"""What a batch means, task by task: losses, models, metrics, pictures."""
