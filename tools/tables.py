@@ -170,9 +170,10 @@ def fused() -> str:
     copy = f"{(report.copy_bytes_per_second or 0) / 1e12:.2f} TB/s"
     return "\n\n".join(
         [
-            f"{tables.provenance(report)}, {cut}; made by `python tools/measure_linear.py`. bf16, milliseconds of forward + backward; MiB: "
-            "the peak beyond input and weight, their gradients counted in. Value and gradients were checked against float64 in the same "
-            "run: relative errors by norm. The products alone are those that ours makes, at the same chunks and in the same memory.",
+            f"{tables.provenance(report)}, {cut} in its exact mode; made by `python tools/measure_linear.py`. bf16, milliseconds of forward "
+            "+ backward; MiB: the peak beyond input and weight, their gradients counted in. Value and gradients were checked against float64 "
+            "in the same run: relative errors by norm. The products alone are those that ours makes, at the same chunks and in the same "
+            "memory.",
             linear.fused(report),
             "Errors over the number of chunks, by the dtype in which the weight's gradient is summed, beside those of the unfused bf16 "
             "computation.",
@@ -192,7 +193,8 @@ def end_to_end() -> str:
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("torch", "triton") if name in found["versions"])
     return "\n\n".join(
         [
-            f"One {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}; made by `python tools/measure_end_to_end.py`.",
+            f"One {found['gpu']}, {versions}, commit {found['commit']}, {found['date']}; made by `python tools/measure_end_to_end.py`. "
+            "cut-cross-entropy here leaves small gradients out, as it does by default.",
             tables.markdown(("a whole step", "loss", "ms", "peak MiB"), rows),
         ]
     )
@@ -256,7 +258,7 @@ def several_gpus() -> str:
             f"{made} The same samples on one GPU as a whole batch and on {gpus} by equal parts, float32: how many updates the training "
             f"losses agree to a relative {tolerance:g}, and their largest difference until then. Beside it one GPU against itself, its "
             f"weights first disturbed by {found['disturbance']:.0e} of each, about a rounding. Under batch norm and ReLU, from nothing, a "
-            "rounding alone soon parts two runs, we believe where it carries an activation over 0.",
+            "rounding alone soon makes two runs differ. We believe that this begins where an activation changes its sign.",
             tables.markdown(("under", "updates alike", "difference", "by rounding alone", "difference"), losses),
             "Steps on images of 224 pixels that lie on the GPU, bf16 autocast. Scaling: images a second over those of one GPU under the "
             f"same optimiser, times {gpus}.",

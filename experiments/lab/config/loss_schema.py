@@ -21,7 +21,7 @@ class LossConfig:
     kernels: ClassVar[bool] = True
     name: str = setting("ce", "the loss")
     implementation: str = choice("lossforge", "lossforge", "torch", meaning="whose code computes it")
-    fused_head: bool = setting(False, "compute it with the classifier's last layer, so that logits of a training batch never exist at once")
+    fused_head: bool = setting(False, "compute it with the classifier's last layer, so that the logits of a training batch are never kept")
 
     @property
     def title(self) -> str:

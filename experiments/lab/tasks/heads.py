@@ -1,4 +1,4 @@
-"""Linear heads of classifiers that leave their product to the loss, so that the logits of a batch never exist at once."""
+"""Linear heads of classifiers that leave their product to the loss, so that the logits of a batch are never kept."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

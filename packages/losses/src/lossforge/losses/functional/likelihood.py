@@ -53,7 +53,7 @@ def nll_loss(
     L = -w_t x_t; the mean divides by the weights of the classes of the rows not ignored. Other classes' values do not matter, nan included.
 
     Args:
-        input: log-probabilities (C,), (N, C) or (N, C, d…), of which nothing is asked but the target's.
+        input: log-probabilities (C,), (N, C) or (N, C, d…), of which only the target's is used.
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
         ignore_index: rows with this index have loss and gradient 0.
 

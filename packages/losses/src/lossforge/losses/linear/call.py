@@ -1,4 +1,4 @@
-"""Calls of a loss on logits that a linear layer would give, and that never exist at once: one record a template, made from its own.
+"""Calls of a loss on logits that a linear layer would give, and that are never kept: one record a template, made from its own.
 
 Such a record has the tensors of the layer in place of the logits; its other fields are those of the template's record, which each chunk
 of rows gets. So the one autograd.Function and the operators compute and differentiate it as they do any other call.

@@ -1,4 +1,4 @@
-"""Loss and gradients of a linear layer's logits, a chunk of rows or of classes at a time: all logits never exist at once.
+"""Loss and gradients of a linear layer's logits, a chunk of rows or of classes at a time.
 
 A chunk's logits are one matrix product into memory that every chunk takes in turn. The loss's own kernel goes over them, or its plain-torch
 reference where no kernel runs, and writes their gradient G in their place. Two more products make it the gradients of the layer's input,
