@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.log_every=1", "loss.implementation=torch"]
 
@@ -71,3 +74,16 @@ def test_an_interrupted_run_is_killed(clone, sent):
     run, records = the_run(clone)
     assert run.info.status == records[-1]["status"] == "KILLED"
     assert run.data.metrics["train/loss"] > 0
+
+
+def test_a_closed_pipe_does_not_end_a_training(tmp_path):
+    """As in `train.py ... | head -1`."""
+    words = ["experiment=quick", "trainer.epochs=2", "data.train_share=0.3", f"trainer.runs={tmp_path}/runs", "tracking=none"]
+    process = subprocess.Popen([sys.executable, str(ROOT / "experiments/train.py"), *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "training samples" in process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=300) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["status"] == "FINISHED"
+    assert (folder / "checkpoints" / "best.pt").is_file()

@@ -170,10 +170,10 @@ def fused() -> str:
     copy = f"{(report.copy_bytes_per_second or 0) / 1e12:.2f} TB/s"
     return "\n\n".join(
         [
-            f"{tables.provenance(report)}, {cut} in its exact mode; made by `python tools/measure_linear.py`. bf16, milliseconds of forward "
-            "+ backward; MiB: the peak beyond input and weight, their gradients counted in. Value and gradients were checked against float64 "
-            "in the same run: relative errors by norm. The products alone are those that ours makes, at the same chunks and in the same "
-            "memory.",
+            f"{tables.provenance(report)}, {cut} in its exact mode; made by `python tools/measure_linear.py`. bf16, milliseconds of "
+            "forward + backward; MiB: the peak beyond input and weight, their gradients counted in. Value and gradients were checked "
+            "against float64 in the same run: relative errors by norm. The products alone are those that ours makes, at the same chunks "
+            "and in the same memory.",
             linear.fused(report),
             "Errors over the number of chunks, by the dtype in which the weight's gradient is summed, beside those of the unfused bf16 "
             "computation.",

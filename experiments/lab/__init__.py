@@ -15,28 +15,42 @@ def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequ
     """Train a model, and return what came of it; the run is in runs/ and in MLflow as any other.
 
     Args:
-        overrides: words of the command line, such as "loss=focal", "trainer.epochs=3", "resume=runs/RUN".
-        config_dir: a folder of settings of one's own, as --config-dir.
-        callbacks: objects with some of the methods of lab.training.callbacks.Callback, beside those of trainer.callbacks.
+        overrides: as on the command line, such as "loss=focal", "trainer.epochs=3", "resume=runs/RUN".
+        config_dir: a folder of settings of one's own for this training, as --config-dir.
+        callbacks: objects with some of the methods of lab.training.callbacks.Callback, or such classes, beside those of
+            trainer.callbacks.
 
     Returns:
         The run's folder, metrics, model and status; the status is KILLED after Ctrl-C, and `resume=` goes on.
 
     Raises:
-        UserError: a setting or the data is wrong. Any other error: that of the training, whose run is FAILED.
+        TypeError: an override is no string, or callbacks no list. UserError: a setting or the data is wrong. Any other error: that of
+            the training, whose run is FAILED.
+
+    Afterwards generators, signal handlers, torch's modes and the environment are as they were.
 
     Example:
         >>> result = lab.train("experiment=quick", "loss=focal")
         >>> result.values["best_top1"], result.checkpoint
     """
     from lab.config.command import command
+    from lab.config.errors import UserError
     from lab.runs.resume import chosen
+    from lab.runs.run import called_as
     from lab.training.session import run_training
-    from lab.training.stop import signals_given_back
+    from lab.training.surroundings import left_as_found
 
+    for each in overrides:
+        if not isinstance(each, str):
+            raise TypeError(f'overrides must be strings such as "loss=focal", got {each!r}')
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise TypeError(f"callbacks must be a list, got {callbacks!r}")
     argv = list(overrides) if config_dir is None else [f"--config-dir={os.fspath(config_dir)}", *overrides]
-    settings, earlier = chosen(command(argv).overrides)
-    with signals_given_back():
+    with left_as_found(), called_as("train.py", *argv):
+        given = command(argv)
+        if given.flags:
+            raise UserError(f"{', '.join(given.flags)}: an option of the command line, experiments/train.py; lab.train takes settings.")
+        settings, earlier = chosen(given.overrides)
         result = run_training(settings, earlier, callbacks)
     if result.failure is not None:
         raise result.failure

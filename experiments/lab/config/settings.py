@@ -1,6 +1,8 @@
 """From overrides to checked settings: Hydra composes the YAML files, and the schemas check them."""
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -169,8 +171,11 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
 def _composed(app: App[Any], chosen: list[str]) -> Any:
     import yaml
     from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
+    own_program = GlobalHydra.instance().hydra  # of a user whose program is a Hydra app, and trains
+    GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             own = [f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in config_folders())}]"]
@@ -183,6 +188,8 @@ def _composed(app: App[Any], chosen: list[str]) -> Any:
         raise UserError(f"{where}: is no YAML: {' '.join(filter(None, (error.context, error.problem)))}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"conf/ with {' '.join(chosen)}: a file is no YAML: {' '.join(str(error).split())}") from None
+    finally:
+        GlobalHydra.instance().hydra = own_program
 
 
 @contextmanager
@@ -248,6 +255,13 @@ def quoted(text: object) -> str:
     return "'" + str(text).replace("'", "\\'") + "'"
 
 
+def override_of(name: str, value: object) -> str:
+    """An override as a shell takes it, quoted where the grammar of overrides or the shell needs it."""
+    plain = re.fullmatch(r"[\w./:@%+\\-]+", str(value), re.ASCII)
+    word = f"{name}={value if plain else quoted(value)}"
+    return word if plain else shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
+
+
 def absolute(path: str | None, default: Path) -> Path:
     """A path that the user gave is relative to the current folder, a default one to the repository's root."""
     return Path(os.path.expanduser(path)).absolute() if path else default
@@ -264,7 +278,12 @@ def parsed(overrides: Sequence[str]) -> list[Any]:
     try:
         return list(OverridesParser.create().parse_overrides(list(overrides)))
     except HydraException as error:
-        raise UserError(str(error)) from None
+        text = str(error)
+        if "LexerNoViableAlt" in text:
+            word = next((word for word in overrides if not re.fullmatch(r"[\x20-\x7e]+", word)), overrides[0])
+            name, _, value = word.partition("=")
+            text = f"{word}: a value with such characters is quoted, in the shell too: {override_of(name, value)}"
+        raise UserError(text) from None
 
 
 def _option(group: str, override: Any, options: list[str]) -> str:

@@ -1,6 +1,7 @@
 """The best model as a file that plain torch loads: from uint8 images to what predict.py says of them."""
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,9 @@ def export(config: TrainConfig, checkpoint: Path) -> tuple[Any, Exported]:
     Raises:
         Exception: torch.export cannot follow the model, or what the task's models take and say is not known here.
     """
+    if threading.current_thread() is not threading.main_thread() and not torch.cuda.is_available():
+        # with torch 2.11 the next torch.export in any thread ends the process by a segmentation fault
+        raise RuntimeError("without a GPU torch.export is safe in a program's main thread alone")
     state = load_checkpoint(checkpoint)
     norm, classes = Norm(**state["norm"]), state["classes"]
     module, (height, width), says = _module(config, classes, norm)

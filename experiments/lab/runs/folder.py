@@ -123,12 +123,16 @@ class RunFolder:
         try:
             self.record("end", status=status, **fields)
         finally:
-            with self.lock:
-                if self.file >= 0:
-                    os.close(self.file)
-                    self.file = -1
-                    (self.path / LOCK).unlink(missing_ok=True)
-                    os.close(self.claim)
+            self.release()
+
+    def release(self) -> None:
+        """Let other processes work on the folder."""
+        with self.lock:
+            if self.file >= 0:
+                os.close(self.file)
+                self.file = -1
+                (self.path / LOCK).unlink(missing_ok=True)
+                os.close(self.claim)
 
 
 def running(path: Path) -> bool:

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import platform
+import re
 import resource
 import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,9 +115,27 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+def forget_peaks() -> None:
+    """Let peaks of memory count from now on, where an earlier training of this process had others."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if torch.cuda.is_initialized():
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_of_process() -> float:
+    """In MiB. Linux can forget it, unlike getrusage's."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return int(found[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def memory(device: torch.device) -> dict[str, float]:
-    """Peaks since the start, in MiB."""
-    values = {"train/peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    """Peaks since the start of the run, in MiB."""
+    values = {"train/peak_process_mib": _peak_of_process()}
     if device.type == "cuda":
         values["train/peak_allocated_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
         values["train/peak_reserved_mib"] = torch.cuda.max_memory_reserved(device) / 2**20

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from lab.config.errors import UserError
@@ -39,7 +40,7 @@ class Run:
         self.folder, self.began = folder, time.monotonic()
         self.stop, self.resumable = Stop(patient=patient), patient
         self.status = "FAILED"
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.uploader: MlflowUploader | None = None
         if uri is not None:
             self.uploader = MlflowUploader(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
@@ -67,14 +68,17 @@ class Run:
 
     @contextmanager
     def noted(self, status: str = "FINISHED") -> Iterator[None]:
-        """Record how the block inside ends: as `status`, killed by a signal, or failed with an exception, which is not raised further."""
+        """Record how the block inside ends: as `status`, killed by a signal, or failed with an exception, which is not raised further.
+
+        That is also what ends a program, such as a callback's sys.exit(), or cancels a task: the run's record comes first.
+        """
         try:
             yield
             if self.failure is None:
                 self.status = status
         except (KeyboardInterrupt, StoppedError):
             self.status = "KILLED"
-        except Exception as error:
+        except BaseException as error:
             self.status, self.failure = "FAILED", self.failure or error
         finally:
             self.stop.patient = False
@@ -135,7 +139,7 @@ class Run:
         return {"FINISHED": 0, "KILLED": self.stop.status}.get(self.status, 1)
 
 
-def report(failure: Exception) -> None:
+def report(failure: BaseException) -> None:
     """The message of an expected error; of any other error the traceback as well."""
     from lab.optim.guard import NonFiniteError
     from lab.processes.rank_failures import RankError
@@ -161,9 +165,23 @@ def source_tags(app: str) -> dict[str, str]:
     return tags
 
 
+_called: ContextVar[tuple[str, ...] | None] = ContextVar("_called", default=None)
+
+
+@contextmanager
+def called_as(script: str, *arguments: str) -> Iterator[None]:
+    """Let `command` be that of an app for what a program of another name does."""
+    token = _called.set((script, *arguments))
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
 def command() -> str:
     """The command of this process, as a shell takes it."""
-    return shlex.join(["experiments/" + os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    script, *arguments = _called.get() or (os.path.basename(sys.argv[0]), *sys.argv[1:])
+    return shlex.join([f"experiments/{script}", *arguments])
 
 
 HEADLINE = ("held-out loss", "images/s", "loss forward + backward", "peak memory")
@@ -188,5 +206,5 @@ def write_error(folder: RunFolder, text: str) -> None:
     folder.artifact(folder.path / "error.txt")
 
 
-def _words(failure: Exception) -> str:
+def _words(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"

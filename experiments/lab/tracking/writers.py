@@ -60,6 +60,7 @@ class TensorBoard:
         elif kind == "end":
             for summary in hparams(self.params, self.best):
                 self.events._get_file_writer().add_summary(summary)
+            self.events.close()  # and with it its thread; what is written later opens it again
 
     def flush(self) -> None:
         self.events.flush()

@@ -39,12 +39,13 @@ class Callbacks:
         """
         Args:
             targets: of `trainer.callbacks`: classes, which are made without arguments, or objects.
-            own: objects.
+            own: objects, or classes as above.
 
         Raises:
             UserError: one is not found or cannot be made, or has none of the methods of Callback, or one that Callback has not.
         """
-        self.all = [*(_made(target) for target in targets), *own]
+        named = [(target, find("trainer.callbacks", target)) for target in targets]
+        self.all = [_made(title, each) for title, each in (*named, *((str(each), each) for each in own))]
         for each in self.all:
             _check(each)
 
@@ -54,8 +55,7 @@ class Callbacks:
                 method(*args)
 
 
-def _made(target: str) -> Any:
-    found = find("trainer.callbacks", target)
+def _made(target: str, found: Any) -> Any:
     if not isinstance(found, type):
         return found
     try:

@@ -1,5 +1,7 @@
 """What the person at the keyboard sees: a bar on a terminal, plain lines elsewhere, a table at the end."""
 
+import os
+import sys
 import time
 from typing import Any
 
@@ -11,7 +13,13 @@ class Console:
         """done: how many of the updates an earlier process has made."""
         from rich.console import Console as Rich
 
-        self.rich = Rich(highlight=False, soft_wrap=True, quiet=quiet)
+        class Terminal(Rich):
+            def on_broken_pipe(self) -> None:
+                """Train on without a console: rich would end the program here, and with it the run."""
+                self.quiet = True
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+        self.rich = Terminal(highlight=False, soft_wrap=True, quiet=quiet)
         if not self.rich.is_terminal:
             self.rich.width = 140
         self.updates, self.before = updates, done

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.schema import TrainConfig
-from lab.config.settings import Settings
+from lab.config.settings import Settings, override_of
 from lab.processes.ranks import launched, launched_first
 from lab.runs.resume import Earlier, load_state
 
@@ -27,7 +27,7 @@ class TrainResult:
     values: dict[str, float] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
     model: Any = None
-    failure: Exception | None = None
+    failure: BaseException | None = None
 
     @property
     def checkpoint(self) -> Path | None:
@@ -53,7 +53,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
 
     from lab.processes import distributed
     from lab.processes.rank_failures import watched
-    from lab.runs.machine import SystemSampler
+    from lab.runs.machine import SystemSampler, forget_peaks
     from lab.runs.summary import rows
     from lab.tracking.datasets import data_sets
     from lab.tracking.views import pages_hint
@@ -62,6 +62,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     from lab.training.failures import explained
     from lab.training.other_ranks import train_on_other_rank
 
+    forget_peaks()
     with explained(config):
         resumed = earlier is not None and earlier.checkpoint is not None
         trainer = assemble(settings, callbacks=callbacks, resumed=resumed)
@@ -115,7 +116,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     if run.uploader and (address := run.uploader.address()):
         console.say(f"in MLflow's UI{pages_hint(run.uploader.place)}: {address}")
     if run.status == "KILLED":
-        console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py resume={places['run folder']}")
+        again = override_of("resume", places["run folder"])
+        console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py {again}")
     model = trainer.model if trainer.ema is None else trainer.ema.module
     return TrainResult(run.status, run.exit_status(), run.folder.path, values, trainer.data.classes, model, run.failure)
 
@@ -137,8 +139,12 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     recorded = {**known, **read_state(earlier.path)}.get("uri")
     uri = tracking_uri(config.tracking, recorded) if config.tracking.enabled else None
     folder = RunFolder.reopen(earlier.path)
-    if state is not None:
-        trainer.restore(state)
+    try:
+        if state is not None:
+            trainer.restore(state)
+    except BaseException:
+        folder.release()
+        raise
     if earlier.changed:
         folder.write_config(settings.tree())
     if folder.history.start is None:  # it was killed before it could say so

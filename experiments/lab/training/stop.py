@@ -3,8 +3,8 @@
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
 from types import FrameType
 
 
@@ -12,19 +12,8 @@ class StoppedError(Exception):
     """The run has ended on request; it can be resumed."""
 
 
-@contextlib.contextmanager
-def signals_given_back() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM after a run, for a program that goes on."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class Stop:
-    """Handles SIGINT and SIGTERM from now on.
+    """Handles SIGINT and SIGTERM from now on; in another thread than the main one, which alone gets them, nothing.
 
     The first signal sets `wanted`, which the training loop reads; the second raises KeyboardInterrupt, and the third ends the process.
     With `patient=False` the first one raises. Once `deaf`, signals are ignored.
@@ -37,8 +26,9 @@ class Stop:
         self.patient, self.quiet, self.deaf = patient, quiet, False
         self.signal: int | None = None
         self.seen, self.raised = 0.0, False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._take)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._take)
 
     @property
     def wanted(self) -> bool:

@@ -3,12 +3,16 @@
 import hashlib
 import importlib
 import importlib.util
+import linecache
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from lossforge.losses.custom.loss import CustomLoss
+
+READ: dict[str, bytes] = {}
+"""Digest of each file as it was read."""
 
 
 def find(target: str) -> CustomLoss:
@@ -21,7 +25,8 @@ def find(target: str) -> CustomLoss:
 
 
 def named(target: str) -> Any:
-    """What "module:name" or "path/to/file.py:name" names; modules are looked for in the working directory, too.
+    """What "module:name" or "path/to/file.py:name" names; modules are looked for in the working directory, too. A file that has changed is
+    read again.
 
     Raises:
         ValueError: target has no such form, or the module has no such name. ImportError, FileNotFoundError: as they say.
@@ -54,8 +59,10 @@ def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     name = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
+    content = hashlib.sha256(path.read_bytes()).digest()
+    if name in sys.modules and READ.get(name) == content:
         return sys.modules[name]
+    linecache.checkcache(str(path))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -65,4 +72,5 @@ def _file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    READ[name] = content
     return module

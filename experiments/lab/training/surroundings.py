@@ -1,0 +1,43 @@
+"""What a training changes in its process, and gives back to a program that goes on."""
+
+import contextlib
+import logging
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+
+LOGGERS = ("alembic", "mlflow")
+
+
+@contextlib.contextmanager
+def left_as_found() -> Iterator[None]:
+    """Restore afterwards: handlers of SIGINT and SIGTERM, generators, torch's modes, the environment and MLflow's loggers."""
+    import numpy
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                stack.callback(signal.signal, number, signal.getsignal(number))
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(numpy.random.set_state, numpy.random.get_state())
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        if torch.cuda.is_initialized():
+            stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warn_only)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        for name in ("benchmark", "allow_tf32"):
+            stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+        for name in LOGGERS:
+            stack.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
+        stack.callback(_set_environment, dict(os.environ))
+        yield
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    for name in set(os.environ) - set(wanted):
+        del os.environ[name]
+    os.environ.update(wanted)
