@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
             raise unknown(f"split={split}", split, NAMES)
         others = [word for word in others if not word.startswith("split=")]
         saved = open_checkpoint(checkpoint, others)
-        settings, changed = settings_of(saved.state, others)
+        settings, changed = settings_of(saved, others)
         if "--cfg" in asked.flags:
             print(settings.text(), end="")
             return 0

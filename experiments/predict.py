@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         out = absolute(own.get("out"), Path("predictions").absolute())
         files = images([Path(word) for word in overrides if "=" not in word], out)
         saved = open_checkpoint(checkpoint, others)
-        settings, changed = settings_of(saved.state, others)
+        settings, changed = settings_of(saved, others)
         for each in changed:
             print(f"changed: {each}")
         return predict(settings.config, saved.state, files, out, int(top), score)
@@ -56,8 +56,8 @@ def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
         name, _, value = word.partition("=")
         if name in OWN:
             own[name] = value
-        elif "." not in name and name.lstrip("+~") not in groups():
-            raise unknown(word, name, ["checkpoint", *OWN, *groups()])
+        elif "." not in name and name.lstrip("+~") not in (*groups(), "trust"):
+            raise unknown(word, name, ["checkpoint", *OWN, "trust", *groups()])
         else:
             others.append(word)
     return own, others

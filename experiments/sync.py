@@ -74,6 +74,8 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
         KeyboardInterrupt: it was interrupted.
     """
     from lab.runs.folder import copied_from, end_if_killed
+    from lab.runs.masks import masked
+    from lab.runs.origin import Origin, origin_of
     from lab.runs.records import read_history
     from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, read_state, tracking_uri
 
@@ -87,9 +89,19 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
             return 0
         if end_if_killed(folder):
             print(f"{folder}: its process was killed: the run is marked KILLED")
-    _write_rest(folder, settings)
+    by = origin_of(folder)
+    if by is not Origin.STRANGER:
+        _write_rest(folder, settings)
     meant = {name: state.get(name) or settings.get(name) for name in ("uri", "experiment")}
-    uri = completed(meant["uri"]) if meant["uri"] and "tracking.uri" not in chosen else tracking_uri(config)
+    ours = tracking_uri(config)
+    if "tracking.uri" in chosen or not meant["uri"] or meant["uri"] == masked(ours):
+        uri = ours
+    elif by is Origin.HERE or (by is Origin.USER and meant["uri"] == settings.get("uri")):
+        uri = completed(meant["uri"])
+    else:
+        raise UserError(
+            f"its files name the store {meant['uri']}, and you did not make this run in its folder: say where to, tracking.uri=."
+        )
     experiment = (None if "tracking.experiment" in chosen else meant["experiment"]) or config.experiment
     if is_sent(folder, uri):
         if named:

@@ -71,6 +71,14 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def key_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sign the tests' runs with a key of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path / "clone")

@@ -15,8 +15,9 @@ from PIL import Image
 
 from lab.config.errors import UserError
 from lab.config.settings import load
+from lab.runs.origin import Origin
 from lab.runs.resume import Earlier, load_state
-from lab.runs.saved import settings_of
+from lab.runs.saved import Saved, settings_of
 
 QUICK = ["loss=ce", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=2", "trainer.ema=0.9", "tracking=none"]
 
@@ -185,14 +186,16 @@ def test_cfg_prints_what_would_hold_and_runs_nothing(capsys, of_files, tmp_path)
 
 def test_scenes_are_looked_at_in_the_size_of_training():
     """Another kind of data is resized to the edge of the scenes that the model has seen."""
-    state = {"config": load(["task=detection", "data.scene_pixels=64", "data.divisor=16"]).tree()}
-    settings, changed = settings_of(state, ["data=coco", "data.root=photos"])
+    scenes = Saved(
+        "scenes.pt", {"config": load(["task=detection", "data.scene_pixels=64", "data.divisor=16"]).tree(), "origin": Origin.STRANGER}, {}
+    )
+    settings, changed = settings_of(scenes, ["data=coco", "data.root=photos"])
     assert (settings.config.data.shortest, settings.config.data.longest, settings.config.data.divisor) == (64, None, 16)
     assert changed == []
-    settings, changed = settings_of(state, ["data=coco", "data.shortest=100", "model.score_threshold=0.2"])
+    settings, changed = settings_of(scenes, ["data=coco", "data.shortest=100", "model.score_threshold=0.2"])
     assert settings.config.data.shortest == 100
     assert sorted(changed) == ["data.shortest=100 (the run had 64)", "model.score_threshold=0.2 (the run had 0.05)"]
-    coco = {"config": load(["task=detection", "data=coco", "data.shortest=320"]).tree()}
+    coco = Saved("coco.pt", {"config": load(["task=detection", "data=coco", "data.shortest=320"]).tree(), "origin": Origin.STRANGER}, {})
     settings, _ = settings_of(coco, ["data=digit_scenes"])
     assert (settings.config.data.shortest, settings.config.data.longest) == (320, 1333)
 

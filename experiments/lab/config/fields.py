@@ -5,9 +5,15 @@ from dataclasses import field
 from typing import Any
 
 
-def setting(default: Any, meaning: str) -> Any:
-    """A setting of any type; `meaning` is its line in `--help` and in the documentation."""
-    return field(default=default, metadata={"meaning": meaning})
+def setting(default: Any, meaning: str, *, code: bool = False) -> Any:
+    """Return a setting of any type.
+
+    Args:
+        default: its value where none is given.
+        meaning: its line in `--help` and in the documentation.
+        code: whether it names Python code, which a stranger's file must not choose (lab.runs.origin).
+    """
+    return field(default=default, metadata={"meaning": meaning, "code": code})
 
 
 def number(

@@ -77,7 +77,7 @@ class CustomConfig(LossConfig):
     """A loss of one's own, of lossforge's decorators or plain torch: a function or a module of (logits, target)."""
 
     name: str = setting("custom", "a loss of one's own")
-    target: str = setting("???", "the loss, as module:name or path/to/file.py:name")
+    target: str = setting("???", "the loss, as module:name or path/to/file.py:name", code=True)
     hyper: dict[str, float] = some(dict, "its hyper-parameters, by name")
     probabilities: str = choice(
         "auto", "auto", "softmax", "sigmoid", meaning="what its logits are trained for; auto: sigmoid for an element-wise loss"

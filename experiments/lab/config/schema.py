@@ -12,13 +12,13 @@ from lab.config.loss_schema import LOSSES, LossConfig
 @dataclass
 class TaskConfig:
     name: str = setting("classification", "the task")
-    target: str | None = setting(None, "of task=custom: the lab.tasks.spec.TaskSpec, as module:name or path/to/file.py:name")
+    target: str | None = setting(None, "of task=custom: the lab.tasks.spec.TaskSpec, as module:name or path/to/file.py:name", code=True)
 
 
 @dataclass
 class ClassificationConfig(TaskConfig):
     calibration_bins: int = number(15, "bins of confidence in the calibration error", least=2, most=1000)
-    metrics: dict[str, str] = some(dict, "own metrics of (probability, target), by name: module:name or path/to/file.py:name")
+    metrics: dict[str, str] = some(dict, "own metrics of (probability, target), by name: module:name or path/to/file.py:name", code=True)
 
 
 @dataclass
@@ -46,7 +46,7 @@ class CustomModelConfig(ClassifierConfig):
     """Called with num_classes, in_chans and img_size, those of them that it takes, and with args."""
 
     name: str = setting("custom", "a model of one's own")
-    target: str = setting("???", "a callable that returns a torch.nn.Module, as module:name or path/to/file.py:name")
+    target: str = setting("???", "a callable that returns a torch.nn.Module, as module:name or path/to/file.py:name", code=True)
 
     @property
     def title(self) -> str:
@@ -152,7 +152,7 @@ class CustomDataConfig(PhotosConfig):
     """
 
     name: str = setting("custom", "a data set of one's own")
-    target: str = setting("???", "a callable that returns the data set, as module:name or path/to/file.py:name")
+    target: str = setting("???", "a callable that returns the data set, as module:name or path/to/file.py:name", code=True)
     args: dict[str, Any] = some(dict, "its arguments, by name")
 
 
@@ -181,7 +181,7 @@ class ScheduleConfig:
 @dataclass
 class OptimConfig:
     name: str = setting("adamw", "a timm optimiser (timm.optim.list_optimizers()), or custom")
-    target: str | None = setting(None, "of name=custom: a torch.optim.Optimizer class, as module:name or path/to/file.py:name")
+    target: str | None = setting(None, "of name=custom: a torch.optim.Optimizer class, as module:name or path/to/file.py:name", code=True)
     lr: float = number(1e-3, "learning rate after the warm-up", above=0)
     weight_decay: float = number(0.05, "weight decay; biases and norms have none", least=0)
     momentum: float = number(0.9, "momentum of the optimisers that have one", least=0, below=1)
@@ -220,7 +220,7 @@ class TrainerConfig:
     max_nonfinite: int = number(10, "updates in a row without a finite loss or gradient that end the run", least=1)
     profile: bool = setting(False, "trace time and memory of a few updates, readable in Perfetto")
     runs: str | None = setting(None, "folder of run folders; null: runs/")
-    callbacks: list[str] = some(list, "own code to call while it trains (lab.training.callbacks): module:name or file.py:name")
+    callbacks: list[str] = some(list, "own code to call while it trains (lab.training.callbacks): module:name or file.py:name", code=True)
 
 
 @dataclass
@@ -241,6 +241,7 @@ class TrainConfig:
     name: str | None = setting(None, "the run's name; null: loss-model-data")
     seed: int = number(0, "of weights, order, augmentation and dropout", least=0)
     resume: str | None = setting(None, "a run's folder or checkpoint to go on with; auto: the newest unfinished run of these settings")
+    trust: str | None = setting(None, "a file or folder whose settings may name code, for resume=, task.teacher= or checkpoint=")
     task: TaskConfig = field(default_factory=ClassificationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LOSSES["ce"])

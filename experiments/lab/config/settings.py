@@ -67,6 +67,16 @@ def value_of(overrides: Sequence[str], key: str) -> str | None:
     return None if not given or given[-1] is None else resolved(f"{key}=", str(given[-1]))
 
 
+def given_names(overrides: Sequence[str]) -> set[str]:
+    """Return the groups and the dotted names of the single settings that the overrides set."""
+    known = groups(TRAIN)
+    given: set[str] = set()
+    for override in parsed(overrides):
+        key = override.key_or_group
+        given |= {key} if key in known else {name for name in _flatten(override.value(), key) if "." in name}
+    return given
+
+
 def resolved(what: str, text: str) -> str:
     """The text with its `${...}`, such as `${oc.env:HOME}`, resolved; `what` says in an error where it stands."""
     if "${" not in text:

@@ -1,13 +1,20 @@
-"""Checkpoints that are complete or absent."""
+"""Checkpoints that are complete or absent, and are read as they were written or not at all."""
 
+import hashlib
 import json
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lab.config.errors import UserError
 from lab.runs.files import write_whole
+
+DIGEST = "sha256"
+"""The name in a safetensors file's metadata of the digest of all else that the file holds."""
 
 
 def save(state: dict[str, Any], path: Path) -> None:
@@ -29,21 +36,58 @@ def save_weights(weights: dict[str, Tensor], path: Path, about: dict[str, Any]) 
 
     # tensors that share memory or are not contiguous are refused
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
-    metadata = {name: json.dumps(value) for name, value in about.items()}
-    write_whole(path, lambda file: file.write(safetensors.torch.save(tensors, metadata | {"format": "pt"})))
+    metadata = {name: json.dumps(value) for name, value in about.items()} | {"format": "pt"}
+    metadata[DIGEST] = _digest(tensors, metadata)
+    write_whole(path, lambda file: file.write(safetensors.torch.save(tensors, metadata)))
 
 
 def load(path: Path) -> dict[str, Any]:
+    """Read what `save` wrote.
+
+    Raises:
+        UserError: a part of the file is not what its checksum says; torch.load would not look at that.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            part = file.testzip()
+    except Exception as error:  # a damaged directory of the archive makes zipfile fail in many ways
+        raise _damaged(path, f"its directory cannot be read ({error})") from None
+    if part is not None:
+        raise _damaged(path, f"the checksum of its part {part.partition('/')[2] or part} is wrong")
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_weights(path: Path) -> dict[str, Any]:
-    """What `save_weights` wrote: the weights as `model`, and what they are as in a checkpoint."""
+    """Read what `save_weights` wrote: the weights as `model`, and what they are as in a checkpoint.
+
+    Raises:
+        UserError: the file is not what its digest says. Another program's file may have no digest.
+    """
     import safetensors.torch
 
     with safetensors.safe_open(path, "pt") as file:
-        about = {name: json.loads(value) for name, value in (file.metadata() or {}).items() if name != "format"}
-    return about | {"model": safetensors.torch.load_file(path), "ema": None}
+        metadata: dict[str, str] = dict(file.metadata() or {})
+    tensors = safetensors.torch.load_file(path)
+    digest = metadata.pop(DIGEST, None)
+    if digest is None and "config" in metadata:
+        raise _damaged(path, f"its metadata has no {DIGEST}, as every file of this version has")
+    if digest is not None and digest != _digest(tensors, metadata):
+        raise _damaged(path, "its weights or its metadata are not what its digest says")
+    about = {name: json.loads(value) for name, value in metadata.items() if name != "format"} if digest else {}
+    return about | {"model": tensors, "ema": None}
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path}: is damaged: {what}. Take another copy of the file, or another checkpoint.")
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the metadata, and of each tensor's name, dtype, shape and bytes."""
+    found = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def remove_before(epoch: int, folder: Path) -> None:

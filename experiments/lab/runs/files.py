@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,12 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         # torch.save complains of the file that it cannot finish; the reason is the error before that
         reason = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
         raise unwritable(path, reason) if isinstance(reason, OSError) else reason from None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, as the record of an artifact holds it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_unfinished(*folders: Path) -> None:

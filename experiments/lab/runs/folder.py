@@ -13,11 +13,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lab.config.errors import UserError
-from lab.runs.files import remove_unfinished, unwritable, write_whole
+from lab.runs.files import remove_unfinished, sha256_of, unwritable, write_whole
 from lab.runs.masks import masked_tree
+from lab.runs.origin import written
 from lab.runs.records import NAME, History, read_history
 from lab.tracking.uploader import read_state
 
@@ -75,7 +74,7 @@ class RunFolder:
         return self.clock + _uptime()
 
     def write_config(self, config: dict[str, Any]) -> None:
-        text = yaml.safe_dump(config, sort_keys=False)
+        text = written(config, self.path)
         write_whole(self.path / "config.yaml", lambda file: file.write(text.encode()))
 
     def record(self, kind: str, **fields: Any) -> None:
@@ -110,8 +109,10 @@ class RunFolder:
         if ("evaluation", step) not in self.history.values:
             self.record("evaluation", step=step, **counts)
 
-    def artifact(self, path: Path, folder: str = "") -> None:
-        self.record("artifact", path=str(path.relative_to(self.path)), folder=folder)
+    def artifact(self, path: Path, folder: str = "", *, digest: bool = False) -> None:
+        """Record a file that belongs to the run; with its digest where it is not written again before the run goes on."""
+        digests = {"sha256": sha256_of(path)} if digest else {}
+        self.record("artifact", path=str(path.relative_to(self.path)), folder=folder, **digests)
 
     def tracked(self) -> dict[str, str]:
         """The store, the id that the run has in MLflow, and the key by which it is found there; empty before it has one."""

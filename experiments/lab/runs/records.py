@@ -25,6 +25,7 @@ class History:
     time: float = 0.0  # of its last record
     folder: str | None = None  # where it was, as its last process said
     host: str | None = None  # on which that process ran
+    digests: dict[str, str] = field(default_factory=dict)  # of files that are as its last process left them
 
     def next_step(self, prefix: str) -> int:
         """After the last one of the values whose names begin so."""
@@ -42,7 +43,7 @@ def read_history(folder: Path) -> History:
         history.size += size
         kind, now = record["kind"], record["time"]
         if kind in ("start", "resume"):
-            history.status, history.error = None, ""
+            history.status, history.error, history.digests = None, "", {}
             before = now
         history.seconds += max(now - before, 0.0)
         before = history.time = now
@@ -60,6 +61,8 @@ def read_history(folder: Path) -> History:
             history.error = record["values"].get("error", history.error)
         elif kind == "end":
             history.status = record["status"]
+        elif kind == "artifact" and "sha256" in record:
+            history.digests[record["path"]] = record["sha256"]
     return history
 
 

@@ -6,14 +6,16 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
-from lab.config.settings import ROOT, Settings, absolute, flat, load, reload, value_of
+from lab.config.settings import ROOT, Settings, absolute, flat, given_names, load, reload, value_of
 from lab.processes.ranks import launched_first
 from lab.runs.folder import running
+from lab.runs.origin import Origin, are_settings, checked, is_trusted, origin_of, vouching
 from lab.runs.records import NAME, read_history
+from lab.runs.saved import load_checkpoint, reload_file
 from lab.sweep.run_record import read_config
 
 HARMLESS = (
-    *("resume", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
+    *("resume", "trust", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
     *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic", "loss.fused_head"),
     *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite", "trainer.profile"),
     *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.keep", "trainer.callbacks", "task.metrics"),
@@ -31,6 +33,7 @@ class Earlier:
     path: Path
     checkpoint: Path | None  # None where it was interrupted before the first one: it begins anew, in its folder
     changed: dict[str, str] = field(default_factory=dict)  # settings that are no more what they were
+    own: bool = False  # whether this user made the run in its folder, whose tracking.json then says where it is tracked
 
 
 def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
@@ -54,14 +57,20 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
     if tree is None or not (path / NAME).is_file():
         raise UserError(f"resume={given}: a run's folder, such as runs/<run>, or one of its checkpoints is expected; {path} is none.")
     others = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
-    settings = load(others) if any(word.startswith("experiment=") for word in others) else reload(tree, others)
-    changed = _changed(given, flat(reload(tree, []).tree()), settings.flat())
+    preset = load(others) if any(word.startswith("experiment=") for word in others) else None
+    by, names = origin_of(path), given_names(others)
+    if preset:
+        names |= {name for name, value in preset.flat().items() if flat(tree).get(name) == value}
+    tree = checked(f"resume={given}", tree, names, is_trusted(value_of(others, "trust"), path), by)
+    settings = preset or reload_file(f"resume={given}", tree, others)
+    before = flat(reload(tree, vouching(tree, others)).tree()) | flat(tree)
+    changed = _changed(given, before, settings.flat())
     history = read_history(path)
     if history.start is not None and history.start.get("app") != "train":
         raise UserError(f"resume={given}: is a run of {history.start.get('app')}.py; only train.py's go on.")
     if history.status == "FINISHED" and not set(changed) & set(LENGTHS):
         raise UserError(f"resume={given}: the run is finished. A larger trainer.epochs= trains it for longer.")
-    return settings, Earlier(path, what if what.is_file() else _last(path), changed)
+    return settings, Earlier(path, what if what.is_file() else _last(path), changed, by is Origin.HERE)
 
 
 def newest(settings: Settings[TrainConfig]) -> Earlier | None:
@@ -74,29 +83,52 @@ def newest(settings: Settings[TrainConfig]) -> Earlier | None:
             continue
         history = read_history(path)
         if history.start is not None and history.start.get("app") == "train" and history.status != "FINISHED":
-            return Earlier(path, _last(path))
+            return Earlier(path, _last(path), own=origin_of(path) is Origin.HERE)
     return None
 
 
-def load_state(earlier: Earlier) -> dict[str, Any] | None:
-    """What the checkpoint holds.
+def load_state(earlier: Earlier, settings: Settings[TrainConfig] | None = None) -> dict[str, Any] | None:
+    """Return what the checkpoint holds.
+
+    Args:
+        earlier: the run.
+        settings: with which it is to go on; None where they were compared before.
 
     Raises:
-        UserError: it cannot be read, or is none to go on from.
+        UserError: it cannot be read, is none to go on from, or was saved under settings that config.yaml beside it does not have.
     """
-    from lab.runs.saved import load_checkpoint
-
     if earlier.checkpoint is None:
         return None
     state = load_checkpoint(earlier.checkpoint, "resume")
     if not {"optimizer", "rng", "batch"} <= set(state):
         raise UserError(f"resume={earlier.checkpoint}: has the weights alone; last.pt beside it has all that is needed to go on.")
+    if settings is not None:
+        now, saved = settings.flat(), flat(state["config"])
+        _changed(str(earlier.checkpoint), {name: saved.get(name, value) for name, value in now.items()} | saved, now)
     return state
+
+
+def restore(trainer: Any, earlier: Earlier, state: dict[str, Any]) -> None:
+    """Put the trainer where the checkpoint was saved.
+
+    Raises:
+        UserError: what the checkpoint holds does not fit the run.
+    """
+    try:
+        trainer.restore(state)
+    except UserError:
+        raise
+    except Exception as error:  # torch's and Python's own, of any part that somebody altered
+        reason = (str(error).strip().splitlines() or [""])[-1].strip()
+        raise UserError(
+            f"resume={earlier.checkpoint}: is damaged, or of another version: {type(error).__name__}: {reason}\n"
+            "Take another checkpoint of the run, or begin it anew without resume=."
+        ) from error
 
 
 def _config(path: Path) -> dict[str, Any] | None:
     tree = read_config(path)
-    return tree if tree and {"model", "trainer"} <= set(tree) else None
+    return tree if are_settings(tree) else None
 
 
 def _last(path: Path) -> Path | None:

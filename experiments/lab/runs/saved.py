@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 from lab.config.choices import DATA
 from lab.config.errors import UserError
 from lab.config.schema import FolderConfig, TrackingConfig, TrainConfig
-from lab.config.settings import ROOT, Settings, absolute, flat, reload, resolved, value_of
+from lab.config.settings import ROOT, Settings, absolute, flat, given_names, reload, resolved, value_of
+from lab.runs.files import sha256_of
 from lab.runs.masks import masked
+from lab.runs.origin import are_settings, checked, is_trusted, naming_code, origin
+from lab.runs.records import NAME, read_history
 from lab.tracking.uploader import read_state, tracking_uri
 
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "shortest", "longest", "divisor")
@@ -70,8 +74,14 @@ def _in_folder(path: Path) -> Saved:
         if file is None:
             raise UserError(f"checkpoint={path}: has no {found[0].relative_to(path)}; a run's folder or a checkpoint is expected.")
         path = file
+    folder = path.parent.parent
     state = load_checkpoint(path)
-    return Saved(str(path), state, read_state(path.parent.parent) or state.get("tracking") or {})
+    digest = None
+    with suppress(UserError):  # records that cannot be read hold no digest
+        digest = read_history(folder).digests.get(str(path.relative_to(folder)))
+    if digest and sha256_of(path) != digest:
+        raise UserError(f"checkpoint={path}: is not the file whose digest {folder / NAME} holds: it is damaged, or another one.")
+    return Saved(str(path), state, read_state(folder) or state.get("tracking") or {})
 
 
 def _folder_of(run_id: str, runs: str | None) -> Path | None:
@@ -101,27 +111,50 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
         return Saved(name, load_checkpoint(path), {"uri": masked(place), "run_id": run_id})
 
 
-def settings_of(state: dict[str, Any], overrides: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
+def settings_of(saved: Saved, overrides: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
     """Return the settings of a checkpoint's run under these overrides, and which of the model's own settings they change.
 
     Other data is chosen without what belongs to the model: `data=folder` leaves data.image_size as the run had it.
 
     Raises:
-        UserError: an override is wrong, or would score training images as held-out ones.
+        UserError: an override is wrong, would score training images as held-out ones, or the file names code (lab.runs.origin).
     """
-    tree = without_teacher(state["config"])
+    what = f"checkpoint={saved.name}"
+    trust = value_of(overrides, "trust")
+    trusted = trust == saved.name if saved.name.startswith(MLFLOW) else is_trusted(trust, Path(saved.name))
+    tree = without_teacher(checked(what, saved.state["config"], given_names(overrides), trusted, saved.state["origin"]))
+    tree = tree | {"model": tree["model"] | {"pretrained": False, "weights": None}}  # its weights are in the checkpoint
     data = tree["data"]
     chosen, sizes = value_of(overrides, "data"), {}
-    if chosen == data["name"]:
+    if chosen == data.get("name"):
         overrides = [word for word in overrides if word.lstrip("+").partition("=")[0] != "data"]
     elif chosen in DATA:
         sizes = _sizes(data, {item.name for item in fields(DATA[chosen])})
         overrides = [*(f"{name}={'null' if value is None else value}" for name, value in sizes.items()), *overrides]
-    settings = reload(tree, overrides)
+    settings = reload_file(what, tree, overrides)
     _refuse_seen(data, settings.tree()["data"])
     ours, theirs = flat(tree) | {name: str(value) for name, value in sizes.items()}, settings.flat()
     changed = [name for name in theirs if name in ours and theirs[name] != ours[name] and _is_models(name)]
     return settings, [f"{name}={theirs[name]} (the run had {ours[name]})" for name in changed]
+
+
+def reload_file(what: str, tree: dict[str, Any], overrides: Sequence[str]) -> Settings[TrainConfig]:
+    """Return the settings that a file holds, changed by these overrides; `what` names the file where its settings are at fault.
+
+    Raises:
+        UserError: a setting of the file or an override is wrong.
+    """
+    try:
+        return reload(tree, overrides)
+    except Exception:
+        if any(True for _ in naming_code(tree)):  # without the overrides that code would be loaded
+            raise
+        try:
+            reload(tree, [])
+        except Exception as error:  # of settings that are damaged or of another version, any
+            reason = str(error).removeprefix("conf/ sets ") if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            raise UserError(f"{what}: its settings cannot be used: {reason}") from None
+        raise
 
 
 def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -138,7 +171,7 @@ def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                     "another split would hold out images that it has seen. Leave it out."
                 )
     for part, setting in zip(("val", "test"), names[1:], strict=False):
-        if part in other and other[part] == mine["train"]:
+        if part in other and other[part] == mine.get("train"):
             raise UserError(f"data.{setting}={theirs[setting]}: the model was trained on these images; held-out ones are expected.")
     if "test" in other and other["test"] == mine.get("val"):
         raise UserError(f"data.{names[2]}={theirs[names[2]]}: the best epoch was chosen by these images; split=val scores them.")
@@ -149,7 +182,7 @@ def _places(data: dict[str, Any]) -> dict[str, Path]:
     root = absolute(data.get("root"), ROOT / "data")
     names = dict(zip(("train", "val", "test"), PARTS.get(data["name"], ()), strict=False))
     places = {part: (root / data[name]).resolve() for part, name in names.items() if data.get(name)}
-    if data["name"] == "folder" and data["val"] is None and (root / "val").is_dir():
+    if data["name"] == "folder" and data.get("val") is None and (root / "val").is_dir():
         places["val"] = (root / "val").resolve()
     return places
 
@@ -160,10 +193,10 @@ def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> 
     samples: the number of training images that there are now.
     """
     data, known = config.data, state["config"]["data"]
-    if not isinstance(data, FolderConfig) or known["name"] != "folder":
+    if not isinstance(data, FolderConfig) or known["name"] != "folder" or "samples" not in state:
         return
     mine, other = _places(known), _places({item.name: getattr(data, item.name) for item in fields(data)})
-    if mine["train"] == other["train"] and "val" not in other and samples != state.get("samples", samples):
+    if mine.get("train") == other["train"] and "val" not in other and samples != state["samples"]:
         raise UserError(
             f"data.train={data.train}: has {samples} images to train on, while the model was trained on {state['samples']}; "
             "with another number of images the split holds out ones that it has seen. Give held-out images by data.val=."
@@ -186,9 +219,43 @@ def _is_models(name: str) -> bool:
 def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
     """Make a student's settings those of any classifier, so that it can be scored when its teacher's file is gone."""
     task = tree["task"]
-    if task["name"] != "distillation":
+    if task.get("name") != "distillation":
         return tree
-    return tree | {"task": {"name": "classification", "calibration_bins": task["calibration_bins"]}}
+    bins = {name: task[name] for name in ("calibration_bins",) if name in task}
+    return tree | {"task": {"name": "classification"} | bins}
+
+
+def _are_weights(value: Any) -> bool:
+    from torch import Tensor
+
+    return isinstance(value, dict) and all(isinstance(name, str) and isinstance(each, Tensor) for name, each in value.items())
+
+
+def _is_norm(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"mean", "std"}
+        and all(isinstance(each, (list, tuple)) and all(isinstance(number, (int, float)) for number in each) for each in value.values())
+        and 0 < len(value["mean"]) == len(value["std"])
+    )
+
+
+PARTS_OF_STATE: dict[str, Callable[[Any], bool]] = {
+    "config": are_settings,
+    "model": _are_weights,
+    "ema": lambda value: value is None or _are_weights(value),
+    "classes": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    "norm": _is_norm,
+    **dict.fromkeys(("updates", "samples", "epoch", "batch", "skipped", "count"), lambda value: isinstance(value, int)),
+    **dict.fromkeys(("tracking", "values", "best", "clock", "launches", "nonfinite"), lambda value: isinstance(value, dict)),
+}
+"""What every checkpoint holds, and whether a value can be that."""
+
+
+def of_model(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that say what a classifier is: others' code, such as a loss or callbacks, is not needed to ask it."""
+    rest = {"task": {"name": "classification"}, "loss": {"name": "ce"}, "box_loss": {"name": "auto"}}
+    return tree | rest | {"optim": {}, "trainer": {}, "tracking": {}}
 
 
 def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
@@ -200,8 +267,6 @@ def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
     import pickle
     import zipfile
 
-    from safetensors import SafetensorError
-
     from lab.runs import checkpoint
 
     if not path.is_file():
@@ -211,7 +276,11 @@ def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
         raise UserError(f"{setting}={path}: cannot be read: it is no checkpoint, or only a part of one ({path.stat().st_size} bytes).")
     try:
         return (checkpoint.load_weights if other else checkpoint.load)(path)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, OSError, SafetensorError) as error:
+    except UserError as error:
+        raise UserError(f"{setting}={error}") from None
+    except pickle.UnpicklingError:  # torch would advise to load it with the code that is in it
+        raise UserError(f"{setting}={path}: holds something else than tensors and plain values, and is not read.") from None
+    except Exception as error:  # what somebody altered makes torch and safetensors fail in any way
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{setting}={path}: cannot be read: {reason}") from None
 
@@ -219,14 +288,19 @@ def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
 def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     """Load what train.py saved; `setting` has named it. Of safetensors there are the weights alone, as `model`.
 
+    Returns:
+        What was saved, and as `origin` who wrote its settings.
+
     Raises:
         UserError: there is no such file, or it is something else.
     """
     state = read_checkpoint(path, setting)
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):
         raise UserError(f"{setting}={path}: is none that this version's train.py saved.")
-    state["config"]["model"] |= {"pretrained": False, "weights": None}  # its weights are in the checkpoint
-    return state
+    wrong = [name for name, fits in PARTS_OF_STATE.items() if name in state and not fits(state[name])]
+    if wrong:
+        raise UserError(f"{setting}={path}: is damaged: {', '.join(wrong)} in it are not what train.py saves.")
+    return state | {"origin": origin(state["config"], state.get("signature"), path.parent.parent)}
 
 
 def load_weights(model: Any, state: dict[str, Any], setting: str = "checkpoint") -> None:
@@ -236,7 +310,7 @@ def load_weights(model: Any, state: dict[str, Any], setting: str = "checkpoint")
         UserError: the model is another one.
     """
     try:
-        model.load_state_dict(state["ema"] or state["model"])
+        model.load_state_dict(state.get("ema") or state["model"])
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()]
         raise UserError(

@@ -8,7 +8,7 @@ import yaml
 
 from lab.runs.records import NAME, read_history
 
-BESIDE = ("name", "tracking", "resume")  # settings that change nothing of what a run computes; so does trainer.runs
+BESIDE = ("name", "tracking", "resume", "trust")  # settings that change nothing of what a run computes; so does trainer.runs
 
 
 @dataclass

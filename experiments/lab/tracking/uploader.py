@@ -16,6 +16,7 @@ from lab.config.schema import TrackingConfig
 from lab.config.settings import ROOT
 from lab.runs.files import write_whole
 from lab.runs.masks import MASK, masked
+from lab.runs.origin import Origin, origin_of
 from lab.tracking.store import Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
@@ -268,18 +269,24 @@ class MlflowUploader(threading.Thread):
         elif kind == "summary":
             self.store.summary(record["values"], int(record["time"] * 1000))
         elif kind == "model":
-            if (path := self.folder / record["path"]).exists():
+            if path := self._file(record):
                 self.store.model(record, path, self.key)
         elif kind == "view":
             self.store.view(record["key"], record["state"])
         elif kind == "fork":
             self.store.tags(record["tags"])
         elif kind == "artifact":
-            if (path := self.folder / record["path"]).exists():
+            if path := self._file(record):
                 self.store.artifact(path, record["folder"])
         elif kind == "end":
             self.store.artifact(self.folder / "metrics.jsonl")
             self.store.end(record["status"], int(record["time"] * 1000), self.key)
+
+    def _file(self, record: dict[str, Any]) -> Path | None:
+        """Return the file of a record, if it is there; outside of the folder only where the user made the run."""
+        path = self.folder / record["path"]
+        inside = path.resolve().is_relative_to(self.folder.resolve())
+        return path if path.exists() and (inside or origin_of(self.folder) is Origin.HERE) else None
 
     def _nesting(self) -> dict[str, str]:
         """Tags that put the run of a folder in a sweep's folder under the sweep's own run, which must be there first."""

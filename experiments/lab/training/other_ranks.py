@@ -4,7 +4,7 @@ from typing import Any
 
 from lab.processes import distributed, rank_failures
 from lab.runs.folder import RunFolder
-from lab.runs.resume import Earlier, load_state
+from lab.runs.resume import Earlier, load_state, restore
 from lab.training.console import Console
 from lab.training.stop import Stop
 from lab.training.trainer import Trainer
@@ -25,7 +25,7 @@ class NoFolder(RunFolder):
     def evaluation(self, step: int, counts: dict[str, Any]) -> None:
         pass
 
-    def artifact(self, path: Any, folder: str = "") -> None:
+    def artifact(self, path: Any, folder: str = "", *, digest: bool = False) -> None:
         pass
 
     def tracked(self) -> dict[str, str]:
@@ -38,7 +38,7 @@ def train_on_other_rank(trainer: Trainer, earlier: Earlier | None) -> int:
     try:
         with rank_failures.watched(lambda error: None):
             if earlier and (state := load_state(earlier)) is not None:
-                trainer.restore(state)
+                restore(trainer, earlier, state)
             trainer.fit(NoFolder(), Console(trainer.updates, quiet=True), stop)
             distributed.stop()
     except rank_failures.TOGETHER:

@@ -9,7 +9,7 @@ from typing import Any
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, override_of
 from lab.processes.ranks import launched, launched_first
-from lab.runs.resume import Earlier, load_state
+from lab.runs.resume import Earlier, load_state, restore
 
 
 @dataclass
@@ -126,6 +126,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     """The run, new or gone on with, and its name; the trainer is put where the run was."""
     from lab.runs.folder import RunFolder
     from lab.runs.machine import describe
+    from lab.runs.masks import masked
     from lab.runs.run import Run, record_start
     from lab.tracking.uploader import read_state, tracking_uri
 
@@ -134,14 +135,16 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     tags = describe(trainer.device) | trainer.kernels.tags() | trainer.monitor.tags()
     if earlier is None:
         return Run.start("train", settings, name, config.trainer.runs, tags), name
-    state = load_state(earlier)
-    known = state["tracking"] if state else {}
+    state = load_state(earlier, settings)
+    known = state.get("tracking", {}) if state else {}
     recorded = {**known, **read_state(earlier.path)}.get("uri")
-    uri = tracking_uri(config.tracking, recorded) if config.tracking.enabled else None
+    uri = tracking_uri(config.tracking, recorded if earlier.own else None) if config.tracking.enabled else None
+    if uri and recorded and not earlier.own and recorded != masked(uri):
+        trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
     folder = RunFolder.reopen(earlier.path)
     try:
         if state is not None:
-            trainer.restore(state)
+            restore(trainer, earlier, state)
     except BaseException:
         folder.release()
         raise

@@ -24,6 +24,7 @@ from lab.runs import checkpoint
 from lab.runs.export import export_best
 from lab.runs.folder import RunFolder
 from lab.runs.machine import memory
+from lab.runs.origin import signature
 from lab.tasks.finetuning import frozen_norms
 from lab.tasks.models import placed
 from lab.tasks.task import Task
@@ -320,10 +321,11 @@ class Trainer:
         state = whole_state(state)
         if distributed.rank() > 0:
             return
+        state["signature"] = signature(self.tree, self.folder.path)
         for path in (self.folder.path / "checkpoints" / name for name in names):
             checkpoint.save(state, path)
             if not whole:
-                about = {name: state[name] for name in ("classes", "samples", "norm", "config", "updates")}
+                about = {name: state[name] for name in ("classes", "samples", "norm", "config", "signature", "updates")}
                 checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
             self.callbacks("on_checkpoint", self, path)
         if self.settings.keep:
@@ -381,7 +383,9 @@ class Trainer:
         self.guard.load_state(state["nonfinite"])
         self.clock.load_state(state["clock"])
         self.kernels.load_state(state["launches"])
-        self.monitor.best = Best(**state["best"])
+        self.monitor.best = best = Best(**state["best"])
+        if best.values is not None:
+            self.task.rows(best.values)  # fails here, not at the end of the run, where a figure is missing
         rng = state["rng"][distributed.rank()]
         self.task.load_state(rng["mix"])
         if rng["cuda"] is not None and self.device.type == "cuda":
@@ -422,7 +426,7 @@ class Trainer:
         if self.pictured is not None:
             for picture in self.task.pictures(self.pictured, path):
                 self.folder.artifact(picture, "pictures")
-            self.folder.artifact(best, "checkpoints")
+            self.folder.artifact(best, "checkpoints", digest=True)
             export_best(self.folder, self.config, self.console.say)
         values = self.clock.overall()
         values |= {f"best_{name.replace('/', '_')}": value for name, value in (self.best.values or {}).items()}

@@ -55,7 +55,7 @@ class CustomBoxConfig(BoxLossConfig):
     """A loss of one's own over predicted boxes and theirs, both as corners in pixels."""
 
     name: str = setting("custom", "a loss of one's own")
-    target: str = setting("???", "the loss, as module:name or path/to/file.py:name")
+    target: str = setting("???", "the loss, as module:name or path/to/file.py:name", code=True)
     hyper: dict[str, float] = some(dict, "its hyper-parameters, by name")
 
 

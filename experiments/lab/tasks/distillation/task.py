@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from lab.config.errors import UserError
 from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
-from lab.config.settings import ROOT, absolute, reload
+from lab.config.settings import ROOT, Settings, absolute, flat
 from lab.data.batch import Batch
 from lab.data.load import load_data
 from lab.data.sets import Data, Norm
 from lab.optim.precision import autocast
-from lab.runs.saved import load_checkpoint, load_weights
+from lab.runs.origin import checked, is_trusted
+from lab.runs.saved import load_checkpoint, load_weights, of_model, reload_file
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
@@ -68,9 +69,13 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
         UserError: there is no such checkpoint, or it is not of a classifier of the same data, held-out images included.
     """
     given = cast(DistillationConfig, config.task).teacher
-    state = load_checkpoint(absolute(given, ROOT), "task.teacher")
+    path, what = absolute(given, ROOT), f"task.teacher={given}"
+    state = load_checkpoint(path, "task.teacher")
     _refuse_other_data(given, state, config, data)
-    known = reload(state["config"], []).config
+    ours, tree = Settings(config).flat(), of_model(state["config"])
+    same = {name for name, value in flat(tree).items() if ours.get(name) == value}
+    tree = checked(what, tree, same, is_trusted(config.trust, path), state["origin"])
+    known = reload_file(what, tree, []).config
     architecture, size = cast(ClassifierConfig, known.model), cast(ImagesConfig, known.data).image_size
     with torch.random.fork_rng(devices=[]):  # the student starts as it would without a teacher
         model = build_model(architecture, channels=data.channels, classes=len(data.classes), image_size=size)
@@ -89,7 +94,7 @@ def _renormalised(model: nn.Module, given: Norm, wanted: Norm, device: torch.dev
 
 def _refuse_other_data(given: str, state: dict[str, Any], config: TrainConfig, data: Data) -> None:
     """What the teacher learned from must not be held out here."""
-    theirs, task = state["config"]["data"], state["config"]["task"]["name"]
+    theirs, task = state["config"]["data"], state["config"]["task"].get("name")
     if task not in ("classification", "distillation"):
         raise UserError(f"task.teacher={given}: is a checkpoint of task={task}; a classifier's is expected.")
     for name in SAME_DATA:

@@ -1,0 +1,183 @@
+"""Settings that come out of a file: who wrote them, and which of a stranger's are refused or left out.
+
+A run's settings are signed with a key of this user: by themselves, and with the run's folder. What carries no such signature is a
+stranger's, such as a downloaded checkpoint.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.config.errors import UserError
+from lab.config.settings import absolute, given_names
+
+KEY = "lossforge/key"
+"""The user's key, below XDG_STATE_HOME."""
+GROUPS = ("task", "model", "loss", "data", "optim", "trainer")
+"""Groups that every run's settings have."""
+TIMM_FILES = ("model.args.checkpoint_path", "model.args.cache_dir", "model.args.pretrained")
+"""Beginnings of arguments by which timm reads, writes or downloads files."""
+MARK = "# signature: "
+
+
+class Origin(IntEnum):
+    """Who wrote the settings of a file: a stranger, or this user for a run elsewhere, or this user for a run in the file's folder.
+
+    A user's settings may name code by a relative path, which is another file elsewhere; so only those of a run HERE are obeyed in full.
+    """
+
+    STRANGER = 0
+    USER = 1
+    HERE = 2
+
+
+def signature(tree: Mapping[str, Any], folder: Path) -> str:
+    """Return the user's signatures of a run's settings, and of them in this folder; empty where the user's key cannot be had."""
+    key = _key()
+    texts = (json.dumps(each, default=str) for each in (tree, [str(folder.resolve()), tree]))
+    return "-".join(hmac.new(key, text.encode(), hashlib.sha256).hexdigest() for text in texts) if key else ""
+
+
+def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
+    """Return who wrote these settings, by the signature beside them and the run's folder that the file lies in."""
+    expected = signature(tree, folder).split("-")
+    given = signed.split("-") if isinstance(signed, str) else []
+    if len(expected) != 2 or len(given) != 2:
+        return Origin.STRANGER
+    user, here = (hmac.compare_digest(*(text.encode() for text in pair)) for pair in zip(expected, given, strict=True))
+    return Origin.HERE if user and here else Origin.USER if user else Origin.STRANGER
+
+
+def is_trusted(trust: str | None, path: Path) -> bool:
+    """Return whether the user's `trust=` names the file, its folder or a folder above."""
+    return trust is not None and path.resolve().is_relative_to(absolute(trust, path).resolve())
+
+
+def are_settings(tree: Any) -> bool:
+    """Return whether a file's settings have the form of a run's."""
+    return isinstance(tree, dict) and all(isinstance(tree.get(group), dict) for group in GROUPS)
+
+
+def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bool, by: Origin) -> dict[str, Any]:
+    """Return the settings that a file holds, without those that only this user decides: where to track and where to write.
+
+    Args:
+        what: the setting that named the file, and its value, for messages.
+        tree: the file's settings.
+        given: names of the settings that the user gives, and of groups. What they set may name code.
+        trusted: whether the user trusts the file, so that its settings may name code.
+        by: who wrote the settings.
+
+    Raises:
+        UserError: a setting holds an interpolation, or names code that nobody vouched for.
+    """
+    if found := next(((name, value) for name, value in _leaves(tree) if isinstance(value, str) and "${" in value), None):
+        raise UserError(f"{what}: sets {found[0]}={found[1]}; a saved setting is a value, and ${{...}} in it is not resolved.")
+    if by is Origin.HERE:
+        return tree
+    refused = [(name, value) for name, value in naming_code(tree) if name not in given and name.partition(".")[0] not in given]
+    if refused and not trusted:
+        raise UserError(
+            f"{what}: is not a run that you made in its folder, and its settings name code, files or addresses:\n"
+            + "\n".join(f"  {name}={value}" for name, value in refused)
+            + "\nNothing of it was run. Give these settings on the command line, as they are or changed, "
+            "or say trust=PATH if you trust who made the file."
+        )
+    if by is Origin.USER:
+        return tree
+    tree = {group: dict(value) if isinstance(value, dict) else value for group, value in tree.items()}
+    for name in ("tracking", "resume", "trust"):
+        tree.pop(name, None)
+    tree["trainer"].pop("runs", None)
+    if tree["data"].get("root") is not None and "download" in tree["data"]:
+        tree["data"]["download"] = False  # it would write there
+    return tree
+
+
+def naming_code(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that name code, a file or an address that timm would open, with their values."""
+    known = code_settings()
+    below = (*(f"{each}." for each in known), *TIMM_FILES)
+    for name, value in _leaves(tree):
+        address = name == "model.name" and any(mark in str(value) for mark in ":/\\")
+        if (address or name in known or name.startswith(below)) and value not in (None, [], {}, ""):
+            yield name, value
+
+
+def vouching(tree: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that set what in these settings names code, or replace its group."""
+    named = {part for name, _ in naming_code(tree) for part in (name, name.partition(".")[0])}
+    return [word for word in overrides if given_names([word]) & named]
+
+
+def written(tree: Mapping[str, Any], folder: Path) -> str:
+    """Return the text of a run's config.yaml: its settings, and the user's signature in a comment at the end."""
+    import yaml
+
+    return yaml.safe_dump(tree, sort_keys=False) + f"{MARK}{signature(tree, folder)}\n"
+
+
+def origin_of(folder: Path) -> Origin:
+    """Return who wrote the settings of a run's folder."""
+    from lab.sweep.run_record import read_config
+
+    tree = read_config(folder)
+    if tree is None:
+        return Origin.STRANGER
+    *_, last = (folder / "config.yaml").read_text(encoding="utf-8").rstrip("\n").splitlines()
+    return origin(tree, last.removeprefix(MARK), folder)
+
+
+def _key() -> bytes:
+    """Return the user's key, made where there is none; empty where that is not possible."""
+    path = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / KEY
+    try:
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
+            draft.touch(0o600)
+            draft.write_bytes(secrets.token_bytes(32))
+            try:
+                os.link(draft, path)  # of two processes the first one makes it, whole
+            except FileExistsError:
+                pass
+            finally:
+                draft.unlink()
+        key = path.read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return b""
+    return key if len(key) >= 32 else b""
+
+
+@cache
+def code_settings() -> frozenset[str]:
+    """Return the names of all settings that name Python code, as the schemas mark them."""
+    from lab.config.choices import SCHEMAS
+    from lab.config.schema import OptimConfig, TrainerConfig
+
+    schemas = {group: list(options.values()) for group, options in SCHEMAS.items()} | {"optim": [OptimConfig], "trainer": [TrainerConfig]}
+    return frozenset(
+        f"{group}.{item.name}" for group, each in schemas.items() for schema in each for item in fields(schema) if item.metadata.get("code")
+    )
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting's dotted name and value; the members of lists too, so that no text is missed, and texts that are keys."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if isinstance(key, str) and "${" in key:
+                yield f"{name} has the key", key
+            yield from _leaves(each, f"{name}.{key}" if name else str(key))
+        return
+    yield name, value
+    if isinstance(value, (list, tuple)):
+        for number, each in enumerate(value):
+            yield from _leaves(each, f"{name}[{number}]")

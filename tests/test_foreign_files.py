@@ -1,0 +1,400 @@
+"""Files of somebody else are data: nothing in them runs, no address in them is called, no secret goes into them."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save_file
+
+import evaluate
+import predict
+import sync
+import train
+from lab.config.choices import SCHEMAS
+from lab.config.errors import UserError
+from lab.config.schema import OptimConfig, TrainerConfig
+from lab.config.settings import load
+from lab.runs import checkpoint
+from lab.runs.origin import KEY, MARK, Origin, code_settings, origin, origin_of, signature
+from lab.runs.saved import load_checkpoint
+
+QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2"]
+SOMEWHERE = "http://127.0.0.1:9/attacker"
+
+
+def said_by(app: Any, *words: str) -> tuple[int, str, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = app.main([str(word) for word in words])
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A run of this user, cut off after two updates of four so that it can go on."""
+    runs = tmp_path_factory.mktemp("own")
+    words = [*QUICK, "tracking=none", f"trainer.runs={runs}", "name=own", "trainer.save_updates=1"]
+    assert said_by(train, *words)[0] == 0
+    (folder,) = runs.iterdir()
+    return folder
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "image.png"
+    Image.new("L", (16, 16)).save(path)
+    return path
+
+
+class Stranger:
+    """A stranger's copy of a run, whose settings are theirs; `ran` appears if something in it ran."""
+
+    def __init__(self, own: Path, folder: Path) -> None:
+        self.folder = shutil.copytree(own, folder)
+        self.best, self.last = self.folder / "checkpoints" / "best.pt", self.folder / "checkpoints" / "last.pt"
+        self.ran = folder.parent / "ran"
+
+    def sets(self, **settings: Any) -> "Stranger":
+        """Give the settings of all files these values; a name is `group__setting`."""
+
+        def change(tree: dict[str, Any]) -> dict[str, Any]:
+            for name, value in settings.items():
+                group, _, setting = name.partition("__")
+                if setting:
+                    tree[group][setting] = value
+                elif isinstance(value, dict):
+                    tree[group] = value
+                else:
+                    tree[name] = value
+            return tree
+
+        for path in (self.best, self.last):
+            state = torch.load(path, weights_only=True)
+            checkpoint.save(state | {"config": change(state["config"])}, path)
+        safe = checkpoint.load_weights(self.best.with_suffix(".safetensors"))
+        about = {name: value for name, value in safe.items() if name not in ("model", "ema")}
+        checkpoint.save_weights(safe["model"], self.best.with_suffix(".safetensors"), about | {"config": change(about["config"])})
+        records = self.folder / "metrics.jsonl"
+        records.write_text(re.sub(r', "sha256": "\w+"', "", records.read_text()))
+        file = self.folder / "config.yaml"
+        file.write_text(
+            yaml.safe_dump(change(yaml.safe_load(file.read_text())), sort_keys=False) + file.read_text().splitlines()[-1] + "\n"
+        )
+        return self
+
+    def code(self) -> str:
+        """A module whose import leaves a trace, as `file.py:name`."""
+        file = self.folder / "theirs.py"
+        file.write_text(
+            f"import pathlib\npathlib.Path({str(self.ran)!r}).touch()\ndef named(*args, **kwargs):\n    raise RuntimeError('ran')\n"
+        )
+        return f"{file}:named"
+
+
+@pytest.fixture
+def stranger(own, tmp_path):
+    return Stranger(own, tmp_path / "theirs")
+
+
+CODE = ("model", "loss", "data", "task", "optim", "callbacks", "metrics")
+
+
+def naming(what: str, code: str) -> tuple[dict[str, Any], str]:
+    """Settings that name code, and the setting that the refusal shows."""
+    return {
+        "model": ({"model": {"name": "custom", "target": code, "args": {}}}, f"model.target={code}"),
+        "loss": ({"loss": {"name": "custom", "target": code}}, f"loss.target={code}"),
+        "data": ({"data": {"name": "custom", "target": code}}, f"data.target={code}"),
+        "task": ({"task": {"name": "custom", "target": code}}, f"task.target={code}"),
+        "optim": ({"optim__name": "custom", "optim__target": code}, f"optim.target={code}"),
+        "callbacks": ({"trainer__callbacks": [code]}, f"trainer.callbacks=['{code}']"),
+        "metrics": ({"task__metrics": {"theirs": code}}, f"task.metrics.theirs={code}"),
+    }[what]
+
+
+@pytest.mark.parametrize("what", CODE)
+def test_code_that_a_file_names_is_not_run(stranger, image, tmp_path, what):
+    settings, shown = naming(what, stranger.code())
+    stranger.sets(**settings)
+    places = ["tracking=none", f"trainer.runs={tmp_path / 'runs'}"]
+    student = [*QUICK, *places, "task=distillation"]
+    asked = {
+        "evaluate": (evaluate, [f"checkpoint={stranger.best}", *places]),
+        "evaluate safetensors": (evaluate, [f"checkpoint={stranger.best.with_suffix('.safetensors')}", *places]),
+        "predict": (predict, [f"checkpoint={stranger.best}", f"out={tmp_path / 'out'}", image]),
+        "resume": (train, [f"resume={stranger.folder}", "trainer.max_updates=4"]),
+        "resume a checkpoint": (train, [f"resume={stranger.last}", "trainer.max_updates=4"]),
+    }
+    if what == "model":  # the rest of a teacher's settings is not used
+        asked["teacher"] = (train, [*student, f"task.teacher={stranger.best}"])
+    for name, (app, words) in asked.items():
+        status, _, err = said_by(app, *words)
+        assert status == 1, name
+        assert f"\n  {shown}\n" in err, name
+        assert "trust=PATH" in err
+        assert "Traceback" not in err
+    if what in ("loss", "optim", "callbacks", "metrics"):
+        status, _, err = said_by(train, *student, f"task.teacher={stranger.best}")
+        assert status == 0, err
+    assert not stranger.ran.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_command_line_repeats_what_a_file_names(stranger, tmp_path):
+    stranger.sets(trainer__callbacks=[stranger.code()])
+    words = [f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}"]
+    assert said_by(evaluate, *words)[0] == 1
+    assert said_by(evaluate, *words, "trainer.callbacks=[]")[0] == 0  # as changed
+    assert not stranger.ran.exists()
+    _, _, err = said_by(evaluate, *words, f"trainer.callbacks=['{stranger.code()}']")
+    assert stranger.ran.exists(), err
+
+
+@pytest.mark.parametrize("trusted", ["the file", "its folder", "a folder above"])
+def test_trust_runs_what_a_file_names(stranger, tmp_path, trusted):
+    stranger.sets(trainer__callbacks=[stranger.code()])
+    path = {"the file": stranger.best, "its folder": stranger.folder, "a folder above": tmp_path}[trusted]
+    words = [f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}"]
+    status, _, err = said_by(evaluate, *words, f"trust={tmp_path / 'elsewhere'}")
+    assert status == 1
+    assert not stranger.ran.exists()
+    said_by(evaluate, *words, f"trust={path}")
+    assert stranger.ran.exists(), err
+
+
+def test_a_file_cannot_trust_itself(stranger, tmp_path):
+    stranger.sets(trust=str(stranger.folder), trainer__callbacks=[stranger.code()])
+    status, _, err = said_by(evaluate, f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}")
+    assert (status, stranger.ran.exists()) == (1, False)
+    assert "trainer.callbacks" in err
+
+
+def test_other_code_in_place_of_a_files_does_not_load_the_files(stranger, tmp_path):
+    """A wrong override is an error of its own; to find that out, the file's task is not loaded."""
+    stranger.sets(task={"name": "custom", "target": stranger.code()})
+    words = [f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}", "trainer.nonsense=1"]
+    for instead in ("task=classification", "task.target=nowhere.py:SPEC"):
+        assert said_by(evaluate, *words, instead)[0] == 1
+        assert said_by(train, f"resume={stranger.folder}", instead)[0] == 1
+    assert not stranger.ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"model": {"name": "hf-hub:stranger/model"}}, "model.name=hf-hub:stranger/model"),
+        ({"model__args": {"checkpoint_path": "theirs.pt"}}, "model.args.checkpoint_path=theirs.pt"),
+        ({"model__args": {"pretrained_cfg": {"url": SOMEWHERE}}}, f"model.args.pretrained_cfg.url={SOMEWHERE}"),
+    ],
+)
+def test_addresses_and_files_for_timm_are_refused(stranger, tmp_path, settings, shown):
+    stranger.sets(**settings)
+    status, _, err = said_by(evaluate, f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}")
+    assert status == 1
+    assert f"\n  {shown}\n" in err
+
+
+def test_the_users_own_run_keeps_its_code(tmp_path, monkeypatch):
+    """What this user started goes on without being repeated, as long as its folder lies where it was."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from lab.training.callbacks import Callback\nclass Mine(Callback):\n    pass\n")
+    runs = tmp_path / "runs"
+    words = [*QUICK, "tracking=none", f"trainer.runs={runs}", "trainer.callbacks=['mine.py:Mine']"]
+    assert said_by(train, *words)[0] == 0
+    (folder,) = runs.iterdir()
+    status, _, err = said_by(evaluate, f"checkpoint={folder}")
+    assert status == 0, err
+    status, _, err = said_by(train, f"resume={folder}", "trainer.max_updates=3")
+    assert status == 0, err
+    moved = folder.rename(tmp_path / "moved")
+    status, _, err = said_by(evaluate, f"checkpoint={moved}")
+    assert status == 1
+    assert "trainer.callbacks=['mine.py:Mine']" in err
+    before = set(runs.iterdir())
+    assert said_by(evaluate, f"checkpoint={moved}", f"trust={moved}")[0] == 0
+    assert len(set(runs.iterdir()) - before) == 1  # where to write, this user has said
+
+
+def test_a_forged_folder_is_not_the_users(own, tmp_path, monkeypatch):
+    """A signature is of these settings, in this folder, by this user's key: another of the three is not the user's own."""
+    assert origin_of(own) is Origin.HERE
+    copied = shutil.copytree(own, tmp_path / "copied")
+    assert origin_of(copied) is Origin.USER  # another folder
+    text = (own / "config.yaml").read_text()
+    tree = yaml.safe_load(text)
+    for changed in (text.replace("seed: 0", "seed: 1"), text.replace(MARK, "# sign: "), text.rpartition(MARK)[0], ""):
+        assert changed != text
+        (own / "config.yaml").write_text(changed)
+        assert origin_of(own) is Origin.STRANGER
+    (own / "config.yaml").write_text(text)
+    signed = signature(tree, own)
+    assert origin(tree, signed, own) is Origin.HERE
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
+    assert origin_of(own) is Origin.STRANGER
+    signed_by_another = signature(tree, own)
+    assert (tmp_path / "of another user" / KEY).stat().st_mode & 0o077 == 0
+    monkeypatch.undo()
+    user, here = signed.split("-")
+    other_user, other_here = signed_by_another.split("-")
+    for forged in (signed_by_another, f"{other_user}-{here}", f"-{here}", f"{here}-{here}", user, "", "-", "é-é", None, 7):
+        assert origin(tree, forged, own) is Origin.STRANGER, forged
+    assert origin(tree, f"{user}-{other_here}", own) is Origin.USER
+
+
+def test_without_a_key_no_run_counts_as_the_users(own, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))  # no folder can be made in it
+    assert signature({}, own) == ""
+    assert origin_of(own) is Origin.STRANGER
+    assert origin({}, "", own) is Origin.STRANGER
+
+
+def test_every_setting_that_names_code_is_marked():
+    """What a schema says of a setting is `module:name` exactly where it is marked as code."""
+    schemas = [schema for options in SCHEMAS.values() for schema in options.values()] + [OptimConfig, TrainerConfig]
+    for schema in schemas:
+        for item in schema.__dataclass_fields__.values():
+            assert bool(item.metadata.get("code")) == ("py:name" in item.metadata.get("meaning", "")), (schema.__name__, item.name)
+    assert {"task.target", "model.target", "loss.target", "box_loss.target", "data.target", "optim.target"} < code_settings()
+
+
+def test_a_file_does_not_say_where_to_track_or_write(stranger, tmp_path):
+    """Address, writers and the folder of runs are the user's; a token of theirs would go to the file's address."""
+    stranger.sets(
+        tracking={"enabled": True, "uri": SOMEWHERE, "writers": ["wandb"], "experiment": "theirs"}, trainer__runs=str(tmp_path / "theirs")
+    )
+    _, said, err = said_by(evaluate, f"checkpoint={stranger.best}", "--cfg")
+    tree = yaml.safe_load(said)
+    assert (tree["tracking"], tree["trainer"]["runs"]) == (load([]).tree()["tracking"], None), err
+    for words in ([], [f"trust={tmp_path}"]):  # trust is for code
+        assert SOMEWHERE not in said_by(train, f"resume={stranger.folder}", "trainer.max_updates=4", "--cfg", *words)[1]
+
+
+def test_a_resumed_run_is_not_tracked_where_its_files_say(stranger, tmp_path):
+    stranger.sets(name="theirs")
+    (stranger.folder / "tracking.json").write_text(json.dumps({"uri": SOMEWHERE, "run_id": "1" * 32, "offset": 0}))
+    store = f"sqlite:///{tmp_path / 'mine.db'}"
+    status, said, err = said_by(
+        train, f"resume={stranger.folder}", "trainer.max_updates=3", f"tracking.uri={store}", "tracking.patience_seconds=5"
+    )
+    assert status == 0, err
+    assert f"not at {SOMEWHERE} as its files say" in " ".join(said.split())
+    assert json.loads((stranger.folder / "tracking.json").read_text())["uri"] == store
+
+
+def test_sync_sends_nothing_where_a_strangers_files_say(stranger, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mine.db'}")
+    (stranger.folder / "tracking.json").write_text(json.dumps({"uri": SOMEWHERE}))
+    (stranger.folder / ".lock").unlink(missing_ok=True)
+    records = stranger.folder / "metrics.jsonl"
+    records.write_text(records.read_text().replace(json.loads(records.read_text().splitlines()[0])["run_folder"], str(stranger.folder)))
+    status, said, _ = said_by(sync, stranger.folder)
+    assert status == 1
+    assert f"its files name the store {SOMEWHERE}" in said
+    assert not (tmp_path / "mine.db").exists()
+    status, said, _ = said_by(sync, stranger.folder, f"tracking.uri=sqlite:///{tmp_path / 'mine.db'}")
+    assert status == 0, said
+
+
+def test_a_record_hands_over_no_file_outside_of_its_folder(stranger, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    (tmp_path / "secret.txt").write_text("secret")
+    (stranger.folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    records = stranger.folder / "metrics.jsonl"
+    for path in ("../secret.txt", str(tmp_path / "secret.txt"), "link.txt", "config.yaml"):
+        with records.open("a") as file:
+            file.write(json.dumps({"kind": "artifact", "time": 2e9, "path": path, "folder": "taken"}) + "\n")
+    text = records.read_text().replace(json.loads(records.read_text().splitlines()[0])["run_folder"], str(stranger.folder))
+    records.write_text(text)
+    store = f"sqlite:///{tmp_path / 'mine.db'}"
+    assert said_by(sync, stranger.folder, f"tracking.uri={store}")[0] == 0
+    run_id = json.loads((stranger.folder / "tracking.json").read_text())["run_id"]
+    assert [each.path for each in MlflowClient(tracking_uri=store).list_artifacts(run_id, "taken")] == ["taken/config.yaml"]
+
+
+@pytest.mark.parametrize("setting", ["name", "data__root", "model__name"])
+def test_interpolations_in_a_file_are_not_resolved(stranger, tmp_path, monkeypatch, setting):
+    monkeypatch.setenv("SECRET", "the-secret")
+    stranger.sets(**{setting: "${oc.env:SECRET}"})
+    runs = tmp_path / "runs"
+    for app, words in (
+        (evaluate, [f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={runs}"]),
+        (evaluate, [f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={runs}", f"trust={tmp_path}"]),
+        (train, [f"resume={stranger.folder}", "trainer.max_updates=4"]),
+    ):
+        status, said, err = said_by(app, *words)
+        assert status == 1
+        assert f"{setting.replace('__', '.')}=${{oc.env:SECRET}}" in err
+        assert "the-secret" not in said + err
+    assert not runs.exists()
+
+
+def test_an_edited_seed_is_found_by_the_checkpoint(own, tmp_path):
+    folder = shutil.copytree(own, tmp_path / "copy")
+    file = folder / "config.yaml"
+    file.write_text(file.read_text().replace("\nseed: 0\n", "\nseed: 7\n"))
+    status, _, err = said_by(train, f"resume={folder}", "trainer.max_updates=4", "tracking=none")
+    assert status == 1
+    assert "seed=7, while the run has 0" in err
+
+
+def flipped(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position // 8] ^= 1 << position % 8
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["best.pt", "last.pt", "best.safetensors"])
+def test_no_flipped_bit_loads_other_weights(own, tmp_path, name):
+    """One bit anywhere in the file: it is refused by name, or what it holds is what was written."""
+    source = own / "checkpoints" / name
+    written = load_checkpoint(source)
+    generator = torch.Generator().manual_seed(0)
+    refused = 0
+    for position in torch.randint(source.stat().st_size * 8, (100,), generator=generator).tolist():
+        copy = Path(shutil.copy(source, tmp_path / name))
+        flipped(copy, position)
+        try:
+            found, said = load_checkpoint(copy), ""
+        except UserError as error:  # any other error fails the test
+            found, said = written, str(error)
+            refused += 1
+        assert not said or (said.startswith(f"checkpoint={copy}: ") and "weights_only" not in said), position
+        assert found["model"].keys() == written["model"].keys(), position
+        assert all(torch.equal(found["model"][key], written["model"][key]) for key in written["model"]), position
+        assert found["config"] == written["config"], position
+    assert refused > 50
+
+
+def test_a_file_that_is_not_the_one_on_record_is_named(own, tmp_path):
+    """The run's folder has the digest of the weights that it handed over."""
+    folder = shutil.copytree(own, tmp_path / "copy")
+    best = folder / "checkpoints" / "best.pt"
+    state = torch.load(best, weights_only=True)
+    state["model"] = {name: value + 1 for name, value in state["model"].items()}
+    checkpoint.save(state, best)
+    status, _, err = said_by(evaluate, f"checkpoint={folder}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}")
+    assert status == 1
+    assert "is not the file whose digest" in err
+
+
+def test_pickled_objects_are_refused_without_torchs_advice(own, tmp_path):
+    path = tmp_path / "objects.pt"
+    torch.save({"model": Path("x"), "run": os.system}, path)
+    status, _, err = said_by(evaluate, f"checkpoint={path}")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "holds something else than tensors and plain values" in err
+
+
+def test_safetensors_of_other_programs_need_no_digest(tmp_path):
+    save_file({"weight": torch.ones(2)}, tmp_path / "other.safetensors", {"format": "pt"})
+    assert checkpoint.load_weights(tmp_path / "other.safetensors")["model"]["weight"].tolist() == [1, 1]
