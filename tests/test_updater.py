@@ -7,7 +7,9 @@ import torch
 from test_distributed import EXACT, ROOT, assert_same, torchrun
 from updater_parts import STEPS, Training, alone, reads, resumed
 
-from lab.optim.updater import BY_NUMBER, BY_TENSOR
+from lab.config.errors import UserError
+from lab.config.schema import SCHEDULES, OptimConfig, ScheduleConfig
+from lab.optim.updater import BY_NUMBER, BY_TENSOR, check_optimizer, make_schedule
 
 # decide on the host themselves, by the values of gradients, or read a tensor of their own making
 READERS = {"adamp", "cadamp", "sgdp", "csgdp", "novograd", "kron"}
@@ -32,6 +34,13 @@ def goes_spread(name):
     info = get_optimizer_info(name)
     special = {"caution", "algo"} & set(info.defaults or {})
     return info.opt_class.__name__ in BY_NUMBER | BY_TENSOR and not special
+
+
+def listed():
+    """Return every name that optim.name takes, as its refusal lists them, and one of each of timm's prefixes."""
+    with pytest.raises(UserError) as caught:
+        check_optimizer(OptimConfig(name="?"))
+    return [*str(caught.value).partition("Choices: ")[2].split(", "), "lookahead_adamw"]
 
 
 NAMES = one_of_each_kind()
@@ -135,3 +144,69 @@ def test_optimizers_that_cannot_be_spread_are_refused(spread, name):
 
 def test_clipping_that_cannot_be_spread_is_refused(spread):
     assert re.match("optim.clip_mode=agc takes norms of whole tensors.*Use norm or value", spread["refused"]["agc"])
+
+
+@pytest.mark.parametrize("name", listed())
+def test_every_listed_optimizer_takes_an_update_or_says_what_it_lacks(name):
+    check_optimizer(OptimConfig(name=name))
+    try:
+        training = Training(name, device="cuda" if torch.cuda.is_available() else "cpu")
+    except UserError as error:
+        assert re.fullmatch(f"optim.name={name} cannot be made with these settings: .*(APEX|bitsandbytes) optimizers.*", str(error))
+        return
+    before = training.state()["model"]
+    for number in range(2):  # Adopt only looks at the first gradients
+        training.step(number)
+    after = training.state()["model"]
+    assert [key for key in after if not after[key].isfinite().all()] == []
+    assert [key for key in after if torch.equal(before[key], after[key])] == []
+
+
+@pytest.mark.parametrize("name", ["adahessian", "AdaHessian", "lookahead_adahessian"])
+def test_an_optimizer_of_second_derivatives_is_refused(name):
+    assert "adahessian" not in listed()
+    with pytest.raises(UserError, match=f"optim.name={name}: takes second derivatives, which a training does not compute. Use for"):
+        check_optimizer(OptimConfig(name=name))
+
+
+def rates(updates, per_epoch, **schedule):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
+    made = make_schedule(optimizer, OptimConfig(lr=1e-3, schedule=ScheduleConfig(**schedule)), updates, per_epoch)
+    found = [optimizer.param_groups[0]["lr"]]
+    for update in range(1, updates + 1):
+        made.step_update(update)
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize("per_epoch", [1, 2, 23])
+@pytest.mark.parametrize("warmup_epochs", [None, 0, 0.5])
+def test_every_schedule_takes_few_epochs(name, epochs, per_epoch, warmup_epochs):
+    found = rates(epochs * per_epoch, per_epoch, name=name, warmup_epochs=warmup_epochs)
+    warmup = epochs * per_epoch // 10 if warmup_epochs is None else round(warmup_epochs * per_epoch)
+    assert found[:warmup] == sorted(found[:warmup])
+    if name not in ("cosine", "tanh", "poly"):  # which fall during the warm-up, too
+        assert found[warmup] == pytest.approx(1e-3)
+    assert found[warmup:] == sorted(found[warmup:], reverse=True)
+    assert found[-1] >= 0
+    assert (found[-1] < 1e-3) == (name not in ("step", "multistep", "constant"))  # whose first steps come after 90 epochs
+
+
+@pytest.mark.parametrize(("decay_epochs", "decay"), [(None, 8), (1, 20)])
+def test_wsd_and_rsqrt_end_with_their_decay(decay_epochs, decay):
+    """40 updates after a warm-up of 10, the last `decay` of which fall to 0."""
+    schedule = {"warmup_epochs": 0.5, "warmup_lr": 0, "decay_epochs": decay_epochs}
+    progress = [max(0, t - (50 - decay)) / decay for t in range(10, 51)]
+    wsd = [1e-3 * (1 - each**0.5) for each in progress]
+    rsqrt = [1e-3 * (1 - each) * (1 + t / 10) ** -0.5 for t, each in enumerate(progress)]
+    assert rates(50, 20, name="wsd", **schedule)[10:] == pytest.approx(wsd)
+    assert rates(50, 20, name="rsqrt", **schedule)[10:] == pytest.approx(rsqrt)
+    with pytest.raises(UserError, match=r"optim.schedule.decay_epochs=3: the run has 2 epochs after its warm-up; use fewer, or more train"):
+        rates(50, 20, name="wsd", **(schedule | {"decay_epochs": 3}))
+
+
+def test_step_counts_epochs():
+    found = rates(400, 2, name="step", warmup_epochs=0)
+    assert [update for update in range(1, 401) if found[update] < found[update - 1]] == [180, 360]

@@ -173,14 +173,16 @@ class ScheduleConfig:
     warmup_epochs: float | None = number(None, "epochs in which it rises; null: a tenth of the run", least=0)
     warmup_lr: float = number(1e-5, "learning rate at the start of the warm-up", least=0)
     min_lr: float = number(0.0, "learning rate at the end of the schedule", least=0)
-    decay_epochs: float | None = number(None, "epochs between two steps of step, and of the decay of wsd; null: timm's", above=0)
+    decay_epochs: float | None = number(
+        None, "epochs between two steps of step (null: 90), and of the decay that ends wsd and rsqrt (null: a fifth)", above=0
+    )
     decay_milestones: list[int] = some(lambda: [90, 180, 270], "epochs of the steps of multistep", least=1)
     decay_rate: float = number(0.1, "factor at each step of step and multistep; power of poly", above=0)
 
 
 @dataclass
 class OptimConfig:
-    name: str = setting("adamw", "a timm optimiser (timm.optim.list_optimizers()), or custom")
+    name: str = setting("adamw", "a timm optimiser (timm.optim.list_optimizers()) but adahessian, or custom")
     target: str | None = setting(None, "of name=custom: a torch.optim.Optimizer class, as module:name or path/to/file.py:name", code=True)
     lr: float = number(1e-3, "learning rate after the warm-up", above=0)
     weight_decay: float = number(0.05, "weight decay; biases and norms have none", least=0)

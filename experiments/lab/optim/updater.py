@@ -28,15 +28,19 @@ OWN = "custom"
 
 
 def check_optimizer(config: OptimConfig) -> None:
-    """Raise UserError unless timm has the optimiser, or it is a class of the user's own."""
-    from timm.optim import list_optimizers
+    """Raise UserError unless timm has the optimiser and it needs first derivatives alone, or it is a class of the user's own."""
+    from timm.optim import get_optimizer_info, list_optimizers
 
     if config.name == OWN:
         own_optimizer(config)
         return
     name = config.name
-    names = [str(known) for known in list_optimizers()]
-    if name.lower().removeprefix("lookahead_") not in names:
+    second_order = {str(known): get_optimizer_info(str(known)).second_order for known in list_optimizers()}
+    names = [known for known in second_order if not second_order[known]]
+    base = name.lower().removeprefix("lookahead_")
+    if second_order.get(base):
+        raise UserError(f"optim.name={name}: takes second derivatives, which a training does not compute. Use for example adamw or lamb.")
+    if base not in names:
         raise unknown(f"optim.name={name}", name, names, show=200)
 
 
@@ -225,9 +229,18 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
         raise UserError(
             f"optim.schedule.warmup_epochs={schedule.warmup_epochs:g}: the whole run is not longer; use fewer, or more trainer.epochs."
         )
-    decay: dict[str, Any] = (
-        {} if schedule.decay_epochs is None else {"decay_epochs": max(1, round(schedule.decay_epochs * updates_per_epoch))}
-    )
+    options: dict[str, Any] = {}
+    if schedule.name in ("wsd", "rsqrt"):
+        left = updates - warmup
+        decay = left / 5 if schedule.decay_epochs is None else schedule.decay_epochs * updates_per_epoch
+        if decay > left:
+            raise UserError(
+                f"optim.schedule.decay_epochs={schedule.decay_epochs:g}: the run has {left / updates_per_epoch:g} epochs after its warm-up; "
+                "use fewer, or more trainer.epochs."
+            )
+        options = {"decay_epochs": max(1, round(decay)), "stable_timescale": max(1, warmup or updates // 10)}
+    elif schedule.name == "step":
+        options = {"decay_epochs": max(1, round((schedule.decay_epochs or 90) * updates_per_epoch))}
     made, _ = create_scheduler_v2(
         optimizer,
         sched=schedule.name,
@@ -239,6 +252,6 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
         decay_rate=schedule.decay_rate,
         step_on_epochs=False,
         updates_per_epoch=1,
-        **decay,
+        **options,
     )
     return made
