@@ -45,7 +45,7 @@ def test_the_best_checkpoint_scores_as_in_training(trained):
     checkpoint = trained.folder / "checkpoints" / "best.pt"
     done = evaluate(trained, f"checkpoint={checkpoint}", "tracking=mlflow")
     assert done.returncode == 0, done.stderr
-    folder = next(path for path in trained.run_folders() if path.name.endswith("evaluate-ce-test_resnet-digits"))
+    folder = next(path for path in trained.run_folders() if path.name.endswith("evaluate-ce-tiny_resnet-digits"))
     best = torch.load(checkpoint, weights_only=True)["best"]["values"]
     (values,) = metrics(folder)
     for name, value in best.items():

@@ -80,7 +80,7 @@ def test_one_sample_a_batch_is_refused_where_batch_norm_cannot_take_it(make_trai
     trainer = make_trainer(*FILES, *words)
     with pytest.raises(UserError) as caught, explained(trainer.config, trainer):
         mean_losses(trainer)
-    assert str(caught.value).startswith(f"data.batch_size={batch_size}: model.name=test_resnet normalises by a batch's mean")
+    assert str(caught.value).startswith(f"data.batch_size={batch_size}: model.name=tiny_resnet normalises by a batch's mean")
     assert "model=tiny_vit" in str(caught.value)
     told = mean_losses(make_trainer("model=tiny_vit", *FILES, *words))
     assert [samples for _, _, samples in told] == [1] * count

@@ -168,7 +168,7 @@ def test_misspelt_model_is_refused_right_after_timms_import(clone):
         (["model.name=resnet50.nope"], ["pretrained tags", "a1_in1k"]),
         (["optim.name=adamww"], ["'adamw'", "sgd"]),
         (["trainer.device=coda"], ["auto, cpu"]),
-        (["model.args={stem: 3}"], ["model.name=test_resnet", "stem"]),
+        (["model.args={stem: 3}"], ["model.name=tiny_resnet", "stem"]),
         (["data.class_weight={eleven: 2}"], ["data.class_weight", "eleven", "0, 1, 2"]),
         (["data.class_group={0: 0}"], ["data.class_group", "every class", "1, 2"]),
         (["loss.class_weight=[1, 2]"], ["loss.class_weight", "has 2", "10 classes"]),
@@ -218,5 +218,5 @@ def test_cfg_prints_what_would_run_and_runs_nothing(clone):
     done = clone.run("--cfg", "loss=focal", "loss.gamma=1.5", "experiment=quick")
     assert done.status == 0
     assert "gamma: 1.5" in done.output
-    assert "name: test_resnet" in done.output
+    assert "name: tiny_resnet" in done.output
     assert clone.contents() == before

@@ -104,7 +104,7 @@ def test_the_runs_are_in_the_list_with_their_data_and_models(seen, tmp_path):
     page.get_by_text(re.compile(r"^digits \(\w{8}\)")).first.wait_for()
     text = page.inner_text("body")
     assert text.count("Training\n") >= 4
-    assert text.count("ce-test_resnet-digits") == text.count("focal-test_resnet-digits") == 2
+    assert text.count("ce-tiny_resnet-digits") == text.count("focal-tiny_resnet-digits") == 2
     assert "Results: the runs with their best figures" in text
     page.close()
 
@@ -138,7 +138,7 @@ def test_a_run_says_what_came_of_it(seen, tmp_path):
     assert f"held-out top-1 {run.data.metrics['best_top1']:.2%}, held-out loss" in text
     assert "uv run experiments/" in text
     assert f"{run.data.metrics['best_top1']}"[:8] in text
-    for link in ("focal-test_resnet-digits", "digits"):
+    for link in ("focal-tiny_resnet-digits", "digits"):
         page.get_by_role("link", name=link).first.wait_for()
     page.get_by_text("Show more").first.click()
     pictures = page.get_by_role("link", name="pictures", exact=True)
@@ -166,7 +166,7 @@ def test_the_model_has_a_page_of_its_own(seen, tmp_path):
     page.goto(f"{seen.address}/#/experiments/{seen.experiment}/models/{output.model_id}?workflowType=machine_learning")
     page.get_by_text("best_top1", exact=True).first.wait_for()
     text = page.inner_text("body")
-    for said in ("ce-test_resnet-digits", "Ready", "ce-seed0", "train.py", f"{run.data.metrics['best_top1']}"[:8]):
+    for said in ("ce-tiny_resnet-digits", "Ready", "ce-seed0", "train.py", f"{run.data.metrics['best_top1']}"[:8]):
         assert said in text, said
     picture(page, "mlflow-model", tmp_path)
     page.close()

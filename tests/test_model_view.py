@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from folder_parts import digit_files
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
-from lab.config.model_view import model_view
-from lab.config.settings import load
+from lab.config.errors import UserError
+from lab.config.model_view import TIMM_NAMES, model_view
+from lab.config.settings import CONF, load
+from lab.tasks.models import check_model_name
 
 OVERLAY = {"input_size": [3, 64, 64], "crop_pct": 0.5, "interpolation": "bilinear", "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
 
@@ -28,6 +31,25 @@ def test_what_no_setting_says_is_as_timm_resolves_it(name):
     assert view_of("model=timm", f"model.name={name}") == wanted
     norm = model_view(load(["model=timm", f"model.name={name}"]).config.model)
     assert (norm["mean"], norm["std"]) == (known["mean"], known["std"])
+
+
+@pytest.mark.parametrize(("option", "known"), [("tiny_resnet", "test_resnet"), ("tiny_vit", "test_vit")])
+def test_an_option_whose_model_timm_calls_otherwise(make_trainer, option, known):
+    """One name from the command to the run; and timm's model, with the tags of its weights."""
+    check_model_name(f"{option}.r160_in1k")
+    with pytest.raises(UserError, match=f"model.name={option}.nope: {option} has the pretrained tags r160_in1k."):
+        check_model_name(f"{option}.nope")
+    trainer = make_trainer(f"model={option}", "data.image_size=32")
+    assert trainer.config.model.name == trainer.config.model.title == option
+    size = {} if option == "tiny_resnet" else {"img_size": 32}
+    wanted = timm.create_model(known, in_chans=1, num_classes=10, **size).state_dict()
+    assert {name: value.shape for name, value in trainer.model.state_dict().items()} == {name: each.shape for name, each in wanted.items()}
+
+
+def test_no_option_has_timms_name_of_them():
+    files = sorted((CONF / "model").glob("*.yaml"))
+    assert "tiny_resnet.yaml" in [file.name for file in files]
+    assert [file.name for file in files if yaml.safe_load(file.read_text()).get("name") in TIMM_NAMES.values()] == []
 
 
 def test_a_setting_by_name_wins():

@@ -366,7 +366,7 @@ def test_a_training_with_recomputed_activations_is_the_same(make_trainer, words)
 
 
 def test_a_model_without_blocks_is_refused_by_name(make_trainer):
-    with pytest.raises(UserError, match=r"model.checkpoint_activations=true with model.name=test_resnet: Linear has no blocks"):
+    with pytest.raises(UserError, match=r"model.checkpoint_activations=true with model.name=tiny_resnet: Linear has no blocks"):
         make_trainer(*SMALL, "model.checkpoint_activations=true", model=nn.Linear(4, 4))
 
 

@@ -64,7 +64,7 @@ def test_run_folder_holds_everything(ran):
     (folder,) = ran.run_folders()
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["loss"]["name"] == "focal"
-    assert config["model"]["name"] == "test_resnet"
+    assert config["model"]["name"] == "tiny_resnet"
     assert config["optim"]["schedule"]["name"] == "cosine"
     seen = {name for kind in ("metrics", "summary") for record in records(folder, kind) for name in record["values"]}
     assert seen >= METRICS
@@ -100,7 +100,7 @@ def test_store_holds_the_run(ran):
     assert set(run.data.metrics) >= METRICS
     assert run.data.params["loss.gamma"] == "2.0"
     assert run.data.params["optim.schedule.name"] == "cosine"
-    assert run.data.params["model.name"] == "test_resnet"
+    assert run.data.params["model.name"] == "tiny_resnet"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ran.path, capture_output=True, text=True, check=True).stdout.strip()
     assert run.data.tags["git.commit"] == run.data.tags["mlflow.source.git.commit"] == commit
     assert run.data.tags["git.dirty"] == "true"

@@ -4,6 +4,15 @@ from typing import Any
 
 from lab.config.schema import ModelConfig, PhotosConfig
 
+TIMM_NAMES = {"tiny_resnet": "test_resnet", "tiny_vit": "test_vit"}
+"""What timm calls the models that our options name otherwise."""
+
+
+def timm_name(name: str) -> str:
+    """Return timm's name of a model, with the pretrained tag that it may have."""
+    architecture, dot, tag = name.partition(".")
+    return TIMM_NAMES.get(architecture, architecture) + dot + tag
+
 
 def model_view(config: ModelConfig) -> dict[str, Any]:
     """timm's `resolve_model_data_config` of the model, which need not be built for it; timm's defaults for a model it does not know.
@@ -15,7 +24,7 @@ def model_view(config: ModelConfig) -> dict[str, Any]:
     from timm.data import resolve_data_config
 
     try:
-        known = timm.get_pretrained_cfg(config.name)
+        known = timm.get_pretrained_cfg(timm_name(config.name))
     except RuntimeError:  # no such tag, which check_model_name refuses
         known = None
     settings = (known.to_dict() if known else {}) | dict(config.args.get("pretrained_cfg_overlay") or {})

@@ -235,8 +235,8 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
         decay = left / 5 if schedule.decay_epochs is None else schedule.decay_epochs * updates_per_epoch
         if decay > left:
             raise UserError(
-                f"optim.schedule.decay_epochs={schedule.decay_epochs:g}: the run has {left / updates_per_epoch:g} epochs after its warm-up; "
-                "use fewer, or more trainer.epochs."
+                f"optim.schedule.decay_epochs={schedule.decay_epochs:g}: the run has {left / updates_per_epoch:g} epochs after its "
+                "warm-up; use fewer, or more trainer.epochs."
             )
         options = {"decay_epochs": max(1, round(decay)), "stable_timescale": max(1, warmup or updates // 10)}
     elif schedule.name == "step":

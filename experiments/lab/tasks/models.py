@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lab.config.errors import UserError, nearest
-from lab.config.model_view import model_view
+from lab.config.model_view import model_view, timm_name
 from lab.config.objects import find
 from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig
 from lab.data.sets import Norm
@@ -24,9 +24,9 @@ def check_model_name(name: str) -> None:
     """Raise UserError unless timm knows the architecture and its pretrained tag."""
     import timm
 
-    if timm.is_model(name):
-        tag = name.partition(".")[2]
-        tags = [known.partition(".")[2] for known in timm.list_pretrained(name.partition(".")[0])]
+    if timm.is_model(timm_name(name)):
+        architecture, _, tag = timm_name(name).partition(".")
+        tags = [known.partition(".")[2] for known in timm.list_pretrained(architecture)]
         if tag and tag not in tags:
             raise UserError(
                 f"model.name={name}: {name.partition('.')[0]} has the pretrained tags {', '.join(filter(None, tags)) or 'none'}."
@@ -57,11 +57,11 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
     options: dict[str, Any] = {"in_chans": channels, "num_classes": classes, "drop_rate": config.drop_rate}
     if config.drop_path_rate is not None:
         options["drop_path_rate"] = config.drop_path_rate
-    known = timm.get_pretrained_cfg(config.name)
+    known = timm.get_pretrained_cfg(timm_name(config.name))
     if known and known.fixed_input_size:
         options["img_size"] = image_size
     try:
-        return timm.create_model(config.name, pretrained=config.pretrained, **(options | config.args))
+        return timm.create_model(timm_name(config.name), pretrained=config.pretrained, **(options | config.args))
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if config.pretrained:

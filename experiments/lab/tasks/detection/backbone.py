@@ -9,12 +9,13 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from lab.config.errors import UserError
+from lab.config.model_view import timm_name
 from lab.tasks.detection.simple_pyramid import SimplePyramid
 from lab.tasks.models import check_model_name
 
 STRIDES = (8, 16, 32)
 PLAIN = 16  # the one stride of vision transformers that a simple pyramid is made on
-WORKING = "resnet50, convnext_tiny, swin_tiny_patch4_window7_224, efficientnet_b0, pvt_v2_b1, vit_tiny_patch16_224, test_resnet"
+WORKING = "resnet50, convnext_tiny, swin_tiny_patch4_window7_224, efficientnet_b0, pvt_v2_b1, vit_tiny_patch16_224, tiny_resnet"
 
 
 class Pyramid(nn.Module):
@@ -80,7 +81,7 @@ def backbone(
         probe, options = _probe(name, image_size, options)
         channels_last = _levels_are_last(name, probe, image_size)
     try:
-        body: Any = timm.create_model(name, pretrained=pretrained, **options)
+        body: Any = timm.create_model(timm_name(name), pretrained=pretrained, **options)
     except (RuntimeError, OSError) as error:
         raise UserError(f"model.name={name} cannot be made: {_first_line(error)} (model.pretrained=true needs the network once)") from None
     if frozen_norm:
@@ -95,14 +96,14 @@ def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> t
     """The model with the levels of STRIDES, and the options that make it."""
     import timm
 
-    known = timm.get_pretrained_cfg(name)
+    known = timm.get_pretrained_cfg(timm_name(name))
     tries: list[dict[str, Any]] = [{}]
     if known and known.fixed_input_size:  # vision transformers and models of windows take other sizes too, if told so
         tries = [{"dynamic_img_size": True}, {"img_size": image_size, "strict_img_size": False}, {"img_size": image_size}]
     reason: Exception | None = None
     for sized in tries:
         try:
-            model: Any = timm.create_model(name, **(sized | options))
+            model: Any = timm.create_model(timm_name(name), **(sized | options))
             info = model.feature_info
             found = dict(zip(info.reduction(), info.out_indices, strict=True))  # the last level of each stride
             chosen = (PLAIN,) if set(found) == {PLAIN} else STRIDES
@@ -110,7 +111,7 @@ def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> t
                 strides = ", ".join(map(str, info.reduction()))
                 raise _refusal(name, f"its levels have the strides {strides}, and detectors need 8, 16 and 32, or 16 alone")
             options = sized | options | {"out_indices": tuple(found[stride] for stride in chosen)}
-            return timm.create_model(name, **options), options
+            return timm.create_model(timm_name(name), **options), options
         except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
             reason = error
     raise _refusal(name, _first_line(reason))

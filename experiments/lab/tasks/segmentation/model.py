@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.config.errors import UserError
+from lab.config.model_view import timm_name
 from lab.tasks.segmentation.spec import SegmenterConfig
 
 
@@ -43,7 +44,8 @@ def build_segmenter(config: SegmenterConfig, *, channels: int, classes: int, ima
     import timm
 
     try:
-        backbone: Any = timm.create_model(config.name, pretrained=config.pretrained, features_only=True, in_chans=channels, **config.args)
+        name = timm_name(config.name)
+        backbone: Any = timm.create_model(name, pretrained=config.pretrained, features_only=True, in_chans=channels, **config.args)
         with torch.no_grad():
             shapes = [tuple(level.shape) for level in backbone.eval()(torch.zeros(2, channels, image_size, image_size))]
     except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, OSError) as error:
