@@ -14,7 +14,7 @@ from lab.compare.schema import COMPARE, CompareConfig, as_hydra
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import settings_text
-from lab.config.settings import ROOT, Settings, absolute, load_for
+from lab.config.settings import Settings, absolute, load_for
 from lab.runs.masks import masked
 from lab.tracking.store import NOTE
 
@@ -80,7 +80,7 @@ def compare(settings: Settings[CompareConfig], overrides: list[str]) -> int:
 
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
-    folder = RunFolder(absolute(config.runs, ROOT / "runs"), name, settings.tree(), "runs")
+    folder = RunFolder(absolute(config.runs, "runs"), name, settings.tree(), "runs")
     tags = {"compare": f"{len(found.runs)} runs", "command": said, NOTE: description(found)}
     tags |= source_tags("compare") | config.tracking.tags
     folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)

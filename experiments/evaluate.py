@@ -17,7 +17,7 @@ from typing import Any
 from lab.config.command import command
 from lab.config.errors import UserError, unknown
 from lab.config.help import own_help
-from lab.config.settings import ROOT, Settings, absolute
+from lab.config.settings import Settings, absolute
 from lab.processes.ranks import refuse_several
 from lab.runs.saved import Saved, checkpoint_of, load_weights, open_checkpoint, refuse_changed, settings_of
 
@@ -126,7 +126,7 @@ def _runs(given: str | None) -> str | None:
     """The folder of runs; that of a sweep is left to the sweep's own."""
     from lab.sweep.job import PLAN
 
-    folder = absolute(given, ROOT / "runs")
+    folder = absolute(given, "runs")
     return str(folder.parent) if (folder / PLAN).is_file() else given
 
 

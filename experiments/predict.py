@@ -2,7 +2,7 @@
 
 `checkpoint=` takes a run's folder, a checkpoint, a .safetensors file, or runs:/<MLflow run id>.
 
-Words without `=` are image files, or folders of them and of further folders. Into the folder out= (predictions) go `predictions.jsonl`, a
+The other words are image files, or folders of them and of further folders. Into the folder out= (predictions) go `predictions.jsonl`, a
 line an image, and each image with what was found. top=5: how many classes a classifier names. score=0.3: the least that a detection has.
 trainer.device=: where to compute.
 """
@@ -33,11 +33,12 @@ def main(argv: list[str]) -> int:
             return 0
         overrides = asked.overrides
         refuse_several("experiments/predict.py")
-        checkpoint, others = checkpoint_of([word for word in overrides if "=" in word], USAGE)
+        given = [Path(word) for word in overrides if "=" not in word or Path(word).exists()]
+        checkpoint, others = checkpoint_of([word for word in overrides if Path(word) not in given], USAGE)
         own, others = _own(others)
         top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
         out = absolute(own.get("out"), Path("predictions").absolute())
-        files = images([Path(word) for word in overrides if "=" not in word], out)
+        files = images(given, out)
         saved = open_checkpoint(checkpoint, others)
         settings, changed = settings_of(saved, others)
         for each in changed:

@@ -17,15 +17,15 @@ from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import settings_text
 from lab.config.schema import TrackingConfig, TrainConfig
-from lab.config.settings import ROOT, TRAIN, absolute, load
+from lab.config.settings import TRAIN, absolute, load
 from lab.sweep.run_record import read_config, with_runs
 
 
 def main(argv: list[str]) -> int:
     try:
         asked = command(argv)
-        given = [word for word in asked.overrides if "=" in word]
-        named = [Path(word) for word in asked.overrides if "=" not in word]
+        named = [Path(word) for word in asked.overrides if "=" not in word or Path(word).exists()]
+        given = [word for word in asked.overrides if Path(word) not in named]
         if "--help" in asked.flags:
             print(f"{__doc__}\nsettings:\n{settings_text(TRAIN, ['tracking', 'trainer.runs'])}")
             return 0
@@ -62,7 +62,7 @@ def checked(folders: list[Path]) -> list[Path]:
 
 
 def all_runs(config: TrainConfig) -> list[Path]:
-    runs = absolute(config.trainer.runs, ROOT / "runs")
+    runs = absolute(config.trainer.runs, "runs")
     return sorted(file.parent for file in runs.glob("*/metrics.jsonl"))
 
 

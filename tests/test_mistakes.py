@@ -1,5 +1,6 @@
 """A mistake stops the app at once: exit status 1, the way out in the message, nothing trained or written."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,30 @@ def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
         settings.load(["experiment=mine"])
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 3
+
+
+@pytest.mark.parametrize("path", ["runs/lr=0.1", "/a b/c=d, e=f", "o'clock=9", "a=[b]", "a=(b)"])
+def test_a_folder_with_an_equals_sign_is_taken(path):
+    """As it is where its other characters need no quotes, else as the printed command gives it."""
+    from lab.config.settings import load, override_of, value_of
+
+    words = [f"trainer.runs={path}", f"data.root={path}", f"resume={path}"]
+    if set(path) & set("',[("):
+        words = [shlex.split(override_of(*word.split("=", 1)))[0] for word in words]
+    config = load(["data=folder", *words]).config
+    assert (config.trainer.runs, config.data.root, config.resume, value_of(words, "resume")) == (path,) * 4
+
+
+def test_images_in_a_folder_with_an_equals_sign_are_no_setting(tmp_path, monkeypatch, capsys):
+    import predict
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Path("a=b").mkdir()
+    Image.new("L", (8, 8)).save("a=b/photo.png")
+    for given in ("a=b", "a=b/photo.png"):
+        assert predict.main(["checkpoint=nothing", given]) == 1
+        assert capsys.readouterr().err.startswith("error: checkpoint=")
 
 
 def test_what_omegaconf_resolves_is_taken(monkeypatch):

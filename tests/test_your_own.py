@@ -34,6 +34,16 @@ def third():
     import torch
 
     return Own([(torch.zeros(3, 8, 8), target) for target in (0, 1, 2)])
+
+
+class Fussy:
+    def __init__(self, classes=0):
+        raise ValueError("classes must be above 0")
+
+    def __call__(self, probability, target):
+        return 0.0
+
+    on_epoch = __call__
 """
 SCRIPT = str(ROOT / "experiments" / "train.py")
 
@@ -83,7 +93,7 @@ def values_in(record: Path) -> dict[str, float]:
 @pytest.mark.parametrize("title", [title for title in SECTIONS if title != "As a library"])
 def test_a_section_works_from_another_folder(folder, title):
     (command,) = re.findall(r"```sh\n(.*?)\n```", SECTIONS[title], re.S)
-    done = run(folder, command, "trainer.runs=runs", "tracking=none", "trainer.device=cpu")
+    done = run(folder, command, "tracking=none", "trainer.device=cpu")
     assert done.returncode == 0, done.stderr
     values = last_values(folder)
     wanted = {"A metric": ["val/brier", "val/mcc"], "A callback": ["own/gap"], "A task": ["val/top1"]}.get(title, ["val/loss"])
@@ -95,7 +105,7 @@ def test_a_section_works_from_another_folder(folder, title):
 
 
 def test_the_library_gives_what_came_of_the_run(folder):
-    script = (folder / "my_script.py").read_text().replace('"trainer.epochs=1"', '"trainer.epochs=1", "trainer.runs=runs", "tracking=none"')
+    script = (folder / "my_script.py").read_text().replace('"trainer.epochs=1"', '"trainer.epochs=1", "tracking=none"')
     (folder / "my_script.py").write_text(script)
     done = run(folder, re.findall(r"```sh\n(.*?)\n```", SECTIONS["As a library"], re.S)[0])
     assert done.returncode == 0, done.stderr
@@ -104,6 +114,42 @@ def test_the_library_gives_what_came_of_the_run(folder):
     for _, _, top1, checkpoint in found:
         assert Path(checkpoint).is_file()
         assert float(top1) == values_in(Path(checkpoint).parents[1] / "metrics.jsonl")["best_top1"]
+
+
+def test_runs_and_their_store_are_in_the_folder_of_the_command(clone, tmp_path, monkeypatch):
+    """Written there, and read there by every other app; the checkout stays as it is."""
+    from mlflow import get_tracking_uri
+    from mlflow.tracking import MlflowClient
+
+    mine, before = tmp_path / "mine, lr=1", clone.contents()
+    mine.mkdir()
+
+    def app(name: str, *words: str) -> str:
+        command = [sys.executable, str(clone.path / "experiments" / f"{name}.py"), *words]
+        done = subprocess.run(command, cwd=mine, env=clone.env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    small = ["model=tiny_resnet", "data.image_size=16", "trainer.device=cpu", "trainer.max_updates=2", "tracking.model=false"]
+    app("train", *small)
+    (run,) = (mine / "runs").iterdir()
+    app("train", f"resume=runs/{run.name}", "trainer.max_updates=4")
+    app("train", "-m", "seed=1,2", *small)
+    monkeypatch.chdir(mine)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert get_tracking_uri() == f"sqlite:///{mine}/mlflow.db"  # what `mlflow ui` shows
+    client = MlflowClient(tracking_uri=f"sqlite:///{mine}/mlflow.db")
+    (experiment,) = client.search_experiments(filter_string="name = 'lossforge'")
+    state = json.loads((run / "tracking.json").read_text())
+    app("evaluate", f"checkpoint=runs:/{state['run_id']}", "trainer.device=cpu")
+    app("compare", "tracking=none")
+    assert "nothing is missing" in app("sync", f"{mine}/runs/{run.name}")
+    assert "nothing is missing" in app("sync")
+    runs = client.search_runs([experiment.experiment_id])
+    assert sorted(each.data.tags["mlflow.source.name"] for each in runs) == ["experiments/evaluate.py", *["experiments/train.py"] * 4]
+    assert [path.name.split("-")[2] for path in sorted((mine / "runs").glob("2*"))] == ["ce", "evaluate", "compare"]
+    assert {path.name for path in mine.iterdir()} <= {"runs", "mlflow.db", "mlflow.db.lock", "mlartifacts"}
+    assert clone.contents() == before
 
 
 def test_no_folder_hides_a_function_of_the_library():
@@ -131,6 +177,14 @@ def test_no_folder_hides_a_function_of_the_library():
         (
             ["task.metrics={x: 'my_metrics.py:torch'}"],
             "task.metrics.x=my_metrics.py:torch: is a module; a function or",
+        ),
+        (
+            ["task.metrics={x: 'wrong_data.py:Fussy'}"],
+            r"task.metrics.x=wrong_data.py:Fussy: this class cannot be made .*ValueError: classes m",
+        ),
+        (
+            ["trainer.callbacks=['wrong_data.py:Fussy']"],
+            r"trainer.callbacks=wrong_data.py:Fussy: this class cannot be made .*ValueError: class",
         ),
         (["trainer.callbacks=['my_model.py:perceptron']"], "has none of the methods on_update"),
         (["task=custom", "task.target=my_task.py:build"], "is a function; a lab.tasks.spec.TaskSpec is expected"),

@@ -27,7 +27,7 @@ class CompareConfig:
     columns: list[str] = some(lambda: ["model"], "settings whose values are the columns")
     confidence: float = number(0.95, "of intervals; 1 - confidence is the level of tests", above=0, below=1)
     ui: str | None = setting(None, "address of MLflow's UI, for links")
-    runs: str | None = setting(None, "folder of run folders; null: runs/")
+    runs: str | None = setting(None, "folder of run folders; null: runs/ in the current folder")
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

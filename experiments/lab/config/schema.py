@@ -221,14 +221,14 @@ class TrainerConfig:
     timing_warmup: int = number(10, "updates before times are measured", least=0)
     max_nonfinite: int = number(10, "updates in a row without a finite loss or gradient that end the run", least=1)
     profile: bool = setting(False, "trace time and memory of a few updates, readable in Perfetto")
-    runs: str | None = setting(None, "folder of run folders; null: runs/")
+    runs: str | None = setting(None, "folder of run folders; null: runs/ in the current folder")
     callbacks: list[str] = some(list, "own code to call while it trains (lab.training.callbacks): module:name or file.py:name", code=True)
 
 
 @dataclass
 class TrackingConfig:
     enabled: bool = setting(True, "send the run to MLflow")
-    uri: str | None = setting(None, "store; null: MLFLOW_TRACKING_URI, else mlflow.db in the repository's root")
+    uri: str | None = setting(None, "store; null: MLFLOW_TRACKING_URI, else mlflow.db in the current folder")
     experiment: str = setting("lossforge", "MLflow's experiment that the run belongs to")
     tags: dict[str, str] = some(dict, "further tags of the run")
     system_seconds: float = number(5.0, "seconds between two records of the machine's load", above=0)
@@ -272,7 +272,7 @@ class BenchConfig:
     graphs: bool = setting(True, "measure replays of CUDA graphs, too")
     out: str | None = setting(None, "a file to write the report to as well (lossforge.bench.compare reads two)")
     commit: str | None = setting(None, "the commit's name where the sources are no git checkout")
-    runs: str | None = setting(None, "folder of runs; null: runs/")
+    runs: str | None = setting(None, "folder of runs; null: runs/ in the current folder")
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

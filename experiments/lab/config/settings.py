@@ -272,9 +272,9 @@ def override_of(name: str, value: object) -> str:
     return word if plain else shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
-def absolute(path: str | None, default: Path) -> Path:
-    """A path that the user gave is relative to the current folder, a default one to the repository's root."""
-    return Path(os.path.expanduser(path)).absolute() if path else default
+def absolute(path: str | None, default: str | Path) -> Path:
+    """Return the path that the user gave, else the default; relative to the folder in which the command was given."""
+    return Path(os.path.expanduser(path) if path else default).absolute()
 
 
 def parsed(overrides: Sequence[str]) -> list[Any]:
@@ -286,7 +286,7 @@ def parsed(overrides: Sequence[str]) -> list[Any]:
         if "=" not in word and not word.startswith("~"):
             raise UserError(f"{word!r}: expected name=value, such as loss=focal or optim.lr=1e-3 (--help lists the groups).")
     try:
-        return list(OverridesParser.create().parse_overrides(list(overrides)))
+        return list(OverridesParser.create().parse_overrides([_with_equals(word) for word in overrides]))
     except HydraException as error:
         text = str(error)
         if "LexerNoViableAlt" in text:
@@ -294,6 +294,12 @@ def parsed(overrides: Sequence[str]) -> list[Any]:
             name, _, value = word.partition("=")
             text = f"{word}: a value with such characters is quoted, in the shell too: {override_of(name, value)}"
         raise UserError(text) from None
+
+
+def _with_equals(word: str) -> str:
+    """Quote a plain value that holds `=`, such as a folder's name: the grammar takes it no other way."""
+    name, _, value = word.partition("=")
+    return f"{name}={quoted(value)}" if "=" in value and not re.search(r"""['"\\,()\[\]{}$]""", value) else word
 
 
 def _option(group: str, override: Any, options: list[str]) -> str:

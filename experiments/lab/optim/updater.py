@@ -86,8 +86,8 @@ def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimCo
             **options,
         )
         return made
-    except (TypeError, ValueError, AssertionError, ImportError) as error:
-        raise UserError(f"optim.name={config.name} cannot be made with these settings: {error}") from None
+    except Exception as error:  # timm's optimisers, and the user's own, check their arguments in many ways
+        raise UserError(f"optim.name={config.name} cannot be made with these settings: {type(error).__name__}: {error}") from error
 
 
 def steps_parts(optimizer: Optimizer, name: str) -> bool:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from lab.config.errors import UserError
@@ -35,7 +37,7 @@ class History:
 def read_history(folder: Path) -> History:
     """
     Raises:
-        UserError: a line is no record.
+        UserError: a line is damaged.
     """
     history = History()
     before = 0.0
@@ -66,6 +68,36 @@ def read_history(folder: Path) -> History:
     return history
 
 
+FIELDS: dict[str, dict[str, type]] = {
+    "start": {"name": str, "params": dict, "tags": dict},
+    "resume": {"tags": dict},
+    "fork": {"tags": dict},
+    "metrics": {"step": int, "values": dict},
+    "evaluation": {"step": int},
+    "summary": {"values": dict},
+    "data": {"sets": list},
+    "model": {"path": str, "step": int},
+    "tags": {"values": dict},
+    "artifact": {"path": str, "folder": str},
+    "end": {"status": str},
+}
+"""What a record of each kind has at least."""
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """Return the record that a line of metrics.jsonl holds; None where it is damaged."""
+    try:
+        record = json.loads(line)
+        fields = {"kind": str, "time": (int, float)} | FIELDS.get(record["kind"], {})
+        whole = all(isinstance(record[name], kind) for name, kind in fields.items()) and isfinite(record["time"])
+        if record["kind"] in ("metrics", "summary"):
+            [float(value) for value in record["values"].values()]  # nan and inf are strings
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    places = (record.get("run_folder"), record.get("host"))
+    return record if whole and all(isinstance(each, (str, NoneType)) for each in places) else None
+
+
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """The records with their sizes; a last line without its end is none: its process was killed as it wrote."""
     if not path.is_file():
@@ -74,9 +106,8 @@ def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line)
-                record["kind"], record["time"]
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"{path}, line {number}: is no record of a run.") from None
+            if (record := record_of(line)) is None:
+                raise UserError(
+                    f"{path}, line {number}: is damaged: a record of a run is expected. Without this line the file can be read."
+                )
             yield record, len(line)

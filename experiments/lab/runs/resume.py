@@ -76,7 +76,7 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
 def newest(settings: Settings[TrainConfig]) -> Earlier | None:
     """The newest run under trainer.runs that has these settings, is not finished, and that no process is at."""
     wanted = _identity(settings.tree())
-    runs = absolute(settings.config.trainer.runs, ROOT / "runs")
+    runs = absolute(settings.config.trainer.runs, "runs")
     for path in sorted(runs.iterdir() if runs.is_dir() else [], reverse=True):
         tree = _config(path)
         if tree is None or _identity(tree) != wanted or running(path):

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
-from lab.config.settings import ROOT, Settings, absolute
+from lab.config.settings import Settings, absolute
 from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked
@@ -62,7 +62,7 @@ class Run:
         tracking = settings.config.tracking
         check_writers(tracking)
         uri = tracking_uri(tracking) if tracking.enabled else None
-        folder = RunFolder(absolute(runs, ROOT / "runs"), name, settings.tree(), setting)
+        folder = RunFolder(absolute(runs, "runs"), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
         return cls(folder, tracking, uri, patient=app == "train")
 

@@ -86,7 +86,7 @@ def _in_folder(path: Path) -> Saved:
 
 def _folder_of(run_id: str, runs: str | None) -> Path | None:
     """Find the folder under `runs`, or in a sweep's folder there, whose run has this id in MLflow."""
-    root = absolute(runs, ROOT / "runs")
+    root = absolute(runs, "runs")
     states = (path for pattern in ("*/tracking.json", "*/*/tracking.json") for path in root.glob(pattern))
     return next((path.parent for path in states if read_state(path.parent).get("run_id") == run_id), None)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
-from lab.config.settings import ROOT, SEARCH, absolute, groups, load, load_for, parsed
+from lab.config.settings import SEARCH, absolute, groups, load, load_for, parsed
 from lab.sweep.run_record import essence
 from lab.sweep.schema import SearchConfig
 from lab.sweep.search_space import Axis, axis_of, check_ends
@@ -49,7 +49,7 @@ class Plan:
         ]
         identity = json.dumps([sorted(sorted(overrides) for overrides in kept), self.search.name, self.first.tracking.experiment])
         keys = [key.rpartition(".")[2] for key in sorted((axis.key for axis in self.axes), key=_rank)]
-        return absolute(self.first.trainer.runs, ROOT / "runs") / "-".join(["sweep", *keys[:4], _digest(identity)])
+        return absolute(self.first.trainer.runs, "runs") / "-".join(["sweep", *keys[:4], _digest(identity)])
 
     def job(self, values: Sequence[str], name: str = "") -> Job:
         """The job that gives each axis its value.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.config.objects import find
+from lab.config.objects import find, made
 from lab.processes import distributed
 
 
@@ -53,12 +53,7 @@ class OwnMetrics:
 
 
 def _metric(setting: str, target: str) -> Any:
-    found = find(setting, target)
-    if isinstance(found, type):
-        try:
-            found = found()
-        except TypeError as error:
-            raise UserError(f"{setting}={target}: is a class that cannot be made without arguments ({error}); give an instance.") from None
+    found = made(setting, target, find(setting, target))
     if not callable(found):
         raise UserError(f"{setting}={target}: is a {type(found).__name__}; a function or a torchmetrics.Metric is expected.")
     return found

@@ -13,10 +13,10 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
-from lab.config.settings import ROOT
 from lab.runs.files import write_whole
 from lab.runs.masks import MASK, masked
 from lab.runs.origin import Origin, origin_of
+from lab.runs.records import record_of
 from lab.tracking.store import Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
@@ -32,7 +32,7 @@ class BusyError(Exception):
 
 
 def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
-    """The setting, else MLFLOW_TRACKING_URI, else the server that a run is `recorded` at, else the SQLite file in the repository's root.
+    """The setting, else MLFLOW_TRACKING_URI, else the server that a run is `recorded` at, else mlflow.db in the current folder.
 
     `mlflow ui` opens that file without being told.
 
@@ -40,7 +40,7 @@ def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
         UserError: as `completed`.
     """
     server = recorded if recorded and not recorded.startswith("sqlite:") else None
-    return completed(config.uri or os.environ.get(VARIABLE) or server or f"sqlite:///{ROOT / 'mlflow.db'}")
+    return completed(config.uri or os.environ.get(VARIABLE) or server or f"sqlite:///{Path('mlflow.db').absolute()}")
 
 
 def completed(uri: str) -> str:
@@ -342,15 +342,11 @@ def _points(record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
 
 
 def records_from(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """(record, bytes) of each whole line that begins between two places of the file; of a line that was cut off an empty record."""
+    """(record, bytes) of each whole line that begins between two places of the file; of a damaged line an empty record."""
     with (folder / "metrics.jsonl").open("rb") as file:
         file.seek(start)
         for line in file:
             if start >= end or not line.endswith(b"\n"):
                 return
             start += len(line)
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = {}
-            yield (record if isinstance(record, dict) else {}), len(line)
+            yield record_of(line) or {}, len(line)

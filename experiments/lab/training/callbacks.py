@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError, unknown
-from lab.config.objects import find
+from lab.config.objects import find, made
 
 
 class Callback:
@@ -45,7 +45,7 @@ class Callbacks:
             UserError: one is not found or cannot be made, or has none of the methods of Callback, or one that Callback has not.
         """
         named = [(target, find("trainer.callbacks", target)) for target in targets]
-        self.all = [_made(title, each) for title, each in (*named, *((str(each), each) for each in own))]
+        self.all = [made("trainer.callbacks", title, each) for title, each in (*named, *((str(each), each) for each in own))]
         for each in self.all:
             _check(each)
 
@@ -53,15 +53,6 @@ class Callbacks:
         for each in self.all:
             if (method := getattr(each, event, None)) is not None:
                 method(*args)
-
-
-def _made(target: str, found: Any) -> Any:
-    if not isinstance(found, type):
-        return found
-    try:
-        return found()
-    except TypeError as error:
-        raise UserError(f"trainer.callbacks: {target} cannot be made without arguments ({error}); name an object of it.") from None
 
 
 def _check(callback: Any) -> None:
