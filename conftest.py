@@ -1,6 +1,9 @@
 """Which cases run by default, in how many processes, and Triton's interpreter, which has to be chosen before anything imports triton."""
 
+import contextlib
+import fcntl
 import functools
+import gc
 import os
 import sys
 import zlib
@@ -187,6 +190,46 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def all_cases(request: pytest.FixtureRequest) -> bool:
     """Whether a test that chooses its cases by itself shall take all."""
     return bool(asked_for(request.config, [request.node]))
+
+
+KEPT = 2**28
+"""Bytes of a GPU that a process may keep between two tests: the processes of pytest-xdist share its memory."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    several = "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_available()
+    with turn(several and item.get_closest_marker("large") is not None):
+        done = yield
+        free_gpu()
+    return done
+
+
+@contextlib.contextmanager
+def turn(wanted: bool) -> Iterator[None]:
+    """Wait, where it is wanted, until no other process is in here: this file serves as their lock."""
+    if not wanted:
+        yield
+        return
+    file = os.open(__file__, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def free_gpu() -> None:
+    """Give back what a test held of the GPU, if that is much."""
+    if not torch.cuda.is_initialized():
+        return
+    if torch.cuda.memory_allocated() > KEPT:
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):  # by which Python keeps the frames of a failed test
+            vars(sys).pop(name, None)
+        gc.collect()  # an expected exception refers to the test's frame, and this to the exception
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # one for each stream that a product ran on
+    if torch.cuda.memory_reserved() > KEPT:
+        torch.cuda.empty_cache()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

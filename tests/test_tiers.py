@@ -1,14 +1,20 @@
 """The default tier and --all: together they leave nothing out, and by default each loss has a case of each promise."""
 
+import gc
+import itertools
 import json
+import multiprocessing
 import os
+import re
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lossforge.losses.registry import LOSSES
 
@@ -176,3 +182,64 @@ def test_without_xdist_and_whatever_failed_before(suite):
     file.write_text(SUITE.replace("or loss", f"or (loss, size, mode) != ({loss!r}, [{size}], {mode!r})"), encoding="utf-8")
     taken("--all")
     assert taken("--lf") == {left_out}
+
+
+@pytest.fixture
+def shared(request):
+    """The project's conftest.py as pytest has loaded it."""
+    return next(each for each in request.config.pluginmanager.get_plugins() if getattr(each, "__file__", "") == str(ROOT / "conftest.py"))
+
+
+def hold(turn, wanted, meeting, times):
+    meeting.wait()
+    with turn(wanted):
+        began = time.monotonic()
+        time.sleep(0.2)
+        times.put((began, time.monotonic()))
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_one_process_at_a_time_runs_a_large_test(shared, large):
+    context = multiprocessing.get_context("fork")
+    meeting, times = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=hold, args=(shared.turn, large, meeting, times), daemon=True) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = sorted(times.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join(60)
+    together = [began < ended for (_, ended), (began, _) in itertools.pairwise(found)]
+    assert together == [not large] * 2
+
+
+def test_large_tests_are_marked():
+    """All that make a tensor of 2³⁰ elements or more on the device."""
+    unmarked = []
+    for path in (ROOT / "packages").glob("*/tests/**/test_*.py"):
+        for text in path.read_text(encoding="utf-8").split("\n\n\n"):
+            if re.search(r"(empty|rand|randn|zeros|ones|full)\(.*2\*\*3\d.*device=", text) and "@pytest.mark.large" not in text:
+                unmarked.append(f"{path.name}: {text[:200]}")
+    assert unmarked == []
+
+
+def fails(size):
+    held = torch.empty(size, dtype=torch.uint8, device="cuda")
+    error = ValueError(f"kept {held.shape}")  # its traceback refers to this frame, and the frame to it
+    raise error
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_what_a_test_held_of_the_gpu_is_given_back(shared):
+    torch.ones(1, device="cuda")
+    shared.free_gpu()
+    before = torch.cuda.memory_reserved()
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="kept"):
+            fails(4 * shared.KEPT)
+        assert torch.cuda.memory_allocated() >= 4 * shared.KEPT
+        shared.free_gpu()
+    finally:
+        gc.enable()
+    assert torch.cuda.memory_reserved() <= before + shared.KEPT

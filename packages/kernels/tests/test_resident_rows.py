@@ -14,7 +14,7 @@ from lossforge.losses import (
 )
 from lossforge.losses.testing import error
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")
+pytestmark = [pytest.mark.large, pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled kernels need a GPU")]
 
 # 32 KiB rows up: two programs a multiprocessor, one, with chunks in registers, with chunks fetched twice; rows that begin anywhere
 CLASSES = [17000, 33001, 50257, 65536, 100003, 128256, 150001, 262144, 262145]

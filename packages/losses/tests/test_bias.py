@@ -7,7 +7,7 @@ from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import large_sample, run
 
 # the GPU's approximate instructions are what can be biased; the interpreter computes as numpy does
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.large, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

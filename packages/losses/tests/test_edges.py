@@ -341,6 +341,7 @@ def test_a_divisor_of_zero(loss, device):
             assert torch.equal(g, torch.zeros_like(g))
 
 
+@pytest.mark.large
 def test_strides_beyond_32_bits(device):
     """A small view of a large tensor: the offsets, not the count of elements, need 64 bits."""
     torch.utils.deterministic.fill_uninitialized_memory = False  # untouched pages take no memory

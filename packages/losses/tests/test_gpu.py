@@ -200,6 +200,7 @@ def peak(call) -> float:
     return (torch.cuda.max_memory_allocated() - before) / MIB
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(("options", "allowed"), [({}, 1.0), ({"gradient": "backward"}, 1.0), ({"inplace": True}, 0.0)], ids=str)
 def test_peak_memory(options, allowed):
     """One gradient beside the logits, or none where it takes their memory; rows and parts add under 1 %."""
@@ -227,6 +228,7 @@ def test_peak_memory(options, allowed):
     assert used <= allowed * size + 0.01 * size
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_more_than_two_to_the_31_elements(mode):
     n = 2**31 + 4096
@@ -247,6 +249,7 @@ def test_more_than_two_to_the_31_elements(mode):
         assert error(g[part], exact.grad) < 2.0**-8
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_more_than_two_to_the_31_coordinates_of_boxes(mode):
     n = 2**29 + 1000

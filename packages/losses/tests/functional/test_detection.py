@@ -367,6 +367,7 @@ def test_no_distributions_and_a_divisor_of_zero(mode, device):
         assert not g.any()
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("strides", [(2**30, 3), (3, 2**29)], ids=["rows", "bins"])
 def test_bins_beyond_32_bits(strides, device):
     torch.utils.deterministic.fill_uninitialized_memory = False  # untouched pages take no memory

@@ -379,6 +379,7 @@ def test_launches(pair):
     assert launched(lambda: dice_ce_loss(leaf, target, gradient="backward")) == {"overlap_kernel": 1}
 
 
+@pytest.mark.large
 def test_strides_beyond_32_bits(device):
     """A small view of a large tensor: classes and pixels further apart than 32 bits reach."""
     torch.utils.deterministic.fill_uninitialized_memory = False  # untouched pages take no memory

@@ -303,6 +303,7 @@ def test_half_precision_is_computed_in_float32(loss, device):
         assert error(each, exact) < 3e-6  # not rounded to half
 
 
+@pytest.mark.large
 @EACH
 def test_offsets_beyond_32_bits(loss, device):
     """A small view of a large tensor: the offsets, not the count of pairs, need 64 bits; between pairs, and between coordinates."""
