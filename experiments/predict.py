@@ -70,10 +70,12 @@ def images(given: list[Path], out: Path) -> list[Path]:
     Raises:
         UserError: something is not there, or there is nothing.
     """
+    from lab.data.images import hidden
+
     files: list[Path] = []
     for path in given:
         if path.is_dir():
-            found = sorted(each for each in path.rglob("*") if each.suffix.lower() in KINDS and each.is_file())
+            found = sorted(each for each in path.rglob("*") if each.suffix.lower() in KINDS and each.is_file() and not hidden(each, path))
             files += [each for each in found if out not in each.absolute().parents]
         elif path.is_file():
             files.append(path)

@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lab.config.detection_schema import CocoConfig
 from lab.data.coco_file import read_coco
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
-from lab.tasks.detection.metrics import DetectionCounts
+from lab.tasks.detection.metrics import DetectionCounts, Found
 from lab.tasks.detection.plots import CROWD, PALETTE, _drawn, detections_picture, precision_recall_picture, true_boxes
 
 CPU = torch.device("cpu")
@@ -241,6 +242,17 @@ def test_pictures_show_boxes_where_they_are(coco, tmp_path):
     precision_recall_picture(result, tmp_path / "curve.png")
     pixels = np.asarray(Image.open(tmp_path / "curve.png").convert("RGB")).reshape(-1, 3)
     assert all((pixels == colour).all(-1).any() for colour in (np.array([31, 119, 180]), np.array([44, 160, 44]))), "a line for each class"
+    drawn = {}
+    for name, kept in (("all", slice(None)), ("surest", slice(12))):  # found everywhere, as by a detector that has learned little
+        generator = torch.Generator().manual_seed(0)
+        boxes = torch.rand(100, 4, generator=generator) * torch.tensor([30, 30, 60, 60]) + 8
+        scores = torch.linspace(0.9, 0.31, 100)[torch.randperm(100, generator=generator)]
+        order = scores.argsort(descending=True)[kept]
+        found = {image_id: Found(boxes[order], scores[order], torch.zeros(len(order), dtype=torch.int64)) for image_id in result.found}
+        detections_picture(replace(result, found=found), file, data.classes, tmp_path / "many.png", images=1)
+        drawn[name] = np.asarray(Image.open(tmp_path / "many.png").convert("RGB"))
+    assert (drawn["all"][40:] == drawn["surest"][40:]).all(), "below the title"
+    assert (drawn["all"][:40] != drawn["surest"][:40]).any(), "which says how many are left out"
     none = evaluated(data, nothing)
     detections_picture(none, file, data.classes, tmp_path / "none.png")
     precision_recall_picture(counts_of(data).result(), tmp_path / "empty.png")

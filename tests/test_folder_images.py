@@ -6,6 +6,7 @@ import pytest
 from folder_parts import digit_files
 from PIL import Image
 
+import predict
 from lab.config.errors import UserError
 from lab.data import images
 
@@ -52,6 +53,29 @@ def test_every_damaged_image_is_named_at_once(make_trainer, pictures):
     assert head == f"{pictures}: 6 corrupt entries; data.skip_corrupt=true leaves them out."
     assert [line.partition(": ")[0] for line in lines] == list(wrong)
     assert [line for line, said in zip(lines, wrong.values(), strict=True) if said not in line] == []
+
+
+def test_hidden_files_and_folders_are_not_seen(make_trainer, pictures):
+    seen = make_trainer(*words(pictures)).data
+    for name in (".hidden.jpg", "._0.png", ".thumbnails/0.png"):
+        (pictures / "train" / "cat" / name).parent.mkdir(exist_ok=True)
+        (pictures / "train" / "cat" / name).write_bytes(b"no image")
+    (pictures / "train" / ".ipynb_checkpoints").mkdir()
+    whole = pictures.rename(pictures.parent / ".pictures")  # the root's own name does not count
+    data = make_trainer(*words(whole)).data
+    assert (data.classes, data.train.samples, data.train.keys) == (["cat", "dog"], 16, seen.train.keys)
+    assert [path.name for path in predict.images([whole / "train"], whole / "out")] == [f"{number}.png" for number in range(8)] * 2
+
+
+def test_few_classes_have_no_top5(make_trainer, run_folder, quiet, pictures):
+    trainer = make_trainer(*words(pictures, "trainer.epochs=1", "trainer.log_every=1"))
+    trainer.fit(run_folder, quiet)
+    assert "val/top1" in trainer.values
+    assert "train/top1" in trainer.values
+    assert [name for name in trainer.values if "top5" in name] == []
+    best = {name.removeprefix("val/"): value for name, value in trainer.values.items()}
+    assert [name for name in trainer.task.rows(best) if "top-5" in name] == []
+    assert "top-5" not in trainer.task.headline(trainer.pictured)
 
 
 def test_damaged_images_are_left_out(make_trainer, run_folder, quiet, pictures, capsys):

@@ -32,6 +32,12 @@ def records(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_result_is_shown_without_its_network():
+    from lab.training.session import TrainResult
+
+    assert "Conv2d" not in repr(TrainResult("FINISHED", 0, model=torch.nn.Conv2d(1, 1, 1)))
+
+
 def only_run() -> Path:
     (folder,) = Path("runs").iterdir()
     return folder

@@ -42,6 +42,7 @@ KNOWN_TO_CONFIGS = [
     (["loss.name=focal"], ["loss=focal"]),
     (["model=timm"], ["model.name"]),
     (["~loss"], ["deleted"]),
+    (["~trainer.amp"], ["~trainer.amp: settings cannot be deleted. Leave it out for its default, or give it another value."]),
     (["focal"], ["'focal'", "name=value"]),
     (["--hlep"], ["--hlep", "'--help'"]),
     (["loss=focal,ce"], ["--multirun"]),
@@ -73,11 +74,13 @@ def test_mistake_known_to_the_configs(clone, words, said):
         ("optim:\n  lr: ${oc.env:LOSSFORGE_UNSET}\n", "optim.lr: Environment variable 'LOSSFORGE_UNSET' not found."),
         ("optim:\n  lr: ${a b\n", "conf/: "),
         ("- a\n", "conf/: "),
-        ("lr: 1\n", "conf/ sets lr"),
+        ("lr: 1\n", "conf/ sets lr: there is no such setting."),
+        ("loss:\n  gama: 1\n", "conf/ sets loss.gama: there is no such setting."),
+        ("loss: focal\n", "conf/ sets loss: focal: settings by name are expected; an option is chosen in `defaults`."),
         ("defaults:\n  - override /loss: nope\n", "conf/: In 'train': Could not find 'loss/nope' Available options"),
         ("\udcff\udcfe", "conf/ with experiment=mine: a file is no YAML: "),
     ],
-    ids=["unclosed", "tab", "twice", "unset", "grammar", "list", "unknown", "default", "bytes"],
+    ids=["unclosed", "tab", "twice", "unset", "grammar", "list", "unknown", "inside", "name", "default", "bytes"],
 )
 def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
     import shutil
@@ -106,8 +109,9 @@ def test_a_folder_with_an_equals_sign_is_taken(path):
 
 
 def test_images_in_a_folder_with_an_equals_sign_are_no_setting(tmp_path, monkeypatch, capsys):
-    import predict
     from PIL import Image
+
+    import predict
 
     monkeypatch.chdir(tmp_path)
     Path("a=b").mkdir()

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-import sync
-import train
 from mlflow.tracking import MlflowClient
 
+import sync
+import train
 from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.runs.folder import RunFolder

@@ -166,7 +166,7 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
                 "a run's folder is made under trainer.runs=."
             )
         if override.is_delete():
-            raise UserError(f"{override.input_line}: settings cannot be deleted; give the value null instead.")
+            raise UserError(f"{override.input_line}: settings cannot be deleted. Leave it out for its default, or give it another value.")
         if override.is_sweep_override():
             raise UserError(f"{override.input_line}: several values are run by --multirun (-m).")
         if key in known:
@@ -216,6 +216,11 @@ def _refusing(what: str = "") -> Iterator[None]:
         raise UserError(f"{what or error.full_key or 'conf/'}: {said}{hint}") from None
 
 
+def _words(error: Exception) -> str:
+    """Return the first line of OmegaConf's error, without the names of our classes, which nobody can set."""
+    return re.sub(r"^Key '.*' not in '.*'$", "there is no such setting.", str(error).splitlines()[0])
+
+
 def _changed(app: App[Any], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Any:
     """The composed settings in their schemas, with single settings changed."""
     from omegaconf import OmegaConf
@@ -242,7 +247,7 @@ def _settled(app: App[Config], tree: Any) -> Settings[Config]:
         except InterpolationResolutionError:
             raise
         except OmegaConfBaseException as error:
-            raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+            raise UserError(f"{error.full_key}: {_words(error)}") from None
     check(config)
     app.agree(config)
     return Settings(config)
@@ -318,6 +323,8 @@ def _typed(app: App[Any], composed: Any) -> Any:
 
     schema = OmegaConf.structured(app.schema)
     for group, schemas in app.by_option.items():
+        if not OmegaConf.is_dict(composed.get(group)):
+            raise UserError(f"conf/ sets {group}: {composed.get(group)}: settings by name are expected; an option is chosen in `defaults`.")
         schema[group] = OmegaConf.structured(schema_of(group, schemas, composed[group]))
     try:
         return OmegaConf.merge(schema, composed)
@@ -325,7 +332,7 @@ def _typed(app: App[Any], composed: Any) -> Any:
         key = error.full_key or "?"
         near = nearest(key, _names(schema))
         hint = f"\nDid you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"conf/ sets {key}: {str(error).splitlines()[0]}{hint}") from None
+        raise UserError(f"conf/ sets {key}: {_words(error)}{hint}") from None
 
 
 def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]]) -> None:
@@ -347,7 +354,7 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
         OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         wanted = _wanted(item) if item is not None else "another type"
-        raise UserError(f"{override.input_line}: {wanted} is expected.\n{str(error).splitlines()[0]}") from None
+        raise UserError(f"{override.input_line}: {wanted} is expected.\n{_words(error)}") from None
 
 
 def _locate(tree: Any, key: str) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from lab.config.errors import UserError
 from lab.config.schema import FolderConfig, PhotosConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
-from lab.data.images import UNREADABLE, Faults, find_corrupt, read_rgb, unreadable
+from lab.data.images import UNREADABLE, Faults, find_corrupt, hidden, read_rgb, unreadable
 from lab.data.loading import WorkerLoader
 from lab.data.samples import Annotations, annotate
 from lab.data.seeds import seeded
@@ -204,9 +204,15 @@ def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
 
 def _files(setting: str, path: Path) -> Files:
     from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import is_image_file
+
+    class Seen(ImageFolder):
+        def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+            classes = [name for name in super().find_classes(directory)[0] if not name.startswith(".")]
+            return classes, {name: number for number, name in enumerate(classes)}
 
     try:
-        found = ImageFolder(str(existing_folder(setting, path)))
+        found = Seen(str(existing_folder(setting, path)), is_valid_file=lambda file: is_image_file(file) and not hidden(Path(file), path))
     except FileNotFoundError as error:
         raise UserError(f"{setting}={path}: one folder of images per class is expected. {error}") from None
     return Files(path, list(found.classes), [name for name, _ in found.samples], list(found.targets))

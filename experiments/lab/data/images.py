@@ -52,6 +52,11 @@ class Faults:
             raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; data.skip_corrupt=true leaves them out.\n{shown}{more}")
 
 
+def hidden(path: Path, folder: Path) -> bool:
+    """Tell whether a file, or a folder between `folder` and it, is hidden, as the files that macOS writes beside others (._x.jpg) are."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
 def open_image(path: str | Path, size: Size | None = None) -> Image.Image:
     """Open an image without decoding its pixels yet.
 

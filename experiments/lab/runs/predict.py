@@ -22,6 +22,8 @@ from lab.tasks.multilabel.spec import MultilabelConfig
 from lab.tasks.preference.spec import PreferenceTaskConfig
 from lab.tasks.spec import find_object
 
+SAID = 5  # of an image's labels, on the terminal
+
 
 @dataclass
 class Prediction:
@@ -37,7 +39,9 @@ class Prediction:
         return [{"label": label, "score": score} | box for label, score, box in zip(self.labels, self.scores, boxes, strict=True)]
 
     def line(self) -> str:
-        return ", ".join(f"{label} {score:.1%}" for label, score in zip(self.labels, self.scores, strict=True)) or "nothing"
+        """Return the surest in words, as many as a line of a terminal takes; predictions.jsonl has all."""
+        said = [f"{label} {score:.1%}" for label, score in zip(self.labels, self.scores, strict=True)]
+        return ", ".join(said[:SAID] + ([f"and {len(said) - SAID} more"] if len(said) > SAID else [])) or "nothing"
 
 
 @dataclass

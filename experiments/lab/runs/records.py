@@ -107,7 +107,5 @@ def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             if not line.endswith(b"\n"):
                 return
             if (record := record_of(line)) is None:
-                raise UserError(
-                    f"{path}, line {number}: is damaged: a record of a run is expected. Without this line the file can be read."
-                )
+                raise UserError(f"{path}, line {number}: is damaged: a record of a run is expected. Delete it to go on without it.")
             yield record, len(line)

@@ -26,7 +26,7 @@ class TrainResult:
     folder: Path | None = None
     values: dict[str, float] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
-    model: Any = None
+    model: Any = field(default=None, repr=False)  # a network prints pages
     failure: BaseException | None = None
 
     @property

@@ -60,7 +60,7 @@ class ClassificationCounts:
         recall = confusion.diagonal()[there] / confusion.sum(1)[there]
         values = {
             "top1": confusion.diagonal().sum().item() / total,
-            "top5": self.top5.item() / total,
+            **({"top5": self.top5.item() / total} if self.classes > 5 else {}),
             "balanced_accuracy": recall.double().mean().item(),
             "loss": self.loss[0].item() / divisor if divisor else float("nan"),
             "ece": (right - confidence).abs().sum().item() / total,

@@ -23,12 +23,13 @@ from lab.tasks.task import ClassifierTask, table_of
 
 class Classification(ClassifierTask):
     monitor = "top1"
-    score_names: tuple[str, ...] = ("top1", "top5")
+    score_names: tuple[str, ...]
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         images = cast(ImagesConfig, config.data)
         criterion = Criterion(config.loss, images, len(data.classes), data.groups, device, data.counts)
         super().__init__(config, criterion, images.image_size, device)
+        self.score_names = ("top1", "top5") if len(data.classes) > 5 else ("top1",)
         self.data, self.channels, self.settings = data, data.channels, cast(ClassificationConfig, config.task)
         self.counts(data.val)  # finds the metrics before anything starts
         self.mix = Mix(images.mixup, images.cutmix, images.mix_probability, device, own_seed(config.seed))
@@ -43,14 +44,14 @@ class Classification(ClassifierTask):
         self.mix.load_state(state)
 
     def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
-        """Hits among the first and the first five; of mixed samples the class with the larger share counts."""
+        """Hits of the first guess, and of five where there are more classes; of mixed samples the class with the larger share counts."""
         target = batch.target
         if batch.target_b is not None and batch.lam is not None and batch.lam < 0.5:
             target = batch.target_b
 
         def hits(logits: Tensor, target: Tensor) -> Tensor:
-            found = logits.topk(min(5, logits.shape[1])).indices == target[:, None]
-            return torch.stack([found[:, 0].sum(), found.sum()])
+            found = logits.topk(5 if "top5" in self.score_names else 1).indices == target[:, None]
+            return torch.stack([found[:, 0].sum(), found.sum()][: len(self.score_names)])
 
         return sum_of_rows(hits, output, target)
 
@@ -89,12 +90,13 @@ class Classification(ClassifierTask):
 
     def headline(self, result: ClassificationResult) -> str:
         values = result.values
-        return f"held-out top-1 {values['top1']:.2%} · top-5 {values['top5']:.2%} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
+        top5 = f" · top-5 {values['top5']:.2%}" if "top5" in values else ""
+        return f"held-out top-1 {values['top1']:.2%}{top5} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
 
     def rows(self, best: dict[str, float]) -> dict[str, str]:
         rows = {
             "held-out top-1": f"{best['top1']:.2%}",
-            "held-out top-5": f"{best['top5']:.2%}",
+            **({"held-out top-5": f"{best['top5']:.2%}"} if "top5" in best else {}),
             "balanced accuracy": f"{best['balanced_accuracy']:.2%}",
             "calibration error": f"{best['ece']:.4f}",
         }

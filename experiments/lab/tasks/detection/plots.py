@@ -14,12 +14,16 @@ from lab.tasks.fonts import drawable, font_for
 EDGE = 480  # pixels of an image's longer side in the picture
 PALETTE = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf"]
 CROWD = "#7f7f7f"
+MOST = 12  # detections drawn of an image: more cover it and each other's names
 
 
 def detections_picture(
     result: DetectionResult, truth: CocoFile, classes: list[str], path: Path, *, images: int = 6, score: float = 0.3
 ) -> None:
-    """The first images twice, side by side: with their true boxes, and with the detections that score at least `score`."""
+    """Draw the first images twice, side by side: with their true boxes, and with the detections that score at least `score`.
+
+    Of many detections only the surest are drawn, MOST at most, because a detector that has learned little finds a hundred everywhere.
+    """
     from matplotlib.figure import Figure
 
     positions = [i for i, image_id in enumerate(truth.image_ids) if image_id in result.found][:images]
@@ -32,7 +36,8 @@ def detections_picture(
     for place, position in enumerate(positions):
         image_id, own = truth.image_ids[position], truth.rows(position)
         found = result.found[image_id]
-        sure = (found.scores >= score).nonzero()[:, 0].flip(0)  # the surest are drawn last, above the others
+        count = int((found.scores >= score).sum())
+        sure = found.scores.argsort(descending=True)[: min(count, MOST)].flip(0)  # the surest are drawn last, above the others
         text = [
             f"{classes[label]} {value:.2f}" for label, value in zip(found.labels[sure].tolist(), found.scores[sure].tolist(), strict=True)
         ]
@@ -40,8 +45,15 @@ def detections_picture(
         left.imshow(_drawn(truth, position, truth.boxes[own], *true_boxes(truth, position, classes)))
         left.set_title(f"image {image_id}: truth", fontsize=9)
         right.imshow(_drawn(truth, position, found.boxes[sure], [_colour(label) for label in found.labels[sure].tolist()], text))
-        right.set_title(f"detections from score {score:g}", fontsize=9)
+        right.set_title(_counted(count, score, found.scores), fontsize=9)
     figure.savefig(path, dpi=110)
+
+
+def _counted(count: int, score: float, scores: Tensor) -> str:
+    """Say how many of an image's detections are drawn."""
+    if count:
+        return f"the surest {MOST} of {count} detections from score {score:g}" if count > MOST else f"detections from score {score:g}"
+    return f"no detection from score {score:g}" + (f"; the surest has {float(scores.max()):.2f}" if len(scores) else "")
 
 
 def precision_recall_picture(result: DetectionResult, path: Path) -> None:

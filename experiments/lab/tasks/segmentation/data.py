@@ -16,7 +16,7 @@ from lab.config.schema import DigitsConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.augment import crop_and_flip
 from lab.data.batch import Batch
-from lab.data.images import UNREADABLE, read_rgb
+from lab.data.images import UNREADABLE, hidden, read_rgb
 from lab.data.samples import Annotations
 from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
@@ -150,4 +150,4 @@ def _part(folder: Path, config: MaskFolderConfig) -> Masks:
 def _files(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise UserError(f"data.root: {folder}: there is no such folder.")
-    return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in FILES}
+    return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in FILES and not hidden(path, folder)}
