@@ -115,6 +115,7 @@ def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[s
     from lab.compare.page import page
     from lab.compare.pictures import pictures, save
     from lab.compare.tables import cells_csv, figures, markdown, runs_csv
+    from lab.runs.files import write_text
 
     for file, text in (
         (PAGE, page(found, links, made)),
@@ -122,7 +123,7 @@ def write(found: "Comparison", folder: "RunFolder", links: "Links", made: dict[s
         ("comparison.csv", cells_csv(found)),
         ("runs.csv", runs_csv(found)),
     ):
-        (folder.path / file).write_text(text, encoding="utf-8")
+        write_text(folder.path / file, text)
         folder.artifact(folder.path / file)
     for file, picture in pictures(found).items():
         save(picture, folder.path / f"{file}.svg")

@@ -9,6 +9,7 @@ Its run has predictions.csv, a row a sample (of a detector detections.json), and
 """
 
 import csv
+import io
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from lab.config.errors import UserError, unknown
 from lab.config.help import own_help
 from lab.config.settings import Settings, absolute
 from lab.processes.ranks import refuse_several
+from lab.runs.files import write_text
 from lab.runs.saved import Saved, checkpoint_of, load_weights, open_checkpoint, refuse_changed, settings_of
 
 USAGE = "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train] [group=option ...] [group.setting=value ...] [--cfg]"
@@ -131,10 +133,11 @@ def _runs(given: str | None) -> str | None:
 
 
 def _written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
     return path
 
 

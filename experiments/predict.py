@@ -8,8 +8,8 @@ trainer.device=: where to compute.
 """
 
 import json
-import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ def images(given: list[Path], out: Path) -> list[Path]:
 def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, top: int, score: float) -> int:
     """Write and print what the model says; the status is 1 if a file could not be read, which stops no other."""
     from lab.data.images import UNREADABLE, read_rgb, reason
+    from lab.runs.files import remove_unfinished, write_text, write_whole
     from lab.runs.machine import pick_device
     from lab.runs.predict import draw, predictor
 
@@ -97,6 +98,7 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={out}: cannot be written: {error.strerror}") from None
+    remove_unfinished(out)
     status, lines = 0, []
     for number, path in enumerate(files):
         try:
@@ -107,12 +109,10 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
             continue
         prediction = predicted(image)
         picture = out / f"{number:04d}-{path.stem}.png"
-        draw(image, prediction).save(picture)
+        write_whole(picture, partial(draw(image, prediction).save, format="PNG"))
         lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
         print(f"{path}: {prediction.line()}")
-    draft = out / ".predictions.jsonl"
-    draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(draft, out / "predictions.jsonl")
+    write_text(out / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
     return status
 
 

@@ -138,7 +138,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(runs):
     child = runs.child([f"resume={folder}", "data.workers=2"], killed_in_checkpoint)
     assert child.ended()[0] == -signal.SIGKILL
     assert state(folder, "last")["updates"] == 4, "the last good one is intact"
-    assert [path.name for path in (folder / "checkpoints").glob(".*")] == [".last.pt.unfinished"]
+    assert [path.name for path in (folder / "checkpoints").glob(".*")] == [".unfinished-last.pt"]
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "metrics", "ti')  # as if it had been killed in a record as well
 
@@ -330,7 +330,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
             RunFolder(runs, "name", {})
     with pytest.raises(UserError, match=r"last.pt: cannot be written: Not a directory. Make it writable"):
         checkpoint.save({}, tmp_path / "file" / "last.pt")
-    (tmp_path / ".full.unfinished").symlink_to("/dev/full")
+    (tmp_path / ".unfinished-full").symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"full: cannot be written: No space left on device. Make room there"):
         checkpoint.save({"a": torch.zeros(10_000)}, tmp_path / "full")
     assert {path.name for path in tmp_path.iterdir()} == {"file"}

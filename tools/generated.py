@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from lab.runs.files import write_text
+
 
 def write_or_check(files: dict[Path, str]) -> int:
     """Return the exit status: 1 where --check finds a file that is not as it would be written."""
@@ -12,5 +14,5 @@ def write_or_check(files: dict[Path, str]) -> int:
         if check:
             print(f"{path} is stale: run python tools/{Path(sys.argv[0]).name}", file=sys.stderr)
         else:
-            path.write_text(files[path], encoding="utf-8")
+            write_text(path, files[path])
     return int(check and bool(stale))

@@ -16,6 +16,7 @@ import yaml
 from tables import FAMILIES, ROOT, family_of, formula, targets_of
 from torch import Tensor
 
+from lab.runs.files import save_figure, write_text
 from lossforge.bench.report import Row, load, tables
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.templates.docstrings import COMMON, described, sections
@@ -266,11 +267,10 @@ def draw(family: str) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(fontsize=8, frameon=False)
-    PICTURES.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(
         {"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.2}
     ):
-        figure.savefig(PICTURES / f"{family}.svg", metadata={"Date": None})
+        save_figure(figure, PICTURES / f"{family}.svg", metadata={"Date": None})
 
 
 def main(options: list[str]) -> int:
@@ -279,7 +279,7 @@ def main(options: list[str]) -> int:
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if options == ["--write"]:
         for path in stale:
-            path.write_text(pages[path], encoding="utf-8")
+            write_text(path, pages[path])
         for family in FAMILIES:
             draw(family)
         return 0

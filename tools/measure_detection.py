@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lab.runs.files import write_text
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
 PARTS = ("retinanet", "large", "tables", "more")
@@ -86,7 +88,7 @@ def main(arguments: list[str]) -> int:
                 runs.append(done)
                 found[part] = {**about, "runs": runs}
                 print(json.dumps(done), flush=True)
-                _write(path, found)
+                write_text(path, json.dumps(found, indent=1) + "\n")
         except Exception:  # the other parts are still wanted
             traceback.print_exc()
             failed.append(part)
@@ -116,12 +118,6 @@ def provenance(commit: str) -> dict[str, str]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{len(os.sched_getaffinity(0))} CPU cores"
     versions = {"torch": torch.__version__, "triton": triton.__version__, "torchvision": torchvision.__version__}
     return {"gpu": gpu, **versions, "commit": commit, "date": datetime.now(UTC).date().isoformat()}
-
-
-def _write(path: Path, found: dict[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}")
-    draft.write_text(json.dumps(found, indent=1) + "\n")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

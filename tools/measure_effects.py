@@ -6,12 +6,13 @@ the runs of a comparison share it. The metrics are the last epoch's: no epoch is
 """
 
 import json
-import os
 import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from lab.runs.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2, 3, 4)
@@ -115,9 +116,7 @@ def main(arguments: list[str]) -> int:
             with tempfile.TemporaryDirectory() as folder:
                 found[preset]["runs"] += compare(preset, seed, Path(folder))
         text = json.dumps({name: found[name] for name in COMPARISONS if name in found}, indent=1)
-        draft = path.with_name(f".{path.name}")
-        draft.write_text(text + "\n", encoding="utf-8")
-        os.replace(draft, path)
+        write_text(path, text + "\n")
     return 0
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab.runs.files import write_text
 from lossforge.bench.measure import Times, peak_mebibytes, times
 from lossforge.bench.run import current_commit, new_report
 from lossforge.losses import cross_entropy
@@ -152,7 +153,7 @@ def main(arguments: list[str]) -> int:
             print(row, flush=True)
             rows.append(row)
     path = Path(arguments[0]) if arguments else ROOT / "results" / "end-to-end-h200.json"
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return 0
 
 

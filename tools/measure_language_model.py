@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.runs.files import write_text
+
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, UNTIMED = 200, 20
 BYTES = 4_000_000
@@ -178,7 +180,7 @@ def main(arguments: list[str]) -> int:
         "date": datetime.now(UTC).date().isoformat(),
         "sizes": {dtype: size._asdict() for dtype, size in sizes.items()},
     }
-    path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(about | {"rows": rows}, indent=1) + "\n")
     return 0
 
 

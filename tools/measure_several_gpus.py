@@ -23,6 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lab.runs.files import write_text
+
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-4  # largest relative difference of a step's loss
 DISTURBANCE = 2.0**-23  # standard deviation, relative to each weight
@@ -327,7 +329,7 @@ def main(arguments: list[str]) -> int:
             row = {"model": case.model, "optimizer": case.optimizer, "parallel": case.parallel, "batch": case.batch, "gpus": gpus}
             report["speed"].append(row | rate | {"scaling": rate["images_per_second"] / (gpus * alone_rate)})
     path = Path(arguments[0]) if arguments else ROOT / "results" / "several-gpus-h200.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    write_text(path, json.dumps(report, indent=1) + "\n")
     judged = (row for row in report["losses"] if row["of_rounding"] <= TOLERANCE)
     differ = any(row["largest_difference"] > TOLERANCE for row in judged)
     return int(differ or not all(map(math.isfinite, report["large"]["losses"])))

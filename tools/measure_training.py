@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lab.runs.files import write_text
+
 ROOT = Path(__file__).resolve().parents[1]
 WHOLE = "loss=focal model=resnet50"
 BESIDE = (
@@ -122,7 +124,7 @@ def main(arguments: list[str]) -> int:
     def add(part: str, row: dict[str, Any]) -> None:
         found[part].append(row | {"commit": commit})
         print(json.dumps({name: value for name, value in row.items() if name not in ("ours", "torch")}), flush=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_text(path, json.dumps(found, indent=1) + "\n")
 
     few, updates = SMOKE.split() if smoke else [], 4 if smoke else 50
     for row in presets(missing("presets", PRESETS[-2:] if smoke else PRESETS), smoke):

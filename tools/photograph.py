@@ -13,8 +13,11 @@ import re
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from lab.runs.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -86,7 +89,8 @@ def photograph(running: Any, address: str, text: str, path: Path) -> None:
     page.get_by_text(text, exact=True).first.wait_for()
     page.wait_for_timeout(3000)  # charts are drawn one after another
     with Image.open(io.BytesIO(page.screenshot())) as picture:
-        picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+        few = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+        write_whole(path, partial(few.save, format="PNG", optimize=True))
     page.close()
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 

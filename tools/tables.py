@@ -8,10 +8,13 @@ import itertools
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import detection_table
 
+from lab.runs.files import write_text, write_whole
 from lossforge.bench.report import linear, load, pictures, tables
 from lossforge.kernels.call import KINDS
 from lossforge.losses.registry import LOSSES, Loss
@@ -437,16 +440,20 @@ def stale_pictures() -> list[str]:
     return stale
 
 
+def draw_picture(name: str, file: IO[bytes]) -> None:
+    source, draw, _ = PICTURES[name]
+    draw(load(source), Path(file.name))
+
+
 def main(arguments: list[str]) -> int:
     if missing := unplaced():
         print(f"no page has the lines {', '.join(marks(name)[0] for name in missing)}", file=sys.stderr)
         return 1
     if arguments == ["--write"]:
         for page in stale_pages():
-            page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
+            write_text(page, renewed(page.read_text(encoding="utf-8")))
         for name in stale_pictures():
-            source, draw, _ = PICTURES[name]
-            draw(load(source), DRAWN / f"{name}.svg")
+            write_whole(DRAWN / f"{name}.svg", partial(draw_picture, name))
         return 0
     stale = [str(page.relative_to(ROOT)) for page in stale_pages()] + [f"{DRAWN.relative_to(ROOT)}/{name}.svg" for name in stale_pictures()]
     if stale:

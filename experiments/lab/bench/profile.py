@@ -1,13 +1,16 @@
 """Profile mode of the bench: traces in the run folder, kernels on the terminal."""
 
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 
+from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.training.console import Console
 from lossforge.bench.cases import Case
-from lossforge.bench.contenders import contenders
+from lossforge.bench.contenders import Contender, contenders
 from lossforge.bench.profiling import Kernel, profile_call
 
 
@@ -17,13 +20,17 @@ def profile(cases: list[Case], names: list[str], device: torch.device, seed: int
     for done, case in enumerate(cases, start=1):
         for contender in contenders(case, device, ours):
             trace = folder.path / f"{case.key.replace(' ', '_')}-{contender.name}.json"
-            found = profile_call(contender, case, device, seed, trace)
+            found = write_whole(trace, partial(_trace, contender, case, device, seed))
             folder.artifact(trace, "traces")
             label = f"{case.key}/{contender.name}"
             folder.metrics(0, {f"{label}/{k.name[:80]}/us": k.microseconds for k in found if k.name.isidentifier()})
             console.show(kernel_table(label, found))
         console.finished(done, f"{case.key}: profiled")
         torch.cuda.empty_cache()
+
+
+def _trace(contender: Contender, case: Case, device: torch.device, seed: int, file: IO[bytes]) -> list[Kernel]:
+    return profile_call(contender, case, device, seed, Path(file.name))
 
 
 def kernel_table(title: str, kernels: list[Kernel]) -> Any:

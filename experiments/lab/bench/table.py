@@ -1,7 +1,11 @@
 """A report of lossforge.bench on the terminal, in a run folder, and as metrics."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
+from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lossforge.bench.report import Report, Row
 from lossforge.bench.report.pictures import main_rows, memory_picture, scaling_picture, scaling_rows, time_picture
@@ -66,8 +70,12 @@ def write_pictures(report: Report, folder: RunFolder) -> None:
         ("scaling.png", scaling_picture, [r for r in scaling_rows(report) if r.ms]),
     ):
         if rows:
-            draw(report, folder.path / name)
+            write_whole(folder.path / name, partial(_draw, draw, report))
             folder.artifact(folder.path / name, "pictures")
+
+
+def _draw(draw: Callable[[Report, Path], None], report: Report, file: IO[bytes]) -> None:
+    draw(report, Path(file.name))
 
 
 def _text(value: float | None, form: str) -> str:

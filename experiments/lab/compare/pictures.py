@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.compare.results import SPEED, Comparison
+from lab.runs.files import save_figure
 
 # of middle lightness, to be told apart on white and on black; grey is the baseline's
 COLORS = ("#3b82c4", "#e0662e", "#2a9d62", "#b14fb5", "#b8860b", "#d1495b", "#1a9aa8", "#7a5ad1", "#8c564b", "#6b8e23")
@@ -108,7 +109,7 @@ def tradeoff_picture(found: Comparison) -> Picture | None:
 def save(picture: Picture, path: Path) -> None:
     """As a file: ink on white paper."""
     with _style(path.stem):
-        picture().savefig(path, dpi=110, metadata={"Date": None})
+        save_figure(picture(), path, dpi=110, metadata={"Date": None})
 
 
 def inline(picture: Picture, name: str) -> str:

@@ -6,25 +6,30 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from lab.config.errors import UserError
 
-UNFINISHED = ".unfinished"
+T = TypeVar("T")
+UNFINISHED = ".unfinished-"
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_whole(path: Path, write: Callable[[IO[bytes]], T]) -> T:
     """Write a file beside `path`, flush it to disk and give it the name; what was there stays until then, nothing half-written does.
+
+    Args:
+        path: of the file, whose folder is made if need be.
+        write: called with the open file, whose `name` is for what takes a path; its result is returned.
 
     Raises:
         UserError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}{UNFINISHED}")
+    temporary = path.with_name(f"{UNFINISHED}{path.name}")  # with its suffix, by which libraries choose a format
     try:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True)
         with temporary.open("wb") as file:
-            write(file)
+            result = write(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -33,6 +38,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+        return result
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -47,10 +53,20 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write text whole; raise as `write_whole`."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def save_figure(figure: Any, path: Path, **options: Any) -> None:
+    """Save a matplotlib figure whole, in the format that the path's suffix names; raise as `write_whole`."""
+    write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:], **options))
+
+
 def remove_unfinished(*folders: Path) -> None:
     """Remove what `write_whole` leaves where its process is killed."""
     for folder in folders:
-        for path in folder.glob(f".*{UNFINISHED}"):
+        for path in folder.glob(f"{UNFINISHED}*"):
             path.unlink()
 
 

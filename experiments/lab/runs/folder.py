@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError
-from lab.runs.files import remove_unfinished, sha256_of, unwritable, write_whole
+from lab.runs.files import remove_unfinished, sha256_of, unwritable, write_text
 from lab.runs.masks import masked_tree
 from lab.runs.origin import written
 from lab.runs.records import NAME, History, read_history
@@ -74,8 +74,7 @@ class RunFolder:
         return self.clock + _uptime()
 
     def write_config(self, config: dict[str, Any]) -> None:
-        text = written(config, self.path)
-        write_whole(self.path / "config.yaml", lambda file: file.write(text.encode()))
+        write_text(self.path / "config.yaml", written(config, self.path))
 
     def record(self, kind: str, **fields: Any) -> None:
         """Append one record; it is readable by others at once.

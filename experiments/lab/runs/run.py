@@ -14,7 +14,7 @@ from typing import Any
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
 from lab.config.settings import Settings, absolute
-from lab.runs.files import write_whole
+from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked
 from lab.tracking.store import NOTE, RUN_PAGE
@@ -202,7 +202,7 @@ def description(table: dict[str, str]) -> str:
 
 def write_error(folder: RunFolder, text: str) -> None:
     """Keep what a run said when it failed, as an artifact."""
-    write_whole(folder.path / "error.txt", lambda file: file.write(masked(text).encode()))
+    write_text(folder.path / "error.txt", masked(text))
     folder.artifact(folder.path / "error.txt")
 
 

@@ -10,13 +10,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lab.config.errors import UserError
-from lab.runs.files import write_whole
+from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.masks import masked, masked_tree
 from lab.runs.run import source_tags
@@ -151,7 +150,7 @@ class Sweep:
             "experiment": self.plan.first.tracking.experiment,
             "jobs": [{"name": job.name, "words": masked_tree(job.overrides)} for job in self.jobs],
         }
-        _write_text(self.path / PLAN, yaml.safe_dump(plan, sort_keys=False, width=140))
+        write_text(self.path / PLAN, yaml.safe_dump(plan, sort_keys=False, width=140))
 
     def _write_results(self, outcomes: list[tuple[Job, RunRecord | None]]) -> None:
         text = io.StringIO()
@@ -161,12 +160,8 @@ class Sweep:
         for job, run in outcomes:
             reached = [run.status or "KILLED", run.monitor, run.score, run.seconds, run.folder.name, run.error] if run else [""] * 6
             table.writerow([job.name, *(job.varied[key] for key in keys), *reached])
-        _write_text(self.path / "results.csv", text.getvalue())
+        write_text(self.path / "results.csv", text.getvalue())
 
 
 def is_finished(run: RunRecord | None) -> bool:
     return run is not None and run.status == "FINISHED"
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: file.write(text.encode()))

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
+from lab.runs.files import save_figure
 from lab.tasks.classification.metrics import ClassificationResult
 
 
@@ -30,7 +31,7 @@ def confusion_picture(result: ClassificationResult, classes: list[str], path: Pa
                     axes.text(j, i, str(n), ha="center", va="center", fontsize=8, color="white" if shares[i][j] > 0.5 else "black")
     axes.set(xlabel="guess", ylabel="true class", title=f"top-1 {result.values['top1']:.2%} of {result.values['samples']:.0f}")
     figure.colorbar(picture, shrink=0.7, label="share of the true class")
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def calibration_picture(result: Calibrated, path: Path, came: str = "accuracy", expected: str = "confidence") -> None:
@@ -48,7 +49,7 @@ def calibration_picture(result: Calibrated, path: Path, came: str = "accuracy", 
     upper.set(ylabel=came, xlim=(0, 1), ylim=(0, 1), title=f"expected calibration error {result.values['ece']:.4f}")
     lower.bar(left, [count for count, _, _ in result.calibration], width, align="edge", edgecolor="white")
     lower.set(xlabel=expected, ylabel="samples")
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def average_precision_picture(precision: dict[str, float], path: Path) -> None:
@@ -61,4 +62,4 @@ def average_precision_picture(precision: dict[str, float], path: Path) -> None:
     axes.invert_yaxis()
     known = [value for value in precision.values() if value == value]
     axes.set(xlim=(0, 1), xlabel="average precision", title=f"mAP {sum(known) / max(len(known), 1):.4f}")
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)

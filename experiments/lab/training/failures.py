@@ -13,6 +13,7 @@ from torch import nn
 from lab.config.errors import UserError
 from lab.config.schema import ImagesConfig, TrainConfig
 from lab.data.loading import number_of_workers
+from lab.runs.files import write_text
 
 MIB = 2**20
 TOO_FEW = "Expected more than 1 value per channel when training"  # torch's batch norms
@@ -71,7 +72,7 @@ def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> I
         device, model = getattr(trainer, "device", None), getattr(trainer, "model", None)
         if folder is not None and where == "gpu" and device is not None:
             path = folder.path / "memory_summary.txt"
-            path.write_text(torch.cuda.memory_summary(device), encoding="utf-8")
+            write_text(path, torch.cuda.memory_summary(device))
             folder.artifact(path)
         raise OutOfMemoryError(memory_report(error, where, config, device, model)) from error
 

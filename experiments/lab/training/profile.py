@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from lab.runs.files import write_text, write_whole
 from lab.runs.folder import RunFolder
 
 TRACED = 3  # updates
@@ -56,14 +57,14 @@ class Profile:
 
     def _write(self, traced: Any) -> None:
         self.place.mkdir(exist_ok=True)
-        traced.export_chrome_trace(str(self.place / TRACE))
+        write_whole(self.place / TRACE, lambda file: traced.export_chrome_trace(file.name))
         longest = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
         table = traced.key_averages().table(sort_by=longest, row_limit=40, max_name_column_width=80)
-        (self.place / TABLE).write_text(table, encoding="utf-8")
+        write_text(self.place / TABLE, table)
         for name in (TRACE, TABLE):
             self.folder.artifact(self.place / name, FOLDER)
         if self.cuda:
             with contextlib.suppress(RuntimeError):  # a build without it
-                torch.cuda.memory._dump_snapshot(str(self.place / SNAPSHOT))
+                write_whole(self.place / SNAPSHOT, lambda file: torch.cuda.memory._dump_snapshot(file.name))
                 torch.cuda.memory._record_memory_history(enabled=None)
                 self.folder.artifact(self.place / SNAPSHOT, FOLDER)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from lab.data.coco_file import CocoFile
 from lab.processes import distributed
+from lab.runs.files import write_text
 from lab.tasks.detection.batch import DetectionBatch
 
 # torchmetrics' own are float32: a recall of exactly 0.6 would fall below the threshold 0.6
@@ -49,9 +49,7 @@ class DetectionResult:
             for image_id, each in self.found.items()
             for box, score, label in zip(each.boxes.tolist(), each.scores.tolist(), each.labels.tolist(), strict=True)
         ]
-        draft = path.with_name(f".{path.name}")
-        draft.write_text(json.dumps(rows))
-        os.replace(draft, path)
+        write_text(path, json.dumps(rows))
 
 
 class DetectionCounts:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.data.coco_file import CocoFile
+from lab.runs.files import save_figure
 from lab.tasks.detection.metrics import DetectionResult
 from lab.tasks.fonts import drawable, font_for
 
@@ -46,7 +47,7 @@ def detections_picture(
         left.set_title(f"image {image_id}: truth", fontsize=9)
         right.imshow(_drawn(truth, position, found.boxes[sure], [_colour(label) for label in found.labels[sure].tolist()], text))
         right.set_title(_counted(count, score, found.scores), fontsize=9)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def _counted(count: int, score: float, scores: Tensor) -> str:
@@ -73,7 +74,7 @@ def precision_recall_picture(result: DetectionResult, path: Path) -> None:
         axes.legend(fontsize=8, title="class (AP, IoU 0.5 to 0.95)" if named else None, loc="upper left", bbox_to_anchor=(1.01, 1))
     axes.set(xlabel="recall", ylabel="precision at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title(f"mAP {result.values['map']:.4f} · mAP50 {result.values['map50']:.4f} · mAP75 {result.values['map75']:.4f}")
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def true_boxes(truth: CocoFile, position: int, classes: list[str]) -> tuple[list[str], list[str]]:

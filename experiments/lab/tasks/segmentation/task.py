@@ -15,6 +15,7 @@ from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
 from lab.processes import distributed
+from lab.runs.files import save_figure
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
@@ -129,7 +130,7 @@ class Segmentation(Stateless):
             axis.set_title(title)
         for axis in axes.flat:
             axis.set_axis_off()
-        figure.savefig(path, dpi=100, bbox_inches="tight")
+        save_figure(figure, path, dpi=100, bbox_inches="tight")
         return [path]
 
     def headline(self, result: SegmentationResult) -> str:
