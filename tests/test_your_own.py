@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+import torch
+from PIL import Image
 
 import lab
 
@@ -151,6 +153,163 @@ def test_runs_and_their_store_are_in_the_folder_of_the_command(clone, tmp_path, 
     assert [path.name.split("-")[2] for path in sorted((mine / "runs").glob("2*"))] == ["ce", "evaluate", "compare"]
     assert {path.name for path in mine.iterdir()} <= {"runs", "mlflow.db", "mlflow.db.lock", "mlartifacts"}
     assert clone.contents() == before
+
+
+REGRESSION = """
+# a task whose model, data and loss are its own: the mean of an image, as a number
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lab.config.fields import setting
+from lab.config.schema import DigitsConfig, ModelConfig, TaskConfig
+from lab.data.load import load_data
+from lab.runs.export import Exportable, Images
+from lab.runs.predict import Prediction
+from lab.tasks.spec import TaskSpec
+from lab.tasks.task import Stateless
+
+
+@dataclass
+class InkConfig(TaskConfig):
+    name: str = setting("ink", "the task")
+
+
+class Counts:
+    def __init__(self):
+        self.error, self.samples = 0.0, 0
+
+    def result(self):
+        self.values = {"loss": self.error / self.samples, "closeness": -self.error / self.samples, "samples": float(self.samples)}
+        return self
+
+    def tree(self):
+        return {}
+
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(1))
+
+
+class Ink(Stateless):
+    monitor, score_names = "closeness", ("samples",)
+
+    def __init__(self, config, data):
+        self.config, self.data = config, data
+
+    def model(self):
+        made = net()
+        made(torch.zeros(1, 1, 32, 32))
+        return made
+
+    def normalizer(self, batch):
+        return torch.full((), float(len(batch)))
+
+    def loss(self, output, batch, normalizer):
+        return (output[:, 0] - batch.images.mean((1, 2, 3))).square().sum() / normalizer
+
+    def scores(self, output, batch):
+        return torch.full((1,), float(len(batch)))
+
+    def counts(self, loader):
+        return Counts()
+
+    def count(self, counts, output, batch):
+        counts.error += float(self.loss(output, batch, torch.ones(())))
+        counts.samples += len(batch)
+
+    def pictures(self, result, folder: Path):
+        return []
+
+    def headline(self, result):
+        return f"held-out loss {result.values['loss']:.4f}"
+
+    def rows(self, best):
+        return {"held-out closeness": f"{best['closeness']:.4f}"}
+
+
+def build(config, device, norm):
+    return Ink(config, load_data(config.data, norm, device, config.seed, norm))
+
+
+def predict(config, classes, asked):
+    from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
+
+    model = net()
+
+    def predicted(image):
+        pixels = resize(pil_to_tensor(image.convert("L")), [32, 32]).float() / 255
+        return Prediction(["ink"], [float(model(normalize(pixels, asked.norm.mean, asked.norm.std)[None]))])
+
+    return model, predicted
+
+
+def export(config, classes, norm):
+    model = net()
+    return Exportable(Images(model, norm), model, [1, 32, 32], "ink")
+
+
+GIVEN = {"config": InkConfig, "data": DigitsConfig, "losses": ("ce",), "build": build, "model": ModelConfig}
+WHOLE = TaskSpec(**GIVEN, predict=predict, export=export)
+WITHOUT = TaskSpec(**GIVEN, predict=None, export=None)
+SILENT = TaskSpec(**GIVEN)
+"""
+
+
+@pytest.mark.parametrize("spec", ["WHOLE", "WITHOUT", "SILENT"])
+def test_a_task_of_other_models_is_exported_and_asked_as_its_record_says(main, tmp_path, monkeypatch, capsys, spec):
+    """Its model is no classifier; what its record leaves out is said, and costs the run nothing."""
+    import predict
+
+    (tmp_path / "ink.py").write_text(REGRESSION)
+    monkeypatch.chdir(tmp_path)
+    words = ["task=custom", f"task.target=ink.py:{spec}", "model=tiny_vit", "trainer.epochs=1", "trainer.runs=runs", "tracking=none"]
+    assert main([*words, "trainer.device=cpu"]) == 0
+    said = capsys.readouterr()
+    assert {"val/closeness", "best_closeness"} <= set(last_values(tmp_path))
+    (run,) = (tmp_path / "runs").iterdir()
+    pixels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    files = [str(tmp_path / f"{number}.png") for number in range(2)]
+    for file, image in zip(files, pixels, strict=True):
+        Image.fromarray(image[0].numpy()).save(file)
+    asked = [f"checkpoint={run}", "out=found", "trainer.device=cpu", *files]
+    if spec == "WHOLE":
+        assert predict.main(asked) == 0
+        found = [json.loads(line)["found"][0]["score"] for line in (tmp_path / "found" / "predictions.jsonl").read_text().splitlines()]
+        exported = torch.export.load(run / "checkpoints" / "best.pt2").module()(pixels)
+        torch.testing.assert_close(exported[:, 0].detach(), torch.tensor(found), rtol=1e-4, atol=1e-5)
+        return
+    assert not (run / "checkpoints" / "best.pt2").exists()
+    assert predict.main(asked) == 1
+    asked_of = "its models are not asked by predict.py" if spec == "WITHOUT" else "its TaskSpec needs a predict and an export of its own"
+    assert asked_of in capsys.readouterr().err
+    line = (
+        "task=custom has no export (TaskSpec.export): its best model is saved as a checkpoint alone"
+        if spec == "WITHOUT"
+        else "the best model was not exported, and MLflow gets its checkpoint alone: task=custom: its models are not classifiers"
+    )
+    assert line in " ".join(said.out.split())
+    if spec == "WITHOUT":  # before the first epoch
+        assert said.out.index("TaskSpec.export") < said.out.index("epoch 1/1")
+
+
+def test_runs_know_no_task():
+    """What is a task's stands in its own folder, so that one of a user's own has all that ours have."""
+    import ast
+
+    from lab.config.choices import TASKS
+
+    found, named = set(), set()
+    for path in (ROOT / "experiments" / "lab" / "runs").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [each.name for each in node.names] if isinstance(node, ast.Import) else [str(getattr(node, "module", ""))]
+            found |= {module for module in modules if module.startswith(("lab.tasks", "lab.config.detection", "lab.config.task"))}
+            if isinstance(node, ast.Constant) and node.value in TASKS:
+                named.add((path.name, node.value))
+    assert found <= {"lab.tasks.spec", "lab.tasks.fonts"}
+    assert not named
 
 
 def test_no_folder_hides_a_function_of_the_library():

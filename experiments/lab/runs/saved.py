@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lab.config.choices import DATA
+from lab.config.choices import DATA, TASKS
 from lab.config.errors import UserError
 from lab.config.schema import FolderConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, reload, resolved, value_of
@@ -217,12 +217,9 @@ def _is_models(name: str) -> bool:
 
 
 def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
-    """Make a student's settings those of any classifier, so that it can be scored when its teacher's file is gone."""
-    task = tree["task"]
-    if task.get("name") != "distillation":
-        return tree
-    bins = {name: task[name] for name in ("calibration_bins",) if name in task}
-    return tree | {"task": {"name": "classification"} | bins}
+    """Give a model whose task needs more for training than for scoring the settings that it is scored with."""
+    spec = next((each for name, each in TASKS.items() if name == tree["task"].get("name")), None)
+    return tree if spec is None or spec.scored_as is None else tree | {"task": spec.scored_as(tree["task"])}
 
 
 def _are_weights(value: Any) -> bool:

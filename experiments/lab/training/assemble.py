@@ -11,6 +11,7 @@ from lab.config.settings import Settings
 from lab.data.sets import Norm
 from lab.optim.updater import check_optimizer
 from lab.processes import distributed
+from lab.runs.export import exports
 from lab.runs.machine import pick_device, seed_all, seed_rank
 from lab.tasks.finetuning import freeze, load_own_weights
 from lab.tasks.models import check_model
@@ -56,6 +57,8 @@ def assemble(
         notes.append(freeze(model, config.model.freeze))
     if config.model.checkpoint_activations:
         checkpoint_blocks(model, f"model.checkpoint_activations=true with model.name={config.model.name}")
+    if config.tracking.model and not exports(config):
+        notes.append(f"task={config.task.name} has no export (TaskSpec.export): its best model is saved as a checkpoint alone")
     trainer = Trainer(config, task, task.data, model, device, settings.tree())
     trainer.callbacks, trainer.notes = called, notes
     if config.trainer.monitor:

@@ -27,4 +27,5 @@ SPEC = TaskSpec(
         if schema.activation == "softmax" and schema.takes != "regions" and schema is not CustomConfig
     ),
     build="lab.tasks.distillation.task:build",
+    scored_as=lambda task: {"name": "classification", "calibration_bins": task["calibration_bins"]},  # the teacher's file may be gone
 )

@@ -25,6 +25,8 @@ SPEC = TaskSpec(
     data=DetectionDataConfig,
     losses=("bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "custom"),
     build="lab.tasks.multilabel.task:build",
+    predict="lab.tasks.multilabel.task:predict",
+    export="lab.tasks.multilabel.task:export",
     data_schemas=DETECTION_DATA,
     fused_head=True,
 )

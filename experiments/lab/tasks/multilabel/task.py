@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.errors import UserError
@@ -17,9 +17,13 @@ from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
 from lab.data.sets import Loader, MemoryLoader, Norm, Split
 from lab.processes import distributed
+from lab.runs.export import Exportable
+from lab.runs.predict import Asked, Predictor
 from lab.tasks.detection.data import DetectionData, DetectionLoader, load_detection_data, size_of
+from lab.tasks.detection.inference import batches
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
+from lab.tasks.inference import classifier, likeliest, of_probabilities
 from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm
 from lab.tasks.multilabel.spec import MultilabelConfig
@@ -211,3 +215,17 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Mult
     size = size_of(scenes, None)
     data = load_label_sets(scenes, list(size), norm, device, config.seed, in_memory=cast(MultilabelConfig, config.task).in_memory)
     return Multilabel(config, data, size[0], device)
+
+
+def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
+    """Make the model, and a function from an image to the classes whose probability is at least `asked.score`."""
+    scenes = cast(DetectionDataConfig, config.data)
+    size = list(size_of(scenes, None))
+    model, batch_of = classifier(config, classes, asked.norm, size[0]), batches(scenes, size, asked.norm)
+
+    return model, lambda image: likeliest(model(batch_of(image).images.to(asked.device)), config, classes, score=asked.score)
+
+
+def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
+    """Make the model, from images to the probabilities of the classes."""
+    return of_probabilities(config, classes, norm, size_of(cast(DetectionDataConfig, config.data), None)[0])

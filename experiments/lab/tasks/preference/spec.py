@@ -19,5 +19,7 @@ SPEC = TaskSpec(
     data=DigitPairsConfig,
     losses=("bradley_terry", "preference_bce", "preference_bce_probability"),
     build="lab.tasks.preference.task:build",
+    predict="lab.tasks.preference.task:predict",
+    export="lab.tasks.preference.task:export",
     data_schemas={"digit_pairs": DigitPairsConfig},
 )

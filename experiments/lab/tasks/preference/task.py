@@ -16,6 +16,9 @@ from lab.config.task_schema import DigitPairsConfig
 from lab.data.pairs import PairBatch, load_pairs
 from lab.data.sets import Data, Loader, Norm
 from lab.processes import distributed
+from lab.runs.export import Exportable, Images
+from lab.runs.predict import Asked, Prediction, Predictor
+from lab.tasks.inference import classifier, image_size, reader
 from lab.tasks.losses import Criterion
 from lab.tasks.models import build_model
 from lab.tasks.plots import calibration_picture
@@ -156,3 +159,28 @@ class Preference(Stateless):
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Preference:
     return Preference(config, load_pairs(cast(DigitPairsConfig, config.data), device, config.seed, saved), device)
+
+
+@dataclass
+class Reward(Prediction):
+    """The reward that a model of preferences gives one image."""
+
+    def tree(self) -> list[dict[str, Any]]:
+        return [{"reward": self.scores[0]}]
+
+    def line(self) -> str:
+        return f"reward {self.scores[0]:.3f}"
+
+
+def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
+    """Make the model, and a function from an image to its reward."""
+    size = image_size(config)
+    model, read = classifier(config, classes, asked.norm, size), reader(config.data, size, asked.norm)
+    return model, lambda image: Reward(["reward"], [float(model(read(image).to(asked.device)))])
+
+
+def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
+    """Make the model, from images to their rewards."""
+    size = image_size(config)
+    model = classifier(config, classes, norm, size)
+    return Exportable(Images(model, norm), model, [len(norm.mean), size, size], "reward")

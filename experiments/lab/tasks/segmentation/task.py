@@ -15,6 +15,7 @@ from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
 from lab.processes import distributed
+from lab.runs.export import Exportable, Images
 from lab.runs.files import save_figure
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import custom_loss
@@ -204,3 +205,12 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
         return Prediction([classes[label] for label in order[:count].tolist()], share[:count].tolist(), mask=mask)
 
     return model, predicted
+
+
+def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
+    """Make the model, from images to the probabilities of each pixel's classes."""
+    size, channels = cast(MasksConfig, config.data).image_size, len(norm.mean)
+    model = build_segmenter(cast(SegmenterConfig, config.model), channels=channels, classes=len(classes), image_size=size)
+    return Exportable(
+        Images(model, norm, nn.Softmax(1)), model, [channels, size, size], "probabilities of each pixel's classes: class, row, column"
+    )

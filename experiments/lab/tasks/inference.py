@@ -1,0 +1,80 @@
+"""Predictions and exports of classifiers, which several tasks have for models."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
+
+from lab.config.choices import spec_of
+from lab.config.errors import UserError
+from lab.config.schema import ClassifierConfig, DataConfig, PhotosConfig, TrainConfig
+from lab.data.sets import Norm
+from lab.runs.export import Exportable, Images
+from lab.runs.predict import Asked, Prediction, Predictor
+from lab.tasks.losses import activation_of, probabilities
+from lab.tasks.models import build_model
+
+Reader = Callable[[Image.Image], Tensor]
+
+
+def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
+    """Make the model, and a function from an image to its likeliest classes."""
+    size = image_size(config)
+    model, read = classifier(config, classes, asked.norm, size), reader(config.data, size, asked.norm)
+
+    return model, lambda image: likeliest(model(read(image).to(asked.device)), config, classes, most=asked.top)
+
+
+def likeliest(logits: Tensor, config: TrainConfig, classes: list[str], *, most: int | None = None, score: float = 0.0) -> Prediction:
+    """Name the classes of logits (1, C) whose probability is at least `score`, the surest first."""
+    values, order = probabilities(logits.float(), activation_of(config.loss))[0].sort(descending=True)
+    kept = values[: int((values >= score).sum())][:most].tolist()
+    return Prediction([classes[label] for label in order[: len(kept)].tolist()], kept)
+
+
+def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
+    """Make the model, from images to the probabilities of the classes."""
+    return of_probabilities(config, classes, norm, image_size(config))
+
+
+def of_probabilities(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> Exportable:
+    model = classifier(config, classes, norm, size)
+    said = partial(probabilities, kind=activation_of(config.loss))
+    return Exportable(Images(model, norm, said), model, [len(norm.mean), size, size], "probabilities of the classes")
+
+
+def image_size(config: TrainConfig) -> int:
+    """Return the side of the images of a task of classifiers.
+
+    Raises:
+        UserError: its models or its data are others.
+    """
+    size = getattr(config.data, "image_size", None)
+    if not issubclass(spec_of(config.task).model, ClassifierConfig) or size is None:
+        raise UserError(
+            f"task={config.task.name}: its models are not classifiers of images of data.image_size pixels a side; "
+            "its TaskSpec needs a predict and an export of its own, or None where it has none."
+        )
+    return int(size)
+
+
+def classifier(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> nn.Module:
+    return build_model(cast(ClassifierConfig, config.model), channels=len(norm.mean), classes=len(classes), image_size=size)
+
+
+def reader(config: DataConfig, size: int, norm: Norm) -> Reader:
+    """Make a function that reads an image as the run's held-out ones: (1, C, H, W), normalised."""
+    if isinstance(config, PhotosConfig):
+        from lab.data.folder import held_out_transform
+
+        transform = held_out_transform(config, norm)
+        return lambda image: transform(image)[None]
+
+    def read(image: Image.Image) -> Tensor:
+        pixels = pil_to_tensor(image.convert("L") if len(norm.mean) == 1 else image).float() / 255
+        return cast(Tensor, normalize(resize(pixels, [size] * 2, antialias=True), norm.mean, norm.std))[None]
+
+    return read
