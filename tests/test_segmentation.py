@@ -127,11 +127,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def words(folder: Path) -> list[str]:
-    return ["data=mask_folder", f"data.root={folder}", "data.classes=[back,red]", "data.image_size=40"]
+    return ["data=mask_folder", f"data.root={folder}", "data.classes=[back,red]", "data.image_size=40", "data.workers=0"]
+
+
+PLAIN = ["data.scale=[1,1]", "data.photometric=0"]  # flips alone keep every pixel
 
 
 def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, folder):
-    trainer = make_trainer(*SMALL[:2], "loss=dice_ce", "data.batch_size=3", "optim.lr=0.01", "trainer.epochs=12", *words(folder))
+    trainer = make_trainer(*SMALL[:2], "loss=dice_ce", "data.batch_size=3", "optim.lr=0.01", "trainer.epochs=12", *PLAIN, *words(folder))
     for batch in trainer.data.train:
         norm, there = trainer.data.norm, batch.target != OUTSIDE
         red = batch.images[:, 0] * norm.std[0] + norm.mean[0] > 0.5
@@ -149,9 +152,12 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
     ("damage", "said"),
     [
         (lambda root: (root / "val" / "masks" / "1.png").unlink(), "an image and a mask of one stem are expected; of 1 there is only one"),
-        (lambda root: (root / "train" / "images" / "0.png").write_bytes(b"no"), "0.png or its mask cannot be read"),
-        (lambda root: Image.new("L", (3, 3)).save(root / "train" / "masks" / "2.png"), "2.png is 3×3, its image 40×40"),
-        (lambda root: Image.new("L", (40, 40), 7).save(root / "train" / "masks" / "2.png"), r"has the value 7; .* 0 to 1 and 255"),
+        (lambda root: (root / "train" / "images" / "0.png").write_bytes(b"no"), "train/images/0.png: cannot be read as an image"),
+        (lambda root: Image.new("L", (3, 3)).save(root / "train" / "masks" / "2.png"), "train/masks/2.png: is 3×3, its image 40×40"),
+        (
+            lambda root: Image.new("L", (40, 40), 7).save(root / "train" / "masks" / "2.png"),
+            r"train/masks/2.png: has the value 7; .* 0 to 1, and 255",
+        ),
         (lambda root: (root / "val" / "masks").rename(root / "val" / "mask"), "masks: there is no such folder"),
     ],
     ids=["no mask", "no image", "another size", "a class too many", "no folder"],
@@ -160,6 +166,72 @@ def test_what_is_wrong_in_a_folder_is_named(make_trainer, folder, damage, said):
     damage(folder)
     with pytest.raises(UserError, match=said):
         make_trainer(*SMALL[:2], *words(folder))
+
+
+def test_all_that_is_wrong_is_named_at_once_and_left_out(make_trainer, folder, capsys):
+    """Five bad pairs of two parts, and a mask without an image; what is left trains."""
+    (folder / "train" / "images" / "0.png").write_bytes(b"no")
+    Image.new("L", (3, 3)).save(folder / "train" / "masks" / "1.png")
+    Image.new("L", (40, 40), 7).save(folder / "train" / "masks" / "2.png")
+    Image.new("RGB", (40, 40)).save(folder / "train" / "masks" / "3.png")
+    (folder / "val" / "masks" / "0.png").write_bytes((folder / "val" / "masks" / "1.png").read_bytes()[:50])
+    Image.new("L", (40, 40)).save(folder / "train" / "masks" / "9.png")
+    with pytest.raises(UserError) as error:
+        make_trainer(*SMALL[:2], *words(folder))
+    said = str(error.value)
+    assert "6 corrupt entries; data.skip_corrupt=true leaves them out" in said
+    for name in (
+        "train/images/0.png",
+        "train/masks/1.png",
+        "train/masks/2.png",
+        "train/masks/3.png: has pixels of mode RGB",
+        "val/masks/0.png",
+    ):
+        assert name in said
+    assert "of 9 there is only one" in said
+    trainer = make_trainer(*SMALL[:2], *words(folder), "data.skip_corrupt=true")
+    assert "6 corrupt entries are left out" in capsys.readouterr().out
+    assert trainer.data.train.keys == ["train/images/4.png", "train/images/5.png"]
+    assert trainer.data.val.keys == ["val/images/1.png"]
+    assert len(list(trainer.data.train)) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_and_masks_are_scaled_and_mirrored_together(make_trainer, folder, workers):
+    """What is red stays red's class; what a small factor leaves free has no class, and each epoch another place."""
+    given = ["data.batch_size=6", "data.scale=[0.5,2]", "data.photometric=0", "data.horizontal_flip=1", f"data.workers={workers}"]
+    trainer = make_trainer(*SMALL[:2], *words(folder), *given)
+    norm, seen = trainer.data.norm, []
+    for _ in range(3):
+        (batch,) = trainer.data.train
+        seen.append(batch.target)
+        red, there = batch.images[:, 0] * norm.std[0] + norm.mean[0] > 0.5, batch.target != OUTSIDE
+        assert ((batch.target == 1) == red)[there].float().mean() > 0.97  # an edge lies between pixels
+        assert there.any(2).any(1).all()
+    assert not torch.equal(seen[0], seen[1])
+    border = torch.cat(seen)[:, -1, :]
+    assert (border == OUTSIDE).any()
+    same = make_trainer(*SMALL[:2], *words(folder), *given, "data.workers=0")
+    assert torch.equal(next(iter(same.data.train)).target, seen[0])
+    assert [batch.target.shape for batch in trainer.data.plain()] == [(6, 40, 40)]
+
+
+def test_the_picture_keeps_the_files_proportions_and_names_the_classes(make_trainer, folder):
+    """A file that is twice as wide as it is high is drawn so, whatever the model sees."""
+    for part in ("train", "val", "test"):
+        for path in (folder / part).glob("*/*.png"):
+            with Image.open(path) as image:
+                image.resize((80, 40), Image.Resampling.NEAREST).save(path)
+    trainer = make_trainer(*SMALL[:2], *words(folder))
+    result = trainer.evaluate(trainer.model, trainer.data.val)
+    assert [each.size for each in result.shown] == [(40, 80), (40, 80)]
+    (path,) = trainer.task.pictures(result, folder)
+    pixels = np.array(Image.open(path).convert("RGB")).astype(int)
+    strong = (pixels[..., 0] > 150) & (pixels[..., 1] < 60)  # the red half of the first column's images
+    rows, columns = np.nonzero(strong[:, : pixels.shape[1] // 3])
+    first = rows < np.median(rows)
+    height, width = np.ptp(rows[first]) + 1, np.ptp(columns[first]) + 1
+    assert height / width == pytest.approx(40 / 20, rel=0.1)  # 10 of 40 columns are red
 
 
 @pytest.mark.parametrize(
@@ -195,3 +267,11 @@ def test_a_run_is_scored_and_asked(tmp_path, monkeypatch, capsys, folder):
     image = folder / "val" / "images" / "0.png"
     assert predict.main([f"checkpoint={run}", "out=said", str(image)]) == 0
     assert sum(each["score"] for each in json.loads((tmp_path / "said" / "predictions.jsonl").read_text())["found"]) == pytest.approx(1)
+    exported = torch.export.load(run / "checkpoints" / "best.pt2").module()
+    pixels = torch.from_numpy(np.array(Image.open(image))).permute(2, 0, 1)[None]
+    probability = exported(pixels).detach()
+    assert probability.shape == (1, 2, 40, 40)
+    torch.testing.assert_close(probability.sum(1), torch.ones(1, 40, 40))
+    found = {each["label"]: each["score"] for each in json.loads((tmp_path / "said" / "predictions.jsonl").read_text())["found"]}
+    shares = torch.bincount(probability.argmax(1).flatten(), minlength=2) / 1600
+    assert [found.get(name, 0.0) for name in ("back", "red")] == pytest.approx(shares.tolist(), abs=2e-3)

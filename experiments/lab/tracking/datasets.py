@@ -25,7 +25,7 @@ def data_sets(config: TrainConfig, data: Sets, **contexts: str) -> list[dict[str
         contexts: what `train`, `val` and `test` are for, as far as there are any: training, validation or test.
     """
     root = getattr(config.data, "root", None)
-    name = Path(root).name if root and config.data.name in ("folder", "coco") else config.data.name
+    name = Path(root).name if root and config.data.name in ("folder", "coco", "mask_folder") else config.data.name
     found = []
     for part, context in contexts.items():
         loader: Loader | None = getattr(data, part)

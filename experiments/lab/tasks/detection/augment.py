@@ -1,5 +1,7 @@
 """Sizes and augmentation of images with boxes, by torchvision's transforms on tv_tensors."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +11,10 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from lab.config.detection_schema import DetectionDataConfig
+from lab.config.errors import UserError
 
 Size = tuple[int, int]  # height, width
+OUTSIDE = 255  # the value of a mask's pixels that have no class
 
 
 def fitted(size: Size, config: DetectionDataConfig, fixed_size: list[int] | None) -> Size:
@@ -32,16 +36,24 @@ class RandomScale(v2.Transform):
     """Resize by a random factor, then crop to the size without it, or pad to it at a random place.
 
     Small factors zoom out, large ones crop; 0.1 to 2 is large-scale jitter.
+
+    Args:
+        scale: the smallest and the largest factor.
+        fit: from an image's size to that without the factor.
+        fixed_size: height and width of the result; None: what `fit` gives.
+        fill: the colour of padding, 0 to 255; a mask's is OUTSIDE.
     """
 
-    def __init__(self, config: DetectionDataConfig, fixed_size: list[int] | None, fill: list[int]) -> None:
+    def __init__(self, scale: list[float], fit: Callable[[Size], Size], fixed_size: list[int] | None, fill: list[int]) -> None:
         super().__init__()
-        self.config, self.fixed_size, self.fill = config, fixed_size, fill
+        if len(scale) != 2 or scale[0] > scale[1]:
+            raise UserError(f"data.scale={scale}: the smallest and the largest factor are expected.")
+        self.factors, self.fit, self.fixed_size, self.fill = scale, fit, fixed_size, fill
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        size = tuple(F.get_size(flat_inputs[0]))
-        low, high = self.config.scale
-        plain = fitted(size, self.config, self.fixed_size)
+        height, width = F.get_size(flat_inputs[0])
+        low, high = self.factors
+        plain = self.fit((height, width))
         canvas = tuple(self.fixed_size or plain)
         resized = scaled(plain, low + (high - low) * float(torch.rand(())))
         # where the canvas begins in the resized image; negative is padding
@@ -55,7 +67,8 @@ class RandomScale(v2.Transform):
         inpt = F.crop(inpt, max(top, 0), max(left, 0), min(height, rows), min(width, columns))
         above, before = max(-top, 0), max(-left, 0)
         padding = [before, above, width - min(width, columns) - before, height - min(height, rows) - above]
-        return F.pad(inpt, padding, fill=self.fill) if any(padding) else inpt
+        fill = OUTSIDE if isinstance(inpt, tv_tensors.Mask) else self.fill
+        return F.pad(inpt, padding, fill=fill) if any(padding) else inpt
 
 
 class Prepare:
@@ -71,7 +84,7 @@ class Prepare:
     def __init__(self, config: DetectionDataConfig, fixed_size: list[int] | None, fill: list[int], *, train: bool) -> None:
         self.config, self.fixed_size, self.augment = config, fixed_size, train and config.augment
         self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
-        self.scale = RandomScale(config, fixed_size, fill)
+        self.scale = RandomScale(config.scale, partial(fitted, config=config, fixed_size=fixed_size), fixed_size, fill)
         self.after = v2.RandomPhotometricDistort(p=config.photometric)
         self.sanitize = v2.Compose([v2.ClampBoundingBoxes(clamping_mode="hard"), v2.SanitizeBoundingBoxes(labels_getter=_labels)])
 

@@ -237,8 +237,6 @@ def _parts(config: DetectionDataConfig) -> list[Part]:
 
 
 def _check_sizes(config: DetectionDataConfig, fixed_size: list[int] | None) -> None:
-    if len(config.scale) != 2 or config.scale[0] > config.scale[1]:
-        raise UserError(f"data.scale={config.scale}: the smallest and the largest factor are expected.")
     if fixed_size is None:
         return
     if len(fixed_size) != 2:

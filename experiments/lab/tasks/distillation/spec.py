@@ -27,5 +27,6 @@ SPEC = TaskSpec(
         if schema.activation == "softmax" and schema.takes != "regions" and schema is not CustomConfig
     ),
     build="lab.tasks.distillation.task:build",
-    scored_as=lambda task: {"name": "classification", "calibration_bins": task["calibration_bins"]},  # the teacher's file may be gone
+    # the teacher's file may be gone
+    scored_as=lambda task: {"name": "classification"} | {name: task[name] for name in ("calibration_bins",) if name in task},
 )

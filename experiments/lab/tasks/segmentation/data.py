@@ -1,24 +1,32 @@
-"""Images with a class for each pixel, held in memory on the device."""
+"""Images with a class for each pixel: drawn and held in memory on the device, or files that workers read."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
-from torchvision.transforms.v2.functional import pil_to_tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
 from lab.config.errors import UserError
 from lab.config.schema import DigitsConfig
 from lab.config.settings import ROOT, absolute
-from lab.data.augment import crop_and_flip
 from lab.data.batch import Batch
-from lab.data.images import UNREADABLE, hidden, read_rgb
+from lab.data.images import UNREADABLE, CorruptError, Faults, cached, find_corrupt, hidden, read_rgb, reason, unreadable
+from lab.data.loading import WorkerLoader
 from lab.data.samples import Annotations
-from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of
+from lab.data.seeds import seeded
+from lab.data.sets import Loader, MemoryLoader, Norm, Split, digits, norm_of
+from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
 
 FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -26,7 +34,7 @@ FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 @dataclass
 class Masks:
-    """Images (N, C, H, W) from 0 to 1 or uint8, with masks (N, H, W) of classes or OUTSIDE, uint8."""
+    """Images (N, C, H, W) from 0 to 1, with masks (N, H, W) of classes, uint8."""
 
     images: Tensor
     masks: Tensor
@@ -34,11 +42,10 @@ class Masks:
 
 
 class MaskLoader(MemoryLoader):
-    """The mask goes with its image as one more channel, so that both are cropped and mirrored alike."""
+    """The mask goes with its image as one more channel, so that both are chosen together."""
 
     def __init__(self, masks: Masks, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
-        scale = 1.0 if masks.images.dtype == torch.uint8 else 1 / 255
-        images = torch.cat([masks.images, masks.masks[:, None].to(masks.images.dtype) * scale], 1).to(masks.images.dtype)
+        images = torch.cat([masks.images, masks.masks[:, None] / 255], 1)
         mean, std = (torch.cat([value, torch.tensor([last])]) for value, last in zip(norm, (0.0, 1 / 255), strict=True))
         split = Split(images, torch.zeros(len(images), dtype=torch.int64), masks.keys)
         super().__init__(split, Annotations(), batch_size, device, (mean, std))
@@ -47,38 +54,55 @@ class MaskLoader(MemoryLoader):
         for batch in super().__iter__():
             yield replace(batch, images=batch.images[:, :-1].contiguous(), target=batch.images[:, -1].round().long())
 
+    def size(self, position: int) -> tuple[int, int]:
+        height, width = self.images.shape[-2:]
+        return height, width
 
-def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm | None) -> Data:
+
+@dataclass
+class MaskData:
+    classes: list[str]
+    channels: int
+    norm: Norm
+    train: Loader
+    val: Loader
+    test: Loader | None
+    held_out: str
+    plain: Callable[[], Loader]
+
+
+def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm | None) -> MaskData:
     """Open the data set a config names.
 
     Args:
         config: DigitMasksConfig or MaskFolderConfig.
         device: where batches are wanted.
         seed: of the order and the augmentation.
-        norm: what a saved model was trained with, or a pretrained one expects; None computes it from the training images.
+        norm: what pixels are normalised by; None computes it from the training images that are drawn.
 
     Raises:
-        UserError: a folder, an image or a mask is wrong.
+        UserError: a folder, an image, a mask or a setting is wrong.
     """
-    if isinstance(config, DigitMasksConfig):
-        classes, parts = _drawn(config)
-        said = "images of held-out digits"
-    else:
-        assert isinstance(config, MaskFolderConfig)
-        classes, parts = config.classes, _read(config)
-        said = "the images of val/"
-    mean, std = norm_of(parts["train"].images, norm)
-    augment = crop_and_flip if config.augment and isinstance(config, MaskFolderConfig) else None  # a mirrored digit is none
-
-    def loader(part: str, batch_size: int) -> MaskLoader:
-        return MaskLoader(parts[part], batch_size, device, (mean, std))
-
-    counts = torch.bincount(parts["train"].masks.long().flatten(), minlength=OUTSIDE + 1)[: len(classes)]
-    train = loader("train", config.batch_size).shuffled(seed, augment)
-    val, test = loader("val", config.eval_batch_size), loader("test", config.eval_batch_size) if "test" in parts else None
-    channels = parts["train"].images.shape[1]
-    plain = partial(loader, "train", config.eval_batch_size)
-    return Data(classes, channels, Norm(mean.tolist(), std.tolist()), train, val, 0, counts, test, said, plain)
+    if isinstance(config, MaskFolderConfig):
+        assert norm is not None
+        parts = _read(config)
+        load = partial(MaskFileLoader, config=config, norm=norm, device=device)
+        test = load(parts["test"], seed=None) if "test" in parts else None
+        train, val, plain = load(parts["train"], seed=seed), load(parts["val"], seed=None), partial(load, parts["train"], seed=None)
+        return MaskData(config.classes, 3, norm, train, val, test, "the images of val/", plain)
+    classes, drawn = _drawn(cast(DigitMasksConfig, config))
+    mean, std = norm_of(drawn["train"].images, norm)
+    make = partial(MaskLoader, device=device, norm=(mean, std))
+    return MaskData(
+        classes,
+        drawn["train"].images.shape[1],
+        Norm(mean.tolist(), std.tolist()),
+        make(drawn["train"], config.batch_size).shuffled(seed, None),  # a mirrored digit is none
+        make(drawn["val"], config.eval_batch_size),
+        None,
+        "images of held-out digits",
+        partial(make, drawn["train"], config.eval_batch_size),
+    )
 
 
 def _drawn(config: DigitMasksConfig) -> tuple[list[str], dict[str, Masks]]:
@@ -113,41 +137,154 @@ def _scene(config: DigitMasksConfig, split: Split, generator: torch.Generator) -
     return (image + config.noise * torch.randn(size, size, generator=generator))[None], mask
 
 
-def _read(config: MaskFolderConfig) -> dict[str, Masks]:
+@dataclass
+class Pairs:
+    """Files of images and of their masks, and what each pair is called."""
+
+    images: list[Path]
+    masks: list[Path]
+    keys: list[str]
+
+
+def _read(config: MaskFolderConfig) -> dict[str, Pairs]:
+    """Find the pairs of each part that can be used, all parts' faults together.
+
+    Raises:
+        UserError: a folder is not there; or some pairs cannot be used and are not to be skipped, or none is left of a part.
+    """
     root = absolute(config.root, ROOT / "data")
-    parts = {}
-    for name in ("train", "val", "test"):
-        if (root / name).is_dir() or name != "test":
-            parts[name] = _part(root / name, config)
+    faults, about = Faults(root), []
+    found: dict[tuple[str, str], tuple[Path, Path]] = {}  # by part and stem
+    for part in ("train", "val", "test"):
+        if part == "test" and not (root / part).is_dir():
+            continue
+        images, masks = (_files(root / part / name) for name in ("images", "masks"))
+        about += [root / part / name for name in ("images", "masks")]
+        for stem in sorted(set(images) ^ set(masks)):
+            faults.add(f"{root / part}: an image and a mask of one stem are expected; of {stem} there is only one")
+        found |= {(part, stem): (images[stem], masks[stem]) for stem in images if stem in masks}
+    pairs = dict(enumerate(found.values()))
+    wrong: dict[int, str] = {}
+    if config.check != "off":
+        damaged = find_corrupt({number: (str(image), None) for number, (image, _) in pairs.items()}, about, config.check)
+        wrong = {number: f"{pairs[number][0].relative_to(root)}: {said}" for number, said in damaged.items()}
+        rest = {number: pair for number, pair in pairs.items() if number not in wrong}
+        look = partial(_look, classes=len(config.classes))
+        odd = cached(look, rest, about, f"masks of {len(config.classes)} classes")
+        wrong |= {number: f"{pairs[number][1].relative_to(root)}: {said}" for number, said in odd.items()}
+    for _, said in sorted(wrong.items()):
+        faults.add(said)
+    faults.raise_or_report(config.skip_corrupt)
+    parts: dict[str, Pairs] = {path.parent.name: Pairs([], [], []) for path in about}
+    for number, ((part, _), (image, mask)) in enumerate(found.items()):
+        if number not in wrong:
+            parts[part].images.append(image)
+            parts[part].masks.append(mask)
+            parts[part].keys.append(image.relative_to(root).as_posix())
+    for part, kept in parts.items():
+        if not kept.images:
+            raise UserError(f"data.root: {root / part} has no image with a mask to use.")
     return parts
-
-
-def _part(folder: Path, config: MaskFolderConfig) -> Masks:
-    images, masks = (_files(folder / name) for name in ("images", "masks"))
-    if odd := sorted(set(images) ^ set(masks)):
-        raise UserError(f"data.root: {folder}: an image and a mask of one stem are expected; of {', '.join(odd[:10])} there is only one.")
-    if not images:
-        raise UserError(f"data.root: {folder}/images has no image.")
-    size, read = [config.image_size] * 2, []
-    for stem, path in images.items():
-        try:
-            image, mask = read_rgb(path), Image.open(masks[stem])
-            mask.load()
-        except UNREADABLE as error:
-            raise UserError(f"data.root: {path} or its mask cannot be read: {error}") from None
-        if image.size != mask.size:
-            raise UserError(f"data.root: {masks[stem]} is {mask.width}×{mask.height}, its image {image.width}×{image.height}.")
-        values = pil_to_tensor(mask)[0]
-        if (wrong := values[(values >= len(config.classes)) & (values != OUTSIDE)]).numel():
-            known = f"0 to {len(config.classes) - 1} and {OUTSIDE}, which is no class"
-            raise UserError(f"data.root: {masks[stem]} has the value {int(wrong[0])}; with data.classes={config.classes} {known}.")
-        small = F.interpolate(pil_to_tensor(image)[None].float(), size=size, mode="bilinear", antialias=True)[0].round().clamp(0, 255)
-        read.append((small.to(torch.uint8), F.interpolate(values[None, None].float(), size=size, mode="nearest")[0, 0].to(torch.uint8)))
-    pictures, classes = (torch.stack(each) for each in zip(*read, strict=True))
-    return Masks(pictures, classes, [str(path.relative_to(folder.parent)) for path in images.values()])
 
 
 def _files(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise UserError(f"data.root: {folder}: there is no such folder.")
     return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in FILES and not hidden(path, folder)}
+
+
+def _look(pairs: dict[int, tuple[Path, Path]], classes: int) -> dict[int, str]:
+    """Say what is wrong with the masks of images, by id."""
+    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+        said = pool.map(partial(_fault, classes=classes), pairs.values())
+        return {number: each for number, each in zip(pairs, said, strict=True) if each}
+
+
+def _fault(pair: tuple[Path, Path], classes: int) -> str:
+    image, mask = pair
+    try:
+        height, width = read_mask(mask, classes).shape
+    except UNREADABLE as error:
+        return reason(error)
+    size = seen_size(image)
+    return "" if size == (height, width) else f"is {width}×{height}, its image {size[1]}×{size[0]}"
+
+
+def seen_size(path: Path) -> tuple[int, int]:
+    """Return height and width of an image, turned as people see it."""
+    with Image.open(path) as image:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        return (image.width, image.height) if turned else (image.height, image.width)
+
+
+def read_mask(path: Path, classes: int) -> Tensor:
+    """Read a mask (H, W) uint8.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    with Image.open(path) as image:
+        if image.mode not in ("1", "L", "P"):
+            raise CorruptError(f"has pixels of mode {image.mode}; one channel of class numbers is expected")
+        values = pil_to_tensor(image)[0].to(torch.uint8)
+    if (wrong := values[(values >= classes) & (values != OUTSIDE)]).numel():
+        known = f"data.classes has 0 to {classes - 1}, and {OUTSIDE} is no class"
+        raise CorruptError(f"has the value {int(wrong[0])}; {known}")
+    return values
+
+
+class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
+    """Images (3, S, S) and masks (S, S), uint8.
+
+    A sample is asked for by its position and a seed, so that its augmentation does not depend on which process prepares it.
+    """
+
+    def __init__(self, pairs: Pairs, config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
+        self.pairs, self.classes, self.augment = pairs, len(config.classes), train and config.augment
+        self.size = [config.image_size] * 2
+        self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
+        self.scale = RandomScale(config.scale, self.fit, None, fill)
+        self.after = v2.RandomPhotometricDistort(p=config.photometric)
+
+    def __len__(self) -> int:
+        return len(self.pairs.images)
+
+    def fit(self, _size: tuple[int, int]) -> tuple[int, int]:
+        return self.size[0], self.size[1]
+
+    def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
+        position, seed = sample
+        path = self.pairs.images[position]
+        try:
+            pixels = pil_to_tensor(read_rgb(path))
+            path = self.pairs.masks[position]
+            values = read_mask(path, self.classes)
+        except UNREADABLE as error:
+            raise unreadable(path, error) from None
+        image, mask = tv_tensors.Image(pixels), tv_tensors.Mask(values)
+        if self.augment:
+            with seeded(seed):
+                image, mask = self.scale(*self.before(image, mask))
+                image = self.after(image)
+        else:
+            image, mask = (resize(each, self.size, antialias=True) for each in (image, mask))
+        return image.as_subclass(Tensor), mask.as_subclass(Tensor), position
+
+
+class MaskFileLoader(WorkerLoader):
+    """Batches on the device; they travel as uint8 and are normalised there."""
+
+    def __init__(self, pairs: Pairs, config: MaskFolderConfig, norm: Norm, device: torch.device, seed: int | None) -> None:
+        fill = [round(value * 255) for value in norm.mean]
+        super().__init__(MaskFiles(pairs, config, fill, train=seed is not None), config, device, seed)
+        self.pairs, self.keys = pairs, pairs.keys
+        self.mean, self.std = (torch.tensor(value).view(1, 3, 1, 1).to(device) for value in (norm.mean, norm.std))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.epochs:
+            images, masks, index = (each.to(self.device, non_blocking=True) for each in batch)
+            yield Batch((images.float() / 255 - self.mean) / self.std, masks.long(), index)
+
+    def size(self, position: int) -> tuple[int, int]:
+        """Return height and width of the file."""
+        return seen_size(self.pairs.images[position])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lab.config.fields import choice, number, setting
+from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import DataConfig, ModelConfig, SplitConfig, TaskConfig
 from lab.tasks.spec import TaskSpec
@@ -49,11 +49,20 @@ class DigitMasksConfig(MasksConfig, SplitConfig):
 
 @dataclass
 class MaskFolderConfig(MasksConfig):
-    """root/train, root/val and perhaps root/test, each with images/ and masks/: files of the same stem, a mask's values are classes."""
+    """root/train, root/val and perhaps root/test, each with images/ and masks/: files of the same stem, a mask's values are classes.
+
+    Images and masks are read by worker processes and resized to data.image_size a side.
+    """
 
     name: str = setting("mask_folder", "the data set")
     root: str | None = setting(None, "folder with train/, val/ and perhaps test/; null: data/")
     classes: list[str] = setting("???", "names of the classes, in the order of their values in masks, such as [background,cat]")
+    workers: int | None = number(None, "processes that read images; null: the share of the cores, up to 16", least=0)
+    scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16)
+    horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
+    photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is looked at before the run; masks whole")
+    skip_corrupt: bool = setting(False, "leave out images and masks that cannot be used")
 
 
 SPEC = TaskSpec(

@@ -1,5 +1,6 @@
 """A class for each pixel."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -13,16 +14,17 @@ from lab.config.errors import UserError
 from lab.config.loss_schema import CrossEntropyConfig, CustomConfig
 from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
-from lab.data.sets import Data, Norm
+from lab.data.sets import Norm
 from lab.processes import distributed
 from lab.runs.export import Exportable, Images
-from lab.runs.files import save_figure
 from lab.runs.predict import Asked, Prediction, Predictor
+from lab.tasks.fonts import letters_of
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
-from lab.tasks.segmentation.data import load_masks
+from lab.tasks.segmentation.data import MaskData, load_masks
 from lab.tasks.segmentation.model import build_segmenter
-from lab.tasks.segmentation.spec import OUTSIDE, MasksConfig, SegmentationConfig, SegmenterConfig
+from lab.tasks.segmentation.plots import Shown, masks_picture
+from lab.tasks.segmentation.spec import OUTSIDE, MaskFolderConfig, MasksConfig, SegmentationConfig, SegmenterConfig
 from lab.tasks.task import Stateless, table_of
 
 
@@ -31,7 +33,7 @@ class SegmentationResult:
     values: dict[str, float]
     confusion: list[list[int]]  # pixels; rows: true classes, columns: what was found
     iou: Tensor  # (C,), nan of a class that is nowhere
-    shown: list[tuple[Tensor, Tensor, Tensor]]  # image (C, H, W), mask, what was found (H, W)
+    shown: list[Shown]
 
     def tree(self) -> dict[str, Any]:
         return {"confusion": self.confusion}
@@ -40,12 +42,15 @@ class SegmentationResult:
 class SegmentationCounts:
     """Adds up pixels; images to be drawn are kept."""
 
-    def __init__(self, classes: list[str], pictures: int, device: torch.device) -> None:
-        self.classes, self.pictures = classes, pictures
+    def __init__(
+        self, classes: list[str], pictures: int, device: torch.device, size: Callable[[int], tuple[int, int]] | None = None
+    ) -> None:
+        """size: from an image's position to height and width of its file; None: those that the model sees."""
+        self.classes, self.pictures, self.size = classes, pictures, size
         self.confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64, device=device)
         self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
         self.samples = torch.zeros((), dtype=torch.int64, device=device)
-        self.shown: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.shown: list[Shown] = []
 
     def add(self, found: Tensor, batch: Batch, loss_sum: Tensor, divisor: Tensor) -> None:
         there = batch.target != OUTSIDE
@@ -54,8 +59,12 @@ class SegmentationCounts:
         self.loss += torch.stack([loss_sum, divisor]).double()
         self.samples += len(batch)
         left = self.pictures - len(self.shown)
-        for shown in zip(batch.images[:left], batch.target[:left], found[:left], strict=True):
-            self.shown.append((shown[0].cpu(), shown[1].cpu(), shown[2].cpu()))
+        if left:
+            for image, mask, said, position in zip(
+                *(each[:left].cpu() for each in (batch.images, batch.target, found, batch.index)), strict=True
+            ):
+                size = self.size(int(position)) if self.size else (mask.shape[0], mask.shape[1])
+                self.shown.append(Shown(image, mask, said, size))
 
     def result(self) -> SegmentationResult:
         """Of all ranks together."""
@@ -79,7 +88,7 @@ class Segmentation(Stateless):
     monitor = "miou"
     score_names: tuple[str, ...] = ("pixel_accuracy",)
 
-    def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, data: MaskData, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
         self.settings = cast(SegmentationConfig, config.task)
         self.criterion = PixelCriterion(config, len(data.classes), device)
@@ -102,7 +111,7 @@ class Segmentation(Stateless):
         return (right.flatten(1).sum(1) / there.flatten(1).sum(1).clamp(min=1)).sum()[None]
 
     def counts(self, loader: Any) -> SegmentationCounts:
-        return SegmentationCounts(self.data.classes, self.settings.pictures, self.device)
+        return SegmentationCounts(self.data.classes, self.settings.pictures, self.device, loader.size)
 
     def count(self, counts: SegmentationCounts, output: Tensor, batch: Batch) -> None:
         loss = self.loss(output, batch, torch.ones((), device=output.device))
@@ -115,23 +124,9 @@ class Segmentation(Stateless):
     def pictures(self, result: SegmentationResult, folder: Path) -> list[Path]:
         if not result.shown:
             return []
-        from matplotlib.figure import Figure
-
-        path, norm = folder / "masks.png", self.data.norm
-        mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (norm.mean, norm.std))
-        figure = Figure(figsize=(6, 2 * len(result.shown)))
-        axes = figure.subplots(len(result.shown), 3, squeeze=False)
-        for row, (image, mask, found) in zip(axes, result.shown, strict=True):
-            pixels = (image * std + mean).clamp(0, 1).permute(1, 2, 0)
-            row[0].imshow((pixels if pixels.shape[2] == 3 else pixels[..., 0]).numpy(), cmap="gray", vmin=0, vmax=1)
-            for axis, classes in ((row[1], mask), (row[2], found)):
-                shown = classes.where(classes != OUTSIDE, -1).numpy()
-                axis.imshow(shown, cmap="tab20", vmin=-1, vmax=len(self.data.classes) - 1, interpolation="nearest")
-        for axis, title in zip(axes[0], ("image", "mask", "found"), strict=True):
-            axis.set_title(title)
-        for axis in axes.flat:
-            axis.set_axis_off()
-        save_figure(figure, path, dpi=100, bbox_inches="tight")
+        path = folder / "masks.png"
+        with letters_of(self.data.classes):
+            masks_picture(result.shown, self.data.classes, self.data.norm, path)
         return [path]
 
     def headline(self, result: SegmentationResult) -> str:
@@ -184,7 +179,8 @@ class PixelCriterion:
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Segmentation:
-    norm = model_norm(config.model, saved) if saved or config.model.pretrained else None
+    files = isinstance(config.data, MaskFolderConfig)
+    norm = model_norm(config.model, saved) if saved or config.model.pretrained or files else None
     return Segmentation(config, load_masks(cast(MasksConfig, config.data), device, config.seed, norm), device)
 
 
