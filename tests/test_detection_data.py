@@ -1,6 +1,7 @@
 """COCO folders, as a stranger brings them."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -396,3 +397,32 @@ def test_categories_of_one_name_are_told_apart(coco):
     data = coco.load()
     assert data.classes == ["red (0)", "red (3)", "blue", "none"]
     assert next(iter(data.val)).labels[0, :2].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["task=detection"],
+            "data.shortest=800: images are enlarged 12.5 times, the median one from 64×64 to 800×800 .* 156 times",
+        ),
+        (["task=detection", "data.shortest=50"], None),
+        (["task=detection", "data.shortest=null"], None),
+        (["task=detection", "data.shortest=90"], None),
+        (
+            ["task=detection", "model.fixed_size=[320,320]"],
+            r"model.fixed_size=\[320, 320\]: .* 5.0 times.*=\[64,64\] keeps",
+        ),
+        (["task=multilabel", "model=tiny_resnet"], "data.shortest=800: images are enlarged 12.5 times.*; data.shortest=64 keeps"),
+        (["task=multilabel", "model=tiny_resnet", "data.shortest=64"], None),
+    ],
+    ids=str,
+)
+def test_images_that_are_much_enlarged_are_named(coco, make_trainer, words, said):
+    """COCO's data.shortest=800 is for photos; small images would take many times as long, and no word of it."""
+    names = ["data.train_images=train", "data.val_images=val", "data.train_annotations=train.json", "data.val_annotations=val.json"]
+    model = [] if "model=tiny_resnet" in words else ["model=fcos_tiny"]
+    trainer = make_trainer(*words[:1], "data=coco", f"data.root={coco.path}", "data.workers=0", *names, *model, *words[1:])
+    assert len(trainer.notes) == (said is not None)
+    if said is not None:
+        assert re.search(said, trainer.notes[0])

@@ -1,5 +1,6 @@
 """A task defines what a batch means: from batch to loss, and from outputs to metrics and pictures. The trainer knows none of it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -23,6 +24,7 @@ class Task(Protocol):
 
     monitor: str  # the metric whose highest value marks the best checkpoint
     score_names: tuple[str, ...]  # what is counted of the training batches themselves
+    notes: Sequence[str]  # on the data, for the person at the keyboard
 
     @property
     def data(self) -> Sets:
@@ -94,6 +96,8 @@ def table_of(classes: list[str], figures: dict[str, Tensor]) -> list[dict[str, A
 
 class Stateless:
     """Of tasks whose batches come as they are to be; without tables, unless a task makes some."""
+
+    notes: Sequence[str] = ()
 
     def prepare(self, batch: Any, *, training: bool) -> Any:
         return batch

@@ -50,7 +50,7 @@ def assemble(
     seed_all(config)
     with distributed.in_turn():
         task = find_object(spec_of(config.task).build)(config, device, norm)
-    model, notes = model or task.model(), []
+    model, notes = model or task.model(), list(getattr(task, "notes", ()))
     if config.model.weights and not distributed.of_first(resumed):
         notes.append(load_own_weights(model, config.model.weights))
     if config.model.freeze:

@@ -20,8 +20,10 @@ from lab.data.loading import WorkerLoader
 from lab.data.seeds import seeded
 from lab.data.sets import Loader, Norm
 from lab.data.split import held_out_by
-from lab.tasks.detection.augment import Prepare
+from lab.tasks.detection.augment import Prepare, fitted
 from lab.tasks.detection.batch import DetectionBatch
+
+ENLARGED = 2.0  # times from which on it is said; COCO's own images become 1.7 times as large
 
 
 @dataclass
@@ -197,6 +199,32 @@ def size_of(config: DetectionDataConfig, fixed_size: list[int] | None) -> tuple[
     edge = config.shortest or (config.scene_pixels if isinstance(config, DigitScenesConfig) else 640)
     side = -(-edge // config.divisor) * config.divisor
     return side, side
+
+
+def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: list[tuple[int, int]]) -> list[str]:
+    """Say by how much images are enlarged, where that is much: what is bought with the time may be nothing.
+
+    Args:
+        config: of the data.
+        fixed_size: height and width that every image is fitted into; None: they are the config's.
+        sizes: height and width of the training images' files.
+    """
+    height, width = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
+    rows, columns = fitted((height, width), config, fixed_size)
+    ratio = rows / height
+    if ratio < ENLARGED:
+        return []
+    side = -(-max(height, width) // config.divisor) * config.divisor
+    if fixed_size is None:
+        setting, same = f"data.shortest={config.shortest}", f"data.shortest={min(height, width)}"
+    elif tuple(fixed_size) == size_of(config, None):
+        setting, same = f"data.shortest={config.shortest}", f"data.shortest={side}"
+    else:
+        setting, same = f"model.fixed_size={fixed_size}", f"model.fixed_size=[{side},{side}]"
+    return [
+        f"{setting}: images are enlarged {ratio:.1f} times, the median one from {width}×{height} to {columns}×{rows} pixels, "
+        f"and a step computes {ratio**2:.0f} times as much; {same} keeps their size"
+    ]
 
 
 @dataclass

@@ -17,7 +17,7 @@ from lab.data.sets import Norm
 from lab.processes import distributed
 from lab.tasks.detection.backbone import backbone
 from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import DetectionData, FileLoader, load_detection_data, size_of
+from lab.tasks.detection.data import DetectionData, FileLoader, enlarged, load_detection_data, size_of
 from lab.tasks.detection.detectors import FCOS, RetinaNet
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.metrics import DetectionCounts, DetectionResult
@@ -57,6 +57,7 @@ class Detection(Stateless):
         self.data, self.device = data, device
         self.settings = cast(DetectionConfig, config.task)
         model = cast(DetectorConfig, config.model)
+        self.notes = enlarged(cast(DetectionDataConfig, config.data), model.fixed_size, data.train.file.sizes)
         self.detector = build_detector(model, criterion(config.loss, config.box_loss, model), len(data.classes), image_size)
 
     def model(self) -> nn.Module:

@@ -19,7 +19,7 @@ from lab.data.sets import Loader, MemoryLoader, Norm, Split
 from lab.processes import distributed
 from lab.runs.export import Exportable
 from lab.runs.predict import Asked, Predictor
-from lab.tasks.detection.data import DetectionData, DetectionLoader, load_detection_data, size_of
+from lab.tasks.detection.data import DetectionData, DetectionLoader, enlarged, load_detection_data, size_of
 from lab.tasks.detection.inference import batches
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
@@ -145,6 +145,8 @@ class Multilabel(ClassifierTask):
             )
         super().__init__(config, criterion, image_size, device)
         self.data, self.settings = data, cast(MultilabelConfig, config.task)
+        scenes = cast(DetectionDataConfig, config.data)
+        self.notes = enlarged(scenes, list(size_of(scenes, None)), data.train.file.sizes)
         self.counts(data.val)  # finds the metrics before anything starts
 
     def prior(self) -> float:
