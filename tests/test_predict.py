@@ -182,6 +182,23 @@ def test_names_in_any_script_are_drawn(tmp_path, fonts):
     assert (boxed[0] != boxed[1]).any()
 
 
+def test_a_class_of_pixels_has_one_colour_in_all_images_and_in_the_line_above():
+    from lab.runs.predict import Prediction, draw
+
+    colors = [(9, 9, 9), (250, 10, 10), (10, 250, 10), (10, 10, 250)]
+    mask = torch.zeros(100, 320, dtype=torch.long)
+    mask[50:, :160] = 3
+    image = Image.new("RGB", (320, 100), "black")
+    for other in (1, 2):
+        mask[50:, 160:] = other
+        given = {"mask": mask, "colors": colors, "numbers": [0, other, 3]}
+        page = np.asarray(draw(image, Prediction(["ground", "other", "sea"], [0.5, 0.25, 0.25], **given)))
+        for number, column in ((3, 10), (other, 300)):
+            np.testing.assert_allclose(page[20 + 90, column], np.array(colors[number]) / 2, atol=2)
+            assert (page[:20] == colors[number]).all(-1).any()
+        assert not page[20 + 10].any()  # class 0
+
+
 def test_letters_that_no_font_has_are_named(fonts):
     from lab.tasks.fonts import drawable, font_for
 

@@ -23,7 +23,7 @@ from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
 from lab.tasks.segmentation.data import MaskData, load_masks
 from lab.tasks.segmentation.model import build_segmenter
-from lab.tasks.segmentation.plots import Shown, masks_picture
+from lab.tasks.segmentation.plots import Shown, masks_picture, palette
 from lab.tasks.segmentation.spec import OUTSIDE, MaskFolderConfig, MasksConfig, SegmentationConfig, SegmenterConfig
 from lab.tasks.task import Stateless, table_of
 
@@ -191,6 +191,8 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
     size, channels = cast(MasksConfig, config.data).image_size, len(asked.norm.mean)
     model = build_segmenter(cast(SegmenterConfig, config.model), channels=channels, classes=len(classes), image_size=size)
 
+    colors = [(round(255 * r), round(255 * g), round(255 * b)) for r, g, b in palette(len(classes))]
+
     def predicted(image: Image.Image) -> Prediction:
         pixels = pil_to_tensor(image.convert("L") if channels == 1 else image).float() / 255
         seen = normalize(resize(pixels, [size, size], antialias=True), asked.norm.mean, asked.norm.std)
@@ -198,7 +200,8 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
         mask = logits[0].argmax(0).cpu()
         share, order = (torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()).sort(descending=True)
         count = min(asked.top, int((share > 0).sum()))
-        return Prediction([classes[label] for label in order[:count].tolist()], share[:count].tolist(), mask=mask)
+        numbers = order[:count].tolist()
+        return Prediction([classes[label] for label in numbers], share[:count].tolist(), mask=mask, colors=colors, numbers=numbers)
 
     return model, predicted
 
