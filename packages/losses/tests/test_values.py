@@ -1,10 +1,13 @@
 """Values and gradients of every registered loss against float64, in every mode, dtype, reduction and layout."""
 
+import contextlib
+
 import pytest
 import torch
+from loss_calls import Operators
 
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.testing import BOUNDS, Sample, error, run, samples
+from lossforge.losses.testing import BOUNDS, Sample, error, plain_sample, run, samples
 
 STRAIGHT = ("mae", "box_l1", "nll", "kl_div")  # whose second derivative is 0
 TWICE = ("dense", "class index", "class index, scores", "probabilities", "mixup pair, λ a sample", "one pair")
@@ -150,6 +153,21 @@ def test_retained_graph(loss, mode, device):
         exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean").gradient
         for g, upstream in kept:
             assert error(g, upstream * exact) < 3e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_second_backward_has_the_same_bits(loss, mode, dtype, device):
+    """Also through the operators, which differentiate calls under a mode of torch."""
+    sample = plain_sample(loss, device, dtype)
+    x = sample.x.requires_grad_()
+    for surroundings in (contextlib.nullcontext(), Operators()):
+        with surroundings:
+            value = loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode)
+            first, second, third = (torch.autograd.grad(value, x, torch.full_like(value, 0.7), retain_graph=True)[0] for _ in range(3))
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)

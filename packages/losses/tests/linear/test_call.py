@@ -180,15 +180,16 @@ def test_double_backward_and_forward_mode(loss, device):
 @MODES
 @EACH
 def test_retained_graph(loss, mode, device):
-    """Walked three times with other upstream gradients, the same bits as in a graph of its own; what was handed out does not change."""
+    """Walked four times with other upstream gradients, the same bits as in a graph of its own; what was handed out does not change."""
     leaves, targets = layer(9, device), loss.targets(9, device)
     value = loss.ours(*leaves, *targets, gradient=mode, chunk=4)
-    kept = [(u, torch.autograd.grad(value, leaves, torch.full_like(value, u), retain_graph=True)) for u in (3.0, 1.0, -2.0)]
+    kept = [(u, torch.autograd.grad(value, leaves, torch.full_like(value, u), retain_graph=True)) for u in (3.0, 1.0, -2.0, 3.0)]
     for upstream, found in kept:
         agree(found, exactly(loss, leaves, *targets, upstream=upstream)[1:])
     _, *alone = gradients(loss.ours, leaves, *targets, gradient=mode, chunk=4)
     assert all(map(torch.equal, kept[0][1], alone))
     assert all(map(torch.equal, [-2 * g for g in kept[1][1]], kept[2][1]))
+    assert all(map(torch.equal, kept[0][1], kept[3][1]))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -41,11 +41,23 @@ def leaves(call: Any) -> Sequence[Tensor]:
     return call[1 : 1 + len(KINDS[type(call)].differentiable)]
 
 
+def resolved(call: Any) -> Any:
+    """Return the call with the values of lazy negative views written out, because kernels read memory; a graph's operators do so anyway.
+
+    No other lazy view gets here: conjugates are complex.
+    """
+    end = end_of_tensors(call)
+    if torch.compiler.is_compiling() or not any([t is not None and t.is_neg() for t in call[1:end]]):
+        return call
+    return type(call)(call[0], *[None if t is None else t.resolve_neg() for t in call[1:end]], *call[end:])
+
+
 def compute(call: Any, options: Mapping[str, Any]) -> Several:
     """Return the results of a checked call, None where not asked for; its options say when and where the gradient is written."""
     linear = options.get("linear")
     if linear is not None:
         call = fused(call, *linear)
+    call = resolved(call)
     tensors, differentiable = call[1 : end_of_tensors(call)], leaves(call)
     others = tensors[len(differentiable) :]
     narrow = not isinstance(call, (DivergenceCall, TopKCall)) or call.target.dtype in KERNEL_DTYPES
@@ -200,12 +212,31 @@ def gradients(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool
     if all(t is None for t in arriving):
         return found
     first, *others = arriving
-    if first is not None and all(t is None for t in others) and not torch.is_grad_enabled():
-        found = [once.take(first) if once is not None and want else None for once, want in zip(ctx.once, wanted, strict=True)]
+    once = ctx.once if first is not None and all(t is None for t in others) and not torch.is_grad_enabled() else [None] * len(wanted)
+    found = [one.take(first) if one is not None and want else None for one, want in zip(once, wanted, strict=True)]
+    if any(want and g is None and one is not None for g, want, one in zip(found, wanted, once, strict=True)):
+        again = _written_again(ctx, [one is not None for one in once])
+        found = [Once(g, ctx.how.launches).take(first) if want and g is not None else None for g, want in zip(again, wanted, strict=True)]
     missing = [want and g is None for g, want in zip(found, wanted, strict=True)]
     if any(missing):
         found = [g if new is None else new for g, new in zip(found, _anew(ctx, arriving, missing), strict=True)]
     return found
+
+
+def _written_again(ctx: Any, which: Sequence[bool]) -> Sequence[Tensor | None]:
+    """Return the gradients that were written in forward, by the launches that wrote them, so that they have the same bits."""
+    how, numbers = ctx.how, getattr(ctx, "numbers", None)
+    tensors, _ = recalled(ctx)
+    if plain(*tensors):
+        written = [torch.empty_like(t) if one and t is not None else None for t, one in zip(tensors, which, strict=False)]
+        how.forward(tensors, written, True)
+        return written
+    operator, call = KINDS[how.type].operator, how.call(tensors)
+    if numbers is None:
+        results = getattr(torch.ops.lossforge, operator)(*call, *which, False)
+    else:
+        results = getattr(torch.ops.lossforge, f"{operator}_scheduled")(numbers, *call, *which, False)
+    return [g if one else None for g, one in zip(results[-len(which) :], which, strict=True)]
 
 
 def _anew(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -217,7 +248,7 @@ def _anew(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -
         inputs = [t for t, want in zip(differentiable, wanted, strict=True) if want and t is not None]
         found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=True))
         return [next(found) if want else None for want in wanted]
-    if plain(*differentiable, *arriving):
+    if plain(*tensors, *arriving):
         written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(differentiable, wanted, strict=True)]
         how.backward(tensors, kept, arriving, written)
         return written
@@ -309,7 +340,7 @@ class InPlace:
                 raise ValueError(f"inplace=True needs logits that autograd allows to be overwritten: {refused}") from None
 
     def gradient(self, ctx: Any, arriving: Sequence[Tensor | None]) -> Tensor | None:
-        first, *others = arriving[: KINDS[ctx.how.type].arriving]
+        first, *others = [None if t is None else t.resolve_neg() for t in arriving[: KINDS[ctx.how.type].arriving]]
         if first is None and all(t is None for t in others):
             return None
         if self.in_forward and any(t is not None for t in others):

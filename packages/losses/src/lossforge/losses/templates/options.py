@@ -78,6 +78,10 @@ def check_options(x: Tensor, reduction: str, options: CallOptions | BoxOptions, 
             raise ValueError(
                 f"inplace=True needs logits without holes or overlaps in memory, got {tuple(x.shape)} with strides {x.stride()}"
             )
+        if x.is_neg():
+            raise ValueError(
+                "inplace=True needs logits whose memory holds their values, got a lazy negative view: call resolve_neg() on it first"
+            )
     if normalizer is None:
         return None
     if not isinstance(normalizer, Tensor) or (checks.known(normalizer) and not checks.is_parameter(normalizer, x)):
