@@ -88,6 +88,14 @@ def test_ignored_pixels_of_nan(classes, mode, device):
     assert (g[ignored] == 0).all()
 
 
+@BY_ROWS
+def test_share_of_a_mixup_pair_keeps_its_digits_in_float64(loss):
+    x, a, b = torch.rand(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 4, 0])
+    exact = torch.full((4,), 0.3, dtype=torch.float64)
+    for got, expected in zip(*(gradient_of(loss.function, x, a, target_b=b, lam=lam) for lam in (0.3, exact)), strict=True):
+        assert torch.equal(got, expected)
+
+
 @MODES
 def test_all_class_weights_zero(mode, device):
     x = logits(4, 5, device)

@@ -78,8 +78,8 @@ def test_operator_called_by_its_name(device):
     x, q = torch.randn(4, 5, device=device, requires_grad=True), torch.rand(4, 5, device=device)
     found = []
     for target in (q, negative(q)):
-        args = ["cross_entropy", x, target, *[None] * 5, [], -100, 0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0, 1.0, "sum", False, False, [False] * 4]
-        loss, *_ = torch.ops.lossforge.rowwise(*args, False, True)
+        numbers = [[], -100, 0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0, 1.0, "sum", False, False, [False] * 4]
+        loss, *_ = torch.ops.lossforge.rowwise("cross_entropy", x, target, *[None] * 5, *numbers, False, True)
         found.append(torch.autograd.grad(loss, x)[0])
     assert torch.equal(*found)
 

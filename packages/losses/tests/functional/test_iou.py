@@ -69,6 +69,34 @@ def test_by_hand(boxes1, boxes2, expected, device):
                 torch.testing.assert_close(function(*centered, format="cxcywh").item(), float(value), rtol=1e-6, atol=0)
 
 
+FLIPPED = pytest.mark.parametrize("loss", [loss for loss in BOXES if not loss.name.startswith("box_")], ids=lambda loss: loss.name)
+
+
+@FLIPPED
+@pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
+def test_flipped_boxes_are_nan_in_their_pair_alone(loss, format, device):
+    """A box whose second corner lies before its first, of either input and on either axis: never a perfect score."""
+    boxes1, boxes2 = random(6, device), random(6, device)
+    boxes1[5] = boxes2[5] = torch.tensor([2.0, 2, 0, 0] if format == "xyxy" else [1.0, 1, -2, -2], device=device)
+    for boxes, pair, axis in ((boxes1, 1, 0), (boxes1, 2, 1), (boxes2, 3, 0), (boxes2, 4, 1)):
+        boxes[pair, 2 + axis] = boxes[pair, axis] - 1 if format == "xyxy" else -1.0
+    for function in (loss.function, loss.reference):
+        for options in ({"reduction": "none"}, {"reduction": "sum", "gradient": "forward"}, {"reduction": "sum", "gradient": "backward"}):
+            value, *gradients = results(function, boxes1, boxes2, format=format, **options)
+            expected, *slopes = results(function, boxes1[:1], boxes2[:1], format=format, **options)
+            assert value.isnan().tolist() == ([False, True, True, True, True, True] if value.ndim else True)
+            assert value.ndim == 0 or value[0] == expected
+            for g, slope in zip(gradients, slopes, strict=True):
+                assert torch.equal(g[:1], slope)
+                assert g[1:].isnan().all()
+    got = {"xyxy": r"x1 <= x2 and y1 <= y2, got \(.*\) at pair 1", "cxcywh": r"w and h of at least 0, got \(.*, -1.0, .*\) at pair 1"}
+    with pytest.raises(ValueError, match=rf"boxes1 must hold boxes \(.*\) with {got[format]}"):
+        loss.function(boxes1, boxes2, format=format, validate=True)
+    with pytest.raises(ValueError, match=r"boxes2 must hold boxes .* at pair \(0, 3\)"):
+        loss.module(format=format, validate=True)(boxes2[None].clone().fill_(1), boxes2[None])
+    assert loss.function(boxes1[:1], boxes2[:1], format=format, validate=True).isfinite()
+
+
 def test_gradient_by_hand(device):
     """Of 1 - I/U at I = 1, U = 7: x1 changes U by -2 and not I, x2 changes I by 1 and U by 1; boxes2 is the mirror image."""
     boxes1, boxes2 = torch.tensor([[0.0, 0, 2, 2]], device=device), torch.tensor([[1.0, 1, 3, 3]], device=device)

@@ -47,7 +47,7 @@ def resolved(call: Any) -> Any:
     No other lazy view gets here: conjugates are complex.
     """
     end = end_of_tensors(call)
-    if torch.compiler.is_compiling() or not any([t is not None and t.is_neg() for t in call[1:end]]):
+    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in call[1:end]):
         return call
     return type(call)(call[0], *[None if t is None else t.resolve_neg() for t in call[1:end]], *call[end:])
 

@@ -234,6 +234,18 @@ def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> N
         raise IndexError(f"{name} must hold {allowed}, got {int(t[tuple(at)])} at row {at[0] if len(at) == 1 else tuple(at)}")
 
 
+def unflipped(name: str, boxes: Tensor, centered: bool) -> None:
+    """Check the values of boxes (..., 4), where the host can read them now: not while torch.compile traces."""
+    if not known(boxes) or transformed(boxes):
+        return
+    flipped = (boxes[..., 2:] < (0.0 if centered else boxes[..., :2])).any(-1)
+    if flipped.any():
+        at = tuple(flipped.nonzero()[0].tolist())
+        allowed = "(cx, cy, w, h) with w and h of at least 0" if centered else "(x1, y1, x2, y2) with x1 <= x2 and y1 <= y2"
+        where = "" if not at else f" at pair {at[0] if len(at) == 1 else at}"
+        raise ValueError(f"{name} must hold boxes {allowed}, got {tuple(boxes[at].tolist())}{where}")
+
+
 def _checked_indices(t: Tensor, name: str, low: int, end: int, ignored: int | None) -> Tensor:
     in_range(name, t, low, end, ignored)
     return t.clone()  # operators return no argument

@@ -235,7 +235,6 @@ SPECIAL_PAIRS = {
     "equal points": ([3, 4, 3, 4], [3, 4, 3, 4]),
     "two points": ([1, 1, 1, 1], [3, 4, 3, 4]),
     "equal lines": ([5, 0, 5, 10], [5, 0, 5, 10]),
-    "turned inside out": ([30, 10, 20, 40], [10, 20, 50, 60]),
 }
 """Where minima, maxima and quotients change their branch."""
 

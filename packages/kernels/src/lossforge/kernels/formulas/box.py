@@ -10,7 +10,8 @@ d² = w_C² + h_C², ρ the distance of the centres, wᵢ and hᵢ the sides of 
                                                               α = v / (1 - I/U + v), a constant to the derivative
     EIoU    L = 1 - I/U + ρ²/d² + (w₁-w₂)²/w_C² + (h₁-h₂)²/h_C²   (Zhang et al. 2022, arXiv 2101.08158)
 
-A denominator below `eps` is `eps`, so that boxes without area have finite losses, and equal boxes with area one of exactly 0.
+A denominator below `eps` is `eps`, so that boxes without area have finite losses, and equal boxes with area one of exactly 0. A pair with a
+box whose second corner lies before its first has the union nan, and with it value and derivatives: the formulas would call it a good match.
 
 Each loss follows from five quantities of either axis: the two lengths, their overlap, their hull, and the offset of the centres. So it is
 differentiated in these, and `edges` takes the derivatives to the coordinates. Where two edges lie on each other, the derivatives
@@ -86,7 +87,8 @@ def overlap_loss(across, down, eps):
     w1, w2, wi, _, _, _, _ = across
     h1, h2, hi, _, _, _, _ = down
     intersection = tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0)
-    union = product(w1, h1) + (product(w2, h2) - intersection)
+    flipped = (w1 < 0) | (h1 < 0) | (w2 < 0) | (h2 < 0)
+    union = tl.where(flipped, float("nan"), product(w1, h1) + (product(w2, h2) - intersection))
     kept, r, r_free = bounded(union, eps)
     return (kept - intersection) * r, union, -r, intersection * r * r_free
 
@@ -108,7 +110,8 @@ def overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     """1 - I/U alone, for formulas whose derivatives are derived."""
     w, h = smaller(x2, u2) - larger(x1, u1), smaller(y2, v2) - larger(y1, v1)
     intersection = tl.where((w > 0) & (h > 0), product(w, h), 0.0)
-    union = larger(product(x2 - x1, y2 - y1) + (product(u2 - u1, v2 - v1) - intersection), eps)
+    flipped = (x2 < x1) | (y2 < y1) | (u2 < u1) | (v2 < v1)
+    union = larger(tl.where(flipped, float("nan"), product(x2 - x1, y2 - y1) + (product(u2 - u1, v2 - v1) - intersection)), eps)
     return (union - intersection) * reciprocal(union)
 
 

@@ -43,7 +43,9 @@ def _hull(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _overlap(b1: Tensor, b2: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """1 - I/U, and U."""
+    """1 - I/U, and U; nan where a box is flipped, in all derivatives too."""
+    flipped = (b1[..., 2:] < b1[..., :2]) | (b2[..., 2:] < b2[..., :2])
+    b1, b2 = (b * torch.where(flipped.any(-1, keepdim=True), torch.nan, 1.0) for b in (b1, b2))
     (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
     low, high = torch.maximum(b1[..., :2], b2[..., :2]), torch.minimum(b1[..., 2:], b2[..., 2:])
     w, h = (high - low).unbind(-1)
@@ -74,7 +76,8 @@ def box_iou_loss(
 
     Returns:
         a scalar or (...), in float32 (float64 for float64), as torchvision does. Boxes of equal coordinates and area have loss 0. Two boxes
-        without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch.
+        without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch. A pair with
+        a flipped box (x2 < x1, y2 < y1, or a negative width or height) has loss and gradient nan; validate=True raises.
     """
     return corner_loss("iou", boxes1, boxes2, reduction, eps, options)
 

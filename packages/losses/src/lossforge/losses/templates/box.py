@@ -12,6 +12,8 @@ FORMATS = ("xyxy", "cxcywh")
 
 def corner_loss(formula: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, options: CornerOptions) -> Tensor:
     """Compute a loss of how boxes overlap, which bounds its denominators by eps."""
+    if options.get("validate") is None:
+        options["validate"] = checks.VALIDATE
     return box_loss(BoxCall(formula, boxes1, boxes2, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction), options)
 
 
@@ -26,6 +28,9 @@ def box_loss(call: BoxCall, options: BoxOptions | CornerOptions) -> Tensor:
     if boxes2.shape != shape:
         raise ValueError(f"boxes2 must have the shape of boxes1, {tuple(shape)}, got {tuple(boxes2.shape)}")
     checks.one_of("format", format, FORMATS)
+    if options.get("validate"):
+        for name, boxes in (("boxes1", boxes1), ("boxes2", boxes2)):
+            checks.unflipped(name, boxes, format == "cxcywh")
     divisor = check_options(boxes1, call.reduction, options, CornerOptions, "boxes1")
     if weight is not None:
         checks.floating_beside("weight", weight, boxes1, "boxes1")

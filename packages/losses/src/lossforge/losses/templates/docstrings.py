@@ -59,6 +59,10 @@ BOX = {
     "weight": "one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.",
     "format": '"xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).',
     "empty": 'what a mean over no pairs gives: "zero", as in torchvision, or "nan".',
+    "validate": (
+        "raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's\n"
+        "LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out."
+    ),
 }
 OVERLAP = {
     "input": "logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.",

@@ -31,9 +31,10 @@ class BoxOptions(TypedDict, total=False):
 
 
 class CornerOptions(BoxOptions, total=False):
-    """format: of both boxes."""
+    """format: of both boxes. validate: raise where a box is flipped, which waits for the device."""
 
     format: BoxFormat
+    validate: bool | None
 
 
 class CallOptions(Settings, total=False):
@@ -155,7 +156,7 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
         raise TypeError(f"target must hold class indices where target_b is given, got {target.dtype}")
     if not isinstance(lam, Tensor) or (checks.known(lam) and not checks.is_parameter(lam, x)):
         lam = checks.number("lam", lam, 0.0, 1.0)
-        return torch.full((), lam, dtype=torch.float32, device=x.device).expand(target.shape)
+        return torch.full((), lam, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).expand(target.shape)
     checks.floating_beside("lam", lam, x)
     if lam.ndim == 1 and target.ndim > 1:
         lam = lam.view(-1, *(1,) * (target.ndim - 1))
