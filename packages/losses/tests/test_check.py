@@ -12,7 +12,7 @@ import triton.language as tl
 from lossforge.losses import elementwise
 from lossforge.losses.check.__main__ import main
 from lossforge.losses.check.ahead import check_ahead
-from lossforge.losses.check.formula import VARIABLES, check_formula, formula_hyper
+from lossforge.losses.check.formula import ENDS, VARIABLES, check_formula, formula_hyper
 from lossforge.losses.check.pytorch import check_pytorch
 from lossforge.losses.check.report import Report
 from lossforge.losses.check.template import check_edges
@@ -28,7 +28,7 @@ def test_every_loss_passes(loss, device, all_cases):
     report = Report(loss.name)
     if loss.template in VARIABLES:
         check_formula(loss, report, 0)
-        of_formula = 3 if loss.template == "rowwise" else 4
+        of_formula = 4 if loss.template == "rowwise" else 5
         assert len(report.findings) == of_formula, str(report)
     if loss.by_rows:
         check_edges(loss, report, device)
@@ -36,7 +36,7 @@ def test_every_loss_passes(loss, device, all_cases):
         check_pytorch(loss, report, device)
     assert report.passed, str(report)
     skipped = {finding.name for finding in report.findings if finding.passed is None}
-    held = {f"gradient against differences, {name}" for name in ("random", "far out", "equal boxes")} if loss.name == "ciou" else set()
+    held = {f"gradient against differences, {name}" for name in ("random", "far out", "equal boxes", ENDS)} if loss.name == "ciou" else set()
     assert skipped == held | ({"CUDA graph, no host synchronisation"} if all_cases and device != "cuda" else set())
 
 
@@ -71,6 +71,37 @@ def powers_and_tanh(x, y, delta):
 def bits_of_a_float(x, y):
     d = x - y
     return d * d, d & 1
+
+
+@elementwise(domain="probabilities", hyper={"gamma": 2.0})
+@triton.jit
+def nan_at_the_end(p, y, gamma):
+    q = tl.maximum(p, 1e-30)
+    power = tl.exp(gamma * tl.log(q))
+    return power * y, gamma * power / p * y
+
+
+@elementwise
+@triton.jit
+def reference_nan_at_a_tie(x, y):
+    d = tl.abs(x - y)
+    return tl.where(d > 0, d * d * tl.log(d), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name", "detail"),
+    [
+        (nan_at_the_end, f"gradient against differences, {ENDS}", r"at p=0, y=0, gamma=2: value .*, gradient nan, differences"),
+        (reference_nan_at_a_tie, "reference against the formula", r"at x=.*: the gradient is nan, the formula's 0"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_ends_of_the_domain_are_tried(loss, name, detail):
+    report = Report(loss.__name__)
+    check_formula(loss.loss, report, 0)
+    (finding,) = report.failures
+    assert finding.name == name
+    assert re.search(detail, finding.detail), finding
 
 
 def test_compiles_for_a_gpu_that_is_not_there():

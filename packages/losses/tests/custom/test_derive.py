@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import exp, log1p_unit, logistic, powers, reciprocal, tanh
+from lossforge.kernels.math import exp, log1p_unit, logistic, power, powers, reciprocal, tanh
 from lossforge.losses import FormulaError, elementwise, rowwise
 from lossforge.losses.custom.derive import with_gradients
 from lossforge.losses.custom.twin import torch_of
@@ -57,6 +57,63 @@ def test_derived_gradient_is_autograds(name, points):
     again, gradient = torch_of(with_gradients(formula))(x.detach(), y, *hyper)
     torch.testing.assert_close(again, value.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+@triton.jit
+def to_a_power(x, y, gamma):
+    return power(tl.abs(x - y), gamma)
+
+
+@triton.jit
+def to_two_powers(x, y, gamma):
+    higher, lower = powers(tl.abs(x - y), gamma)
+    return higher + 3.0 * lower
+
+
+@triton.jit
+def root_of_a_square(x, y):
+    return tl.sqrt((x - y) * (x - y))
+
+
+@triton.jit
+def times_its_root(x, y):
+    d = tl.abs(x - y)
+    return d * tl.sqrt_rn(d)
+
+
+@triton.jit
+def end_of_a_power(x, y, gamma):
+    return power(x, gamma) + y
+
+
+@pytest.mark.parametrize(
+    ("formula", "hyper", "expected"),
+    [
+        (to_a_power, (2.0,), 0.0),
+        (to_a_power, (1.5,), 0.0),
+        (to_a_power, (1.0,), 0.0),  # a kink
+        (to_a_power, (0.0,), 0.0),
+        (to_two_powers, (3.0,), 0.0),
+        (to_two_powers, (2.0,), 0.0),  # a kink
+        (root_of_a_square, (), 0.0),  # a kink
+        (times_its_root, (), 0.0),
+        (end_of_a_power, (1.0,), 1.0),
+        (end_of_a_power, (2.0,), 0.0),
+        (end_of_a_power, (0.0,), 0.0),
+    ],
+)
+def test_ends_of_a_domain_take_the_limit(formula, hyper, expected, device):
+    """Where the argument of a power or root is 0: derived, in the kernel, and by autograd of what is translated to torch."""
+    x = torch.zeros(3, device=device, requires_grad=True)
+    for dtype in (torch.float32, torch.float64):
+        wide = x.detach().to(dtype).requires_grad_()
+        (by_autograd,) = torch.autograd.grad(torch_of(formula)(wide, torch.zeros_like(wide), *hyper).sum(), wide)
+        _, derived = torch_of(with_gradients(formula))(wide.detach(), torch.zeros_like(wide), *hyper)
+        torch.testing.assert_close(by_autograd, torch.full_like(wide, expected), rtol=0, atol=1e-6)
+        torch.testing.assert_close(derived, torch.full_like(wide, expected), rtol=0, atol=1e-6)
+    loss = elementwise(formula, hyper=dict(zip(("gamma",), hyper, strict=False)))
+    (g,) = torch.autograd.grad(loss(x, torch.zeros_like(x), reduction="sum"), x)
+    torch.testing.assert_close(g, torch.full_like(x, expected), rtol=0, atol=1e-6)
 
 
 def test_what_cannot_be_derived_is_named():

@@ -14,11 +14,12 @@ from lossforge.losses.custom.source import read
 from lossforge.losses.custom.twin import torch_of
 from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.registry import Loss
-from lossforge.losses.testing import samples
+from lossforge.losses.testing import SPECIAL_PAIRS, samples
 
 SECTION = "formula, in float64"
-STEP, TOLERANCE = 6e-6, 1e-5
-"""A central difference over this step, relative to x, is right to about 1e-9 of a smooth formula's slope."""
+STEP, TOLERANCE, ONE_SIDED = 6e-6, 1e-5, 100.0
+"""A central difference over this step, relative to x, is right to about 1e-9 of a smooth formula's slope, to one side to 1e-5."""
+ENDS = "0, 1, ties and kinks"
 HELD = {"ciou": "its α is a constant to the gradient, as in the authors' code"}
 VARIABLES = {"elementwise": 1, "rowwise": 1, "boxes": 8}
 
@@ -88,18 +89,27 @@ def _elements(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor,
     if loss.domain == "probabilities":
         random, far = random.sigmoid(), torch.tensor([1e-6, 1e-3, 0.999, 1 - 1e-6], dtype=torch.float64)
     targets = torch.cat([ends, unit[:6]])
-    return {"random": pairs(random, targets), "far out": pairs(far, targets), "x = y": (unit, unit)}
+    kinks = ends if loss.domain == "probabilities" else torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    at_ends = pairs(kinks, torch.cat([ends, torch.tensor([0.5], dtype=torch.float64)]))
+    return {"random": pairs(random, targets), "far out": pairs(far, targets), "x = y": (unit, unit), ENDS: at_ends}
 
 
 def _rows(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...]]:
     z = torch.randn(200, generator=generator, dtype=torch.float64).abs() * 3
-    return {"random": (z,), "far out": (torch.tensor([1e-4, 1e-2, 20.0, 80.0, 1e3, 1e4], dtype=torch.float64),)}
+    far = torch.tensor([1e-4, 1e-2, 20.0, 80.0, 1e3, 1e4], dtype=torch.float64)
+    return {"random": (z,), "far out": (far,), ENDS: (torch.tensor([0.0, 1.0], dtype=torch.float64),)}
 
 
 def _boxes(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...]]:
     corner, side = (torch.rand(2, 300, 2, generator=generator, dtype=torch.float64) + low for low in (0.0, 0.05))
     corners = [t for box in zip(corner, corner + side, strict=True) for point in box for t in point.unbind(-1)]
-    return {"random": tuple(corners), "far out": tuple(1e3 * t for t in corners), "equal boxes": (*corners[:4], *corners[:4])}
+    special = torch.tensor([[*first, *second] for first, second in SPECIAL_PAIRS.values()], dtype=torch.float64)
+    return {
+        "random": tuple(corners),
+        "far out": tuple(1e3 * t for t in corners),
+        "equal boxes": (*corners[:4], *corners[:4]),
+        ENDS: special.unbind(1),
+    }
 
 
 def check_formula(loss: Loss, report: Report, seed: int) -> None:
@@ -139,19 +149,20 @@ def _inlined(formula: Formula, leading: int) -> Callable[..., Sequence[Any]]:
 def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: Report, found: Sequence[Points]) -> None:
     count, problem = 0, ""
     for p, variable in itertools.product(found, range(VARIABLES[loss.template])):
-        x = p.values[variable]
-        step = STEP * x.abs().clamp(min=min(1.0, x.abs().max().item()))
-        if loss.domain == "probabilities":
-            step = torch.minimum(step, 1e-3 * torch.minimum(x, 1 - x))  # not out of [0, 1]
         value, *slopes = both(*p.values, *p.hyper)
-        slope = slopes[variable] + torch.zeros_like(x)
-        right = (both(*p.moved(variable, step))[0] - value) / step
-        left = (value - both(*p.moved(variable, -step))[0]) / step
+        slope = slopes[variable] + torch.zeros_like(value)
+        (right, known_right), (left, known_left) = (_difference(loss, both, p, variable, sign) for sign in (1, -1))
+        if loss.template == "boxes":  # to one side of a box without width it is flipped, so that its slope is a choice
+            known_right = known_left = known_right & known_left
+        right, left = torch.where(known_right, right, left), torch.where(known_left, left, right)
         central = 0.5 * (left + right)
-        slack = TOLERANCE * torch.stack([torch.ones_like(left), left.abs(), right.abs()]).amax(0)
+        slack = TOLERANCE * torch.stack([torch.ones_like(left), left.abs(), right.abs()]).nan_to_num().amax(0)
+        if name == ENDS:
+            slack *= ONE_SIDED
         fits = (slope - central).abs() <= slack
         fits |= (torch.minimum(left, right) - slack <= slope) & (slope <= torch.maximum(left, right) + slack)  # at a kink: any between
-        fits &= value.isfinite()
+        fits |= ~(known_right | known_left) & ~slope.isnan()  # any number, where the slope is infinite, or is bounded
+        fits &= ~value.isnan() if name == ENDS else value.isfinite()
         count += len(fits)
         if not (fits.all() or problem):
             at = int((~fits).nonzero()[0])
@@ -161,20 +172,47 @@ def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: 
     report.add(SECTION, f"gradient against differences, {name}", not problem, problem or f"{count} points")
 
 
+def _difference(loss: Loss, both: Callable[..., Sequence[Any]], p: Points, variable: int, sign: int) -> tuple[Tensor, Tensor]:
+    """Return the difference quotient to one side, and whether it is known: inside the domain, and at the ends the same for a smaller step."""
+    x, value = p.values[variable], both(*p.values, *p.hyper)[0]
+    step = STEP * x.abs().clamp(min=min(1.0, x.abs().max().item()))
+    inside = torch.ones_like(x, dtype=torch.bool)
+    if loss.domain == "probabilities":
+        room = torch.where((x > 0) & (x < 1), torch.minimum(x, 1 - x), 1.0)
+        step, inside = torch.minimum(step, 1e-3 * room), (x + sign * 1e-9 >= 0) & (x + sign * 1e-9 <= 1)
+    if loss.template == "rowwise":
+        inside = (x > 0) | (sign > 0)
+
+    def quotient(step: Tensor) -> Tensor:
+        return sign * (both(*p.moved(variable, sign * step))[0] - value) / step
+
+    found = quotient(step)
+    if p.name == ENDS:
+        inside = inside & found.isfinite() & ((found - quotient(0.1 * step)).abs() <= 1e-3 * (1 + found.abs()))
+    return found, inside
+
+
 def _reference(
     loss: Loss, both: Callable[..., Sequence[Any]], reference: Callable[..., Tensor], report: Report, found: Sequence[Points]
 ) -> None:
     problem = ""
     for p in found:
-        value = both(*p.values, *p.hyper)[0]
-        values = p.values if loss.template != "boxes" else (torch.stack(p.values[:4], -1), torch.stack(p.values[4:], -1))
+        value, *slopes = both(*p.values, *p.hyper)
+        leaves = [v.clone().requires_grad_(i < len(slopes)) for i, v in enumerate(p.values)]
         try:
-            wanted = reference(*values, *p.hyper)
+            wanted = reference(*(leaves if loss.template != "boxes" else (torch.stack(leaves[:4], -1), torch.stack(leaves[4:], -1))), *p.hyper)
         except FormulaError as missing:
             report.add(SECTION, "reference", None, str(missing))
             return
-        fits = (value - wanted).abs() <= 1e-6 * torch.maximum(wanted.abs(), torch.ones_like(wanted))
+        gradients = torch.autograd.grad(wanted.sum(), leaves[: len(slopes)], materialize_grads=True)
+        wanted = wanted.detach()
+        fits = ((value - wanted).abs() <= 1e-6 * torch.maximum(wanted.abs(), torch.ones_like(wanted))) | (value == wanted)
         if not (fits.all() or problem):
             at = int((~fits).nonzero()[0])
             problem = f"{p.at(at, loss)}: formula {value[at]:.6g}, reference {wanted[at]:.6g}"
+        for slope, gradient in zip(slopes, gradients, strict=True):
+            lost = gradient.isnan() & ~(slope + torch.zeros_like(gradient)).isnan()
+            if lost.any() and not problem:
+                at = int(lost.nonzero()[0])
+                problem = f"{p.at(at, loss)}: the gradient is nan, the formula's {(slope + torch.zeros_like(gradient))[at]:.6g}"
     report.add(SECTION, "reference against the formula", not problem, problem)

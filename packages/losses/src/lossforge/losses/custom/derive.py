@@ -5,15 +5,17 @@ The compiler joins what value and derivative share.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import triton.language as tl
 
+from lossforge.kernels import math
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.source import Source, jit, read, results, written_out
 
+TINY = math.TINY.value
 ZERO_SLOPE = ("floor", "ceil", "zeros_like")
 ZEROS = "tl.where({0} == {0}, 0.0, 0.0)"
 """zeros_like, which Gluon, the language of the kernel for long rows, does not have."""
@@ -30,8 +32,8 @@ LANGUAGE: dict[str, Rule] = {
     "exp2": _scaled("0.6931471805599453 * {v}"),
     "log": lambda v, a, d: f"{d[0]} / {a[0]}",
     "log2": lambda v, a, d: f"{d[0]} / (0.6931471805599453 * {a[0]})",
-    "sqrt": lambda v, a, d: f"0.5 * {d[0]} / {v}",
-    "sqrt_rn": lambda v, a, d: f"0.5 * {d[0]} / {v}",
+    "sqrt": lambda v, a, d: _over_root(v, d),
+    "sqrt_rn": lambda v, a, d: _over_root(v, d),
     "rsqrt": _scaled("(-0.5 * {v} * {v} * {v})"),
     "sin": _scaled("tl.cos({a})"),
     "cos": _scaled("(0.0 - tl.sin({a}))"),
@@ -55,7 +57,6 @@ SHARED: dict[str, Rule] = {
     "product": lambda v, a, d: str(_product(a, d)),
     "log1p_unit": lambda v, a, d: f"{d[0]} / (1.0 + {a[0]})",
     "log1p_ratio": lambda v, a, d: f"{d[0]} / (1.0 + {a[0]})",
-    "power": lambda v, a, d: f"{a[1]} * {v} / {a[0]} * {d[0]}",
 }
 SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
     "logistic": lambda v, a, d: [
@@ -64,10 +65,16 @@ SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
         f"tl.where({a[0]} >= 0, 0.0 - {v[1]}, {v[0]}) * {d[0]}",
     ],
     "complement": lambda v, a, d: [f"{v[1]} * {d[0]}", f"(0.0 - {v[1]}) * {d[0]}"],
-    "powers": lambda v, a, d: [f"{a[1]} * {v[1]} * {d[0]}", f"({a[1]} - 1.0) * {v[1]} / {a[0]} * {d[0]}"],
 }
+POWERS = {"power": ("{0}",), "powers": ("{0}", "({0} - 1.0)")}
+"""Powers, by their exponents in terms of the argument: q^γ has the slope γ q^(γ-1), which `powers` has a limit for at q = 0."""
 CONSTANT: dict[str, tuple[int, ...]] = {"clamp": (1, 2), "where": (0,), "power": (1,), "powers": (1,)}
 """Arguments that must not depend on the variable."""
+
+
+def _over_root(v: str, d: list[str | None]) -> str:
+    """d / 2√a, finite at a = 0, so that there 0 · it is 0 and no nan: the derivative of √(x²) and of x √x."""
+    return f"0.5 * {d[0]} / tl.maximum({v}, {TINY}, propagate_nan=tl.PropagateNan.ALL)"
 
 
 def _sum(a: str | None, b: str | None) -> str:
@@ -174,6 +181,8 @@ class _Forward:
             return self.inner(node, found, values, slopes, keywords, text)
         if depends and any(slopes[i] is not None for i in CONSTANT.get(found, ()) if i < len(slopes)):
             raise self.fault(node, "an argument that must be constant depends on the variable")
+        if kind == "shared" and found in POWERS:
+            return self.powers(POWERS[found], text, [*values, *(value for value, _ in named.values())], slopes[0])
         if kind == "shared" and found in SHARED_TUPLES:
             count = len(SHARED_TUPLES[found](["v"] * 3, ["a"] * 3, ["d"] * 3))
             made = self.unpack(text, count)
@@ -187,6 +196,20 @@ class _Forward:
         if rule is None:
             raise self.fault(node)
         return [value], [self.assign(rule(value, values, slopes), True)]
+
+    def powers(self, exponents: Sequence[str], text: str, values: list[str], slope: str | None) -> tuple[list[str], list[str | None]]:
+        """Values and derivatives of q to each exponent."""
+        made = self.unpack(text, len(exponents))
+        if slope is None:
+            return made, [None] * len(made)
+        base, gamma = values
+        name = f"powers_{len(self.lines)}"
+        self.names[name] = math.powers
+        slopes: list[str | None] = []
+        for exponent in (each.format(gamma) for each in exponents):
+            _, lower = self.unpack(f"{name}({base}, {exponent})", 2)
+            slopes.append(self.assign(f"{exponent} * {lower} * {slope}", True))
+        return made, slopes
 
     def inner(
         self, node: ast.Call, function: Any, values: list[str], slopes: list[str | None], keywords: list[ast.keyword], text: str

@@ -38,9 +38,10 @@ def _one(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 LANGUAGE: dict[str, Callable[..., Any]] = {
-    **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "abs", "erf", "sigmoid")},
+    **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "rsqrt", "sin", "cos", "abs", "erf", "sigmoid")},
     **{name: _one(getattr(torch, name)) for name in ("floor", "ceil", "zeros_like")},
-    "sqrt_rn": _one(torch.sqrt),
+    "sqrt": lambda like, x: _sqrt(_tensor(like, x)),
+    "sqrt_rn": lambda like, x: _sqrt(_tensor(like, x)),
     "maximum": _pair(torch.maximum),
     "minimum": _pair(torch.minimum),
     "fdiv": _pair(torch.div),
@@ -53,8 +54,16 @@ LANGUAGE: dict[str, Callable[..., Any]] = {
 """Counterparts of triton.language's functions; each gets, first, a tensor that says dtype and device."""
 
 
+def _sqrt(x: Tensor) -> Tensor:
+    """√x, whose derivative at 0 is finite, as the kernels' is."""
+    zero = x == 0
+    return torch.where(zero, x * (0.5 / TINY), torch.where(zero, 1.0, x).sqrt())
+
+
 def _powers(like: Tensor, q: Any, gamma: Any) -> tuple[Tensor, Tensor]:
-    base = _tensor(like, q).clamp(min=TINY)
+    """q^γ and q^(γ-1), whose derivatives at 0 are their limits: the bound on q is a constant to them."""
+    q = _tensor(like, q)
+    base = q + (q.clamp(min=TINY) - q).detach()
     return base**gamma, base ** (gamma - 1.0)
 
 
