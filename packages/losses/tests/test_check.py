@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 
 from lossforge.losses import elementwise
+from lossforge.losses.check import check, template
 from lossforge.losses.check.__main__ import main
 from lossforge.losses.check.ahead import check_ahead
 from lossforge.losses.check.formula import ENDS, VARIABLES, check_formula, formula_hyper
@@ -36,7 +38,8 @@ def test_every_loss_passes(loss, device, all_cases):
         check_pytorch(loss, report, device)
     assert report.passed, str(report)
     skipped = {finding.name for finding in report.findings if finding.passed is None}
-    held = {f"gradient against differences, {name}" for name in ("random", "far out", "equal boxes", ENDS)} if loss.name == "ciou" else set()
+    kinds = ("random", "far out", "equal boxes", ENDS) if loss.name == "ciou" else ()
+    held = {f"gradient against differences, {kind}" for kind in kinds}
     assert skipped == held | ({"CUDA graph, no host synchronisation"} if all_cases and device != "cuda" else set())
 
 
@@ -127,7 +130,8 @@ def test_check_in_the_shell(tmp_path, monkeypatch, capsys):
     status, output = shell(f"{file}:wrong")
     assert status == 1, output
     assert re.search(r"FAIL  gradient against differences, random +at x=.*, y=.*: value .*, gradient .*, differences", output)
-    assert re.search(r"FAIL  float32 +dense, reduction='mean', gradient='forward': value off by .*, gradient by", output)
+    assert "skip  kernels, edges, PyTorch" in output, "one cause, one finding"
+    assert " 1 failed" in output
     for words, message in (
         ((f"{file}:absent",), "absent in .* does not exist; losses there: wrong"),
         (("nowhere.py:loss",), "no file nowhere.py"),
@@ -136,6 +140,31 @@ def test_check_in_the_shell(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["check", *words])
         assert main() == 2
         assert re.search(message, output := capsys.readouterr().err), output
+
+
+def test_lines_are_shown_as_parts_end():
+    """Each before the next part begins; together they are what the report prints."""
+    lines = []
+    report = check("mse", quick=True, show=lines.append)
+    assert report.passed, str(report)
+    assert "\n".join([*lines, "", report.counts]) == str(report)
+    assert "float32" in {f.name for f in report.findings}
+    assert not {"bfloat16", "torch.library.opcheck"} & {f.name for f in report.findings}
+
+
+def test_a_kernel_that_is_off_is_one_finding(monkeypatch):
+    """float16 and PyTorch's mechanisms would say the same of a launch that is wrong."""
+    exact = template.run
+
+    def off(function, *args, **kwargs):
+        found = exact(function, *args, **kwargs)
+        return replace(found, value=found.value + 1) if function is LOSSES["mse"].function else found
+
+    monkeypatch.setattr(template, "run", off)
+    report = check("mse")
+    assert [f.name for f in report.failures] == ["float32"]
+    assert report.findings[-1].passed is None
+    assert "mend 'float32' first" in report.findings[-1].detail
 
 
 def test_name_of_the_registry_in_the_shell(all_cases):

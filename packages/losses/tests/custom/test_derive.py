@@ -86,6 +86,14 @@ def end_of_a_power(x, y, gamma):
     return power(x, gamma) + y
 
 
+@triton.jit
+def softplus_of_parts(x, y):
+    """Two kinks at x = y that cancel."""
+    u = x - y
+    _, _, log1p = logistic(u)
+    return tl.maximum(u, 0.0) + log1p
+
+
 @pytest.mark.parametrize(
     ("formula", "hyper", "expected"),
     [
@@ -97,6 +105,7 @@ def end_of_a_power(x, y, gamma):
         (to_two_powers, (2.0,), 0.0),  # a kink
         (root_of_a_square, (), 0.0),  # a kink
         (times_its_root, (), 0.0),
+        (softplus_of_parts, (), 0.5),
         (end_of_a_power, (1.0,), 1.0),
         (end_of_a_power, (2.0,), 0.0),
         (end_of_a_power, (0.0,), 0.0),

@@ -121,6 +121,8 @@ def check_formula(loss: Loss, report: Report, seed: int) -> None:
         return
     found = list(points(loss, seed))
     for name in dict.fromkeys(p.name for p in found):
+        if report.failures:  # most likely for the same reason
+            break
         if loss.name in HELD:
             report.add(SECTION, f"gradient against differences, {name}", None, HELD[loss.name])
         else:
@@ -173,7 +175,7 @@ def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: 
 
 
 def _difference(loss: Loss, both: Callable[..., Sequence[Any]], p: Points, variable: int, sign: int) -> tuple[Tensor, Tensor]:
-    """Return the difference quotient to one side, and whether it is known: inside the domain, and at the ends the same for a smaller step."""
+    """Return the difference quotient to one side, and where it is known: inside the domain, and at ends the same for a smaller step."""
     x, value = p.values[variable], both(*p.values, *p.hyper)[0]
     step = STEP * x.abs().clamp(min=min(1.0, x.abs().max().item()))
     inside = torch.ones_like(x, dtype=torch.bool)
@@ -199,8 +201,9 @@ def _reference(
     for p in found:
         value, *slopes = both(*p.values, *p.hyper)
         leaves = [v.clone().requires_grad_(i < len(slopes)) for i, v in enumerate(p.values)]
+        values = leaves if loss.template != "boxes" else [torch.stack(leaves[:4], -1), torch.stack(leaves[4:], -1)]
         try:
-            wanted = reference(*(leaves if loss.template != "boxes" else (torch.stack(leaves[:4], -1), torch.stack(leaves[4:], -1))), *p.hyper)
+            wanted = reference(*values, *p.hyper)
         except FormulaError as missing:
             report.add(SECTION, "reference", None, str(missing))
             return

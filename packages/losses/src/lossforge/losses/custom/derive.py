@@ -62,7 +62,7 @@ SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
     "logistic": lambda v, a, d: [
         f"{v[0]} * {v[1]} * {d[0]}",
         f"(0.0 - {v[0]} * {v[1]}) * {d[0]}",
-        f"tl.where({a[0]} >= 0, 0.0 - {v[1]}, {v[0]}) * {d[0]}",
+        f"tl.where({a[0]} > 0, 0.0 - {v[1]}, tl.where({a[0]} < 0, {v[0]}, 0.0)) * {d[0]}",
     ],
     "complement": lambda v, a, d: [f"{v[1]} * {d[0]}", f"(0.0 - {v[1]}) * {d[0]}"],
 }

@@ -69,7 +69,7 @@ def _powers(like: Tensor, q: Any, gamma: Any) -> tuple[Tensor, Tensor]:
 
 def _logistic(like: Tensor, x: Any) -> tuple[Tensor, Tensor, Tensor]:
     x = _tensor(like, x)
-    return x.sigmoid(), (-x).sigmoid(), F.softplus(x) - x.clamp(min=0)
+    return x.sigmoid(), (-x).sigmoid(), F.softplus(-x.abs())
 
 
 def _atan_ratio(like: Tensor, y: Any, x: Any) -> Tensor:
