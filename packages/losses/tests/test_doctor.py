@@ -86,6 +86,16 @@ def test_without_triton():
     assert status == (1 if GPU else 0)
 
 
+def test_a_fused_loss_that_fails_is_a_problem():
+    broken = "from lossforge.losses.linear import engine\ndel engine.Chunks.by_rows\n"
+    status, printed = consult("--json", before=broken, CUDA_VISIBLE_DEVICES="")
+    found = json.loads(printed)
+    assert status == 1
+    assert [each["name"] for each in found["checks"] if not each["passed"]] == [doctor.FUSED]
+    (problem,) = found["problems"]
+    assert problem["what"].startswith(f"{doctor.FUSED} on cpu: AttributeError: ")
+
+
 def test_an_old_triton_is_a_problem():
     status, printed = consult(before="import triton; triton.__version__ = '3.4.0'\n")
     assert status == 1
@@ -161,13 +171,13 @@ def test_a_loss_that_cannot_run_is_a_problem(sound, monkeypatch):
     def fails(*args, **kwargs):
         raise RuntimeError("Failed to find\n  C compiler")
 
-    for name in ("ce", "giou"):
+    for name in ("focal", "giou"):
         monkeypatch.setitem(LOSSES, name, replace(LOSSES[name], function=fails))
     machine = replace(sound, gpus=[], triton=None, compiler=None)
     report = doctor.attempts(machine)
-    assert [finding.name for finding in report.failures] == ["ce", "giou"]
+    assert [finding.name for finding in report.failures] == ["focal", "giou"]
     (found,) = doctor.failures(report, machine)
-    assert found.what == "ce, giou on cpu: RuntimeError: Failed to find C compiler"
+    assert found.what == "focal, giou on cpu: RuntimeError: Failed to find C compiler"
 
 
 def test_what_compiles_no_kernel_is_a_problem(sound):

@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[3]
 
 ABSENT = """
 import sys
@@ -145,3 +148,24 @@ def test_without_triton_torch_computes_and_what_needs_triton_says_so():
     says = "triton kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton."
     assert len(refusals) == 5
     assert all(line.startswith(says) for line in refusals)
+
+
+README_AND_TESTS = """
+import runpy, sys
+from pathlib import Path
+import pytest
+assert runpy.run_path("tools/smoke.py")["run_examples"](Path("README.md")) >= 2
+tests = "packages/losses/tests"
+of_linear = [f"{tests}/functional", "--ignore-glob=*/functional/test_[!l]*.py"]  # a folder, of which the default tier runs
+others = [f"{tests}/{name}" for name in ("preference/test_from_hidden_states.py", "test_docstrings.py", "test_modules.py")]
+status = pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *of_linear, *others])
+assert "triton" not in sys.modules
+sys.exit(status)
+"""
+
+
+def test_without_triton_readme_runs_and_the_public_api_passes_its_tests(monkeypatch):
+    """Every example of a docstring, every module, and every loss fused with a linear layer."""
+    monkeypatch.chdir(ROOT)
+    printed = fresh(README_AND_TESTS, "triton", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0", PYTEST_ADDOPTS="")
+    assert int(printed.split(" passed")[0].split()[-1]) > 250, printed[-3000:]

@@ -141,7 +141,9 @@ class Run(NamedTuple):
             found = self.template.forward(self.call(tensors), self.formulas, gradients, keep and self.keeps, alone)
             return (*found, *[found[kind.results.index(name)] for name in kind.saved])
 
-        found, end = kernels.repeated(self.launches, "forward", (*tensors, *gradients), launch), len(kind.results)
+        # a call that does not repeat may have no kernel, and then needs no Triton
+        found = launch() if self.launches is None else kernels.repeated(self.launches, "forward", (*tensors, *gradients), launch)
+        end = len(kind.results)
         return found[:end], found[end:]
 
     def results(self, tensors: Several) -> list[Tensor]:
@@ -154,10 +156,11 @@ class Run(NamedTuple):
         def launch() -> None:
             self.template.backward(self.call(tensors), self.formulas, kept, arriving, gradients)
 
-        key = None
-        if self.launches is not None:
-            layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in arriving]
-            key = (*layouts, *[g is None for g in gradients])
+        if self.launches is None:
+            launch()
+            return
+        layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in arriving]
+        key = (*layouts, *[g is None for g in gradients])
         kernels.repeated(self.launches, key, (*tensors, *kept, *arriving, *gradients), launch)
 
     @property

@@ -15,21 +15,26 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import version
+import torch.nn.functional as F
+from torch import Tensor, version
 
 from lossforge import kernels
 from lossforge.losses.check.report import Report
-from lossforge.losses.registry import LOSSES
+from lossforge.losses.functional.linear import linear_cross_entropy
+from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.state import backend
-from lossforge.losses.testing import error, plain_sample, run
+from lossforge.losses.testing import Sample, error, plain_sample, run
+from lossforge.losses.types import Reduction
 
-TRIED = ("ce", "focal", "dice", "giou")
-"""One loss of each of four templates, which differ in their kernels."""
+FUSED = "ce of a linear layer"
+TRIED = ("ce", "focal", "dice", "giou", FUSED)
+"""One loss of each of four templates, which differ in their kernels, and one that is fused with its linear layer."""
 SECTION = "value and gradient against float64"
 BOUND = 1e-5
 """How far from float64 a result in float32 may be. Rounding leaves it below 1e-6 on CPUs and 3e-6 on GPUs; a wrong kernel is far off."""
@@ -259,11 +264,12 @@ def attempts(machine: Machine) -> Report:
 
 def attempt(name: str, device: str) -> tuple[bool, str]:
     """Return whether a loss and its gradient are right, and how far they are off or what failed."""
-    loss, sample = LOSSES[name], plain_sample(LOSSES[name], device)
-    reduction = loss.reductions[0]
+    loss = LOSSES["ce" if name == FUSED else name]
+    sample, reduction = plain_sample(loss, device), loss.reductions[0]
+    function, reference = _fused(loss, sample) if name == FUSED else (loss.function, loss.reference)
     try:
-        ours = run(loss.function, sample, reduction=reduction)
-        exact = run(loss.reference, sample, dtype=torch.float64, reduction=reduction)
+        ours = run(function, sample, reduction=reduction)
+        exact = run(reference, sample, dtype=torch.float64, reduction=reduction)
     except Exception as found:  # a compiler, a driver or a launch may fail in any way, and which is what the user must see
         text = re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+", "…", " ".join(str(found).split()))  # the same of all losses
         return False, f"{type(found).__name__}: {text[:300]}"
@@ -271,6 +277,17 @@ def attempt(name: str, device: str) -> tuple[bool, str]:
     assert exact.gradient is not None
     off, slope_off = error(ours.value, exact.value), error(ours.gradient, exact.gradient)
     return max(off, slope_off) <= BOUND, f"value off by {off:.0e}, gradient by {slope_off:.0e}"
+
+
+def _fused(loss: Loss, sample: Sample) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return cross entropy fused with a linear layer that takes the sample's x, and the same of logits in plain torch."""
+    classes = sample.x.shape[1]
+    head = torch.linspace(-1, 1, classes * classes, dtype=torch.float64, device=sample.x.device).view(classes, classes)
+
+    def ours(x: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
+        return linear_cross_entropy(x, head.to(x.dtype), target, reduction=reduction)
+
+    return ours, lambda x, target, reduction: loss.reference(F.linear(x, head), target, reduction=reduction)
 
 
 def failures(report: Report, machine: Machine) -> list[Problem]:
