@@ -3,14 +3,11 @@
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import griffe
 
 RANGE = re.compile(r"(?:typing\.)?Annotated\[(\w+), Range\([^()]*\)\]")
-DEFAULTS = {"empty": "'nan'", "inplace": "False", "dim": "-1"}
-"""Of options of functions without a module."""
 
 
 class Runtime(griffe.Extension):
@@ -23,23 +20,14 @@ class Runtime(griffe.Extension):
             return
         if func.docstring and (text := inspect.getdoc(found)):
             func.docstring.value = text
-        for each in inspect.signature(found).parameters.values():
-            options = getattr(next(iter(get_args(each.annotation)), None), "__annotations__", {})
-            if each.kind is each.VAR_KEYWORD and options:
-                del func.parameters[each.name]
-                defaults = defaults_of(found)
-                for name, annotation in options.items():
-                    shown = plain(annotation.__name__ if isinstance(annotation, type) else str(annotation))
-                    written = repr(defaults[name].default) if name in defaults else DEFAULTS.get(name, "None")
-                    func.parameters.add(griffe.Parameter(name, annotation=shown, kind=griffe.ParameterKind.keyword_only, default=written))
-
-
-def defaults_of(function: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a loss's module, which have the options' defaults."""
-    from lossforge.losses.registry import LOSSES
-
-    module = next((loss.module for loss in LOSSES.values() if loss.function is function), None)
-    return inspect.signature(module).parameters if module else {}
+        taken = inspect.signature(found).parameters
+        for name in [each.name for each in func.parameters if each.name not in taken]:
+            del func.parameters[name]
+        for name, each in taken.items():
+            if name not in func.parameters:
+                shown = plain(inspect.formatannotation(each.annotation))
+                kind = griffe.ParameterKind.keyword_only
+                func.parameters.add(griffe.Parameter(name, annotation=shown, kind=kind, default=repr(each.default)))
 
 
 def plain(annotation: Any) -> Any:

@@ -4,7 +4,6 @@ Run `python tools/loss_configs.py` after a change of a signature; --check only s
 it names the loss, and may set other values than the signature's defaults.
 """
 
-import inspect
 import sys
 import types
 import typing
@@ -15,6 +14,7 @@ from typing import Any
 from generated import write_or_check
 from torch import Tensor
 
+from lossforge.losses import checks
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.types import Range
 
@@ -80,7 +80,7 @@ def members(annotation: Any) -> Iterator[Any]:
 def setting(loss: Loss, name: str) -> str:
     """Return a hyper-parameter as the field of a dataclass."""
     names, limits = [], ""
-    for each in members(inspect.signature(loss.function).parameters[name].annotation):
+    for each in members(checks.signature(loss.function).parameters[name].annotation):
         plain, *ranges = typing.get_args(each) if typing.get_origin(each) is typing.Annotated else (each,)
         names.append("None" if plain is types.NoneType else plain.__name__)
         known = (found for found in ranges if isinstance(found, Range))

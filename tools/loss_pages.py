@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lab.runs.files import save_figure, write_text
 from lossforge.bench.report import Row, load, tables
+from lossforge.losses import checks
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.templates.docstrings import COMMON, described, sections
 
@@ -50,7 +51,7 @@ def about(loss: Loss) -> str:
 
 def arguments(loss: Loss) -> str:
     """A table of the loss's own arguments, and the options that every loss has."""
-    signature, defaults = inspect.signature(loss.function).parameters, inspect.signature(loss.module).parameters
+    signature, defaults = checks.signature(loss.function).parameters, inspect.signature(loss.module).parameters
     meanings = described(documented(loss)[1]["Args"])
     rows, shared = [], []
     for name, text in meanings.items():

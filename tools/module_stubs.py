@@ -15,7 +15,7 @@ from typing import Any
 from generated import write_or_check
 
 from lossforge import losses
-from lossforge.losses import modules
+from lossforge.losses import checks, modules
 from lossforge.losses import types as aliases
 from lossforge.losses.templates.module import LossModule
 
@@ -70,7 +70,7 @@ def parameters(given: list[Parameter], own: str = "self") -> str:
 
 def attributes(module: type[LossModule]) -> dict[str, Any]:
     """Return the options that a module keeps, and their types."""
-    accepted, of_function = module.signature.parameters, inspect.signature(module.function).parameters
+    accepted, of_function = module.signature.parameters, checks.signature(module.function).parameters
     return {name: (accepted.get(name) or of_function[name]).annotation for name in module().option_names}
 
 

@@ -89,7 +89,7 @@ class Criterion:
         if isinstance(given, Tensor):
             return cast(Tensor, self.loss.function(given, target, **options))
         named = {"loss_weight" if name == "weight" else name: value for name, value in options.items()}  # "weight" is the head's there
-        return cast(Tensor, self.fused(given.features, given.weight, target, given.bias, **named))
+        return cast(Tensor, self.fused(given.features, given.weight, target, bias=given.bias, **named))
 
     def _elements(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
         tensors: dict[str, Tensor | None] = {"weight": _column(batch.weight)}

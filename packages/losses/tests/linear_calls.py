@@ -76,7 +76,7 @@ FUSED = [
     Fused(
         "focal",
         lambda n, d, c=CLASSES: (indices(n, d, c).clamp(min=-2),),
-        lambda x, w, b, t, **options: focal(x, w, t, b, **{"reduction": "mean", **options}),
+        lambda x, w, b, t, **options: focal(x, w, t, bias=b, **{"reduction": "mean", **options}),
         lambda z, t: sigmoid_focal_loss(z, t, reduction="mean"),
     ),
     Fused(

@@ -88,7 +88,7 @@ assert_type(LinearCrossEntropyLoss(label_smoothing=0.1, chunk=2)(hidden, head.we
 assert_type(LinearCrossEntropyLoss(return_correct=True)(hidden, head.weight, target), CrossEntropyOutput)
 fused = FusedLinear(CrossEntropyLoss(), head)
 fused(hidden, target).backward()
-fuse_linear(sigmoid_focal_loss)(hidden, head.weight, target, head.bias, gamma=1.5, reduction="sum").backward()
+fuse_linear(sigmoid_focal_loss)(hidden, head.weight, target, bias=head.bias, gamma=1.5, reduction="sum").backward()
 
 assert_type(charbonnier(logits, logits, delta=0.5, reduction="sum"), Tensor)
 assert_type(linear(logits, target), Tensor)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lossforge import losses
 from lossforge.kernels import launch_counts
 from lossforge.losses import CrossEntropyLoss, SigmoidFocalLoss, cross_entropy, preference_bce_with_logits, sigmoid_focal_loss
 from lossforge.losses.registry import LOSSES
@@ -121,3 +122,27 @@ def test_modules():
         SigmoidFocalLoss(gama=1.0)
     with pytest.raises(ValueError, match="reduction must be one of"):
         SigmoidFocalLoss(reduction="avg")
+
+
+def test_class_indices_that_are_floating_are_recognised():
+    """By their shape, in every template that takes class indices: their dtype is what is wrong."""
+    x, index, hidden = torch.randn(4, 5), torch.tensor([0.0, 1, 2, 3]), torch.randn(2, 2, 3)
+    maps, masks = torch.randn(2, 3, 4, 4), torch.zeros(2, 4, 4)
+    for call in (
+        lambda: losses.cross_entropy(x, index),
+        lambda: losses.nll_loss(x, index),
+        lambda: losses.sigmoid_focal_loss(x, index),
+        lambda: losses.dice_loss(maps, masks),
+        lambda: losses.cross_entropy(maps, masks),
+        lambda: losses.linear_cross_entropy(hidden, torch.randn(5, 3), index.view(2, 2)),
+    ):
+        with pytest.raises(ValueError, match=r"target must have .*, got \(.*\) of torch.float32: .* mean target\.long\(\)\?$"):
+            call()
+    for call in (
+        lambda: losses.selective_log_softmax(x, index),
+        lambda: losses.linear_selective_log_softmax(hidden, torch.randn(5, 3), index.view(2, 2)),
+    ):
+        with pytest.raises(TypeError, match=r"index must be of an integer dtype, got torch.float32: did you mean index\.long\(\)\?"):
+            call()
+    with pytest.raises(ValueError, match=r"where it holds probabilities, got \(4, 1\)$"):
+        losses.cross_entropy(x, index.unsqueeze(1))

@@ -3,18 +3,27 @@
 import copy
 import inspect
 import pickle
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lossforge import losses
 from lossforge.losses import (
     CrossEntropyLoss,
     FusedLinear,
+    JSDivWithLogitsLoss,
+    KLDivWithLogitsLoss,
     LinearCrossEntropyLoss,
+    LinearJSDivLoss,
+    LinearKLDivLoss,
     LinearTeacher,
+    LinearTotalVariationLoss,
     TopKTeacher,
+    TotalVariationWithLogitsLoss,
+    checks,
     cross_entropy,
     dice_loss,
     dpo_loss,
@@ -27,10 +36,13 @@ from lossforge.losses import (
     linear_kl_div,
     linear_selective_log_softmax,
     linear_total_variation,
+    logit_adjusted_cross_entropy,
     selective_log_softmax,
+    softmax_focal_loss,
 )
 from lossforge.losses.functional.linear import LinearModule
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.templates.module import LossModule
 from lossforge.losses.testing import error, samples
 
 FUSED = [loss for loss in LOSSES.values() if loss.template in ("elementwise", "rowwise", "nll", "divergence", "topk")]
@@ -92,8 +104,8 @@ def test_every_loss(loss, name, device):
 
 
 def test_every_option_of_cross_entropy_is_there():
-    options = {p for p in inspect.signature(cross_entropy).parameters if p not in ("input", "weight", "size_average", "reduce", "options")}
-    assert options <= set(inspect.signature(linear_cross_entropy).parameters) | {"scale", "softcap", "z_loss"}
+    options = set(inspect.signature(cross_entropy).parameters) - {"size_average", "reduce", "inplace"}
+    assert options <= set(inspect.signature(linear_cross_entropy).parameters)
 
 
 def model(device, lead=(2, 7), hidden=6, classes=11):
@@ -133,7 +145,7 @@ def test_shares_and_weights_broadcast(device):
     focal = LOSSES["focal"].function
     for shape in ((11,), (2, 1, 11), (7, 1), (2, 7, 11), ()):
         weight = torch.rand(shape, device=device)
-        value = fuse_linear(focal)(*leaves[:2], target, leaves[2], loss_weight=weight, reduction="sum")
+        value = fuse_linear(focal)(*leaves[:2], target, bias=leaves[2], loss_weight=weight, reduction="sum")
         assert error(value, focal(logits, target, weight=weight, reduction="sum")) < 1e-5, shape
 
 
@@ -159,7 +171,7 @@ def test_ignored_rows_are_skipped(loss, reduction, device):
         targets = (teacher,) if loss.template == "divergence" else tuple(teacher.log_softmax(-1).topk(4))
 
     def call(**options):
-        return run(lambda x, w, b: fused(x, w, *targets, b, reduction=reduction, chunk=4, **given, **options), leaves)
+        return run(lambda x, w, b: fused(x, w, *targets, bias=b, reduction=reduction, chunk=4, **given, **options), leaves)
 
     plain = call()
     for options in ({"skip_ignored": True}, {"valid": 10}, {"valid": 12}, {"valid": 100}):
@@ -248,9 +260,10 @@ def test_a_module_keeps_its_functions_options(module, device):
     """Those that belong to no call, with the same defaults; another value is the function's."""
     (x, w, b), target = model(device)
     target = target if module is LinearCrossEntropyLoss else torch.randn(2, 7, 11, device=device)
-    ours, theirs = module(), inspect.signature(module.function).parameters
-    own = [name for name, p in theirs.items() if p.kind is p.KEYWORD_ONLY]
-    assert {*own, "chunk", "accumulate", "skip_ignored", "empty", "gradient"} <= set(ours.option_names)
+    ours, theirs = module(), checks.signature(module.function).parameters
+    of_call = () if module is LinearCrossEntropyLoss else ("loss_weight",)
+    own = [name for name, p in theirs.items() if p.kind is p.KEYWORD_ONLY and name not in of_call]
+    assert {*own, "ignore_index", "chunk", "accumulate", "skip_ignored", "empty", "gradient"} <= set(ours.option_names)
     assert all(getattr(ours, name) == theirs[name].default for name in own)
     ours.reduction = "sum"
     assert torch.equal(ours(x, w, target, b), module.function(x, w, target, b, reduction="sum"))
@@ -308,12 +321,120 @@ def test_arguments_are_checked(device):
             fuse_linear(loss)
     with pytest.raises(TypeError, match="did you mean 'loss_weight'"):
         linear_cross_entropy(x, w, target, class_weight=None)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="linear_kl_div_with_logits needs target_logits"):
+    with pytest.raises(TypeError, match=r"linear_kl_div_with_logits\(\) needs target_logits. It takes input, weight, target_logits, temp"):
         fuse_linear(kl_div_with_logits)(x, w)
-    with pytest.raises(TypeError, match="linear_cross_entropy takes input, weight, target and bias by position, got 5"):
-        fuse_linear(cross_entropy)(x, w, target, b, b)
     with pytest.raises(ValueError, match="index must have shape"):
         linear_selective_log_softmax(x, w, target[0])
     if device == "cpu":
         with pytest.raises(IndexError, match="target must hold 0 to 10"):
             linear_cross_entropy(x, w, target + 11)
+
+
+def test_positions_are_the_losss_own(device):
+    """As its signature has them: class weights and priors. The bias has a name, and a module takes its targets alone."""
+    (x, w, b), target = model(device, (7,))
+    logits, own = F.linear(x, w, b), torch.rand(11, device=device)
+    head = torch.nn.Linear(6, 11, device=device)
+    for loss in (cross_entropy, logit_adjusted_cross_entropy):
+        assert error(fuse_linear(loss)(x, w, target, own, bias=b), loss(logits, target, own)) < 1e-5
+        assert error(FusedLinear(loss, head)(x, target, own), loss(head(x), target, own)) < 1e-5
+    focal = fuse_linear(softmax_focal_loss)(x, w, target, 0.3, 1.5, "sum", bias=b)
+    assert error(focal, softmax_focal_loss(logits, target, 0.3, 1.5, "sum")) < 1e-5
+    with pytest.raises(TypeError, match=r"linear_cross_entropy\(\) takes input, weight, target by position, and bias by name, got 4"):
+        fuse_linear(CrossEntropyLoss())(x, w, target, own)
+
+
+def test_what_is_given_twice_or_misspelt_is_named(device):
+    (x, w, b), target = model(device, (7,))
+    fused, head = fuse_linear(logit_adjusted_cross_entropy), torch.nn.Linear(6, 11, device=device)
+    prior = b.log_softmax(0)
+    with pytest.raises(TypeError, match=r"linear_logit_adjusted_cross_entropy\(\) got an .* mean 'log_prior'\? It takes .*bias"):
+        fused(x, w, target, prior=prior)
+    with pytest.raises(TypeError, match="got weight twice, by position and by name; did you mean 'loss_weight'"):
+        fused(x, w, target, weight=b)
+    with pytest.raises(TypeError, match=r"linear_logit_adjusted_cross_entropy\(\) got log_prior twice, by position and by name$"):
+        fused(x, w, target, prior, log_prior=prior)
+    with pytest.raises(TypeError, match="FusedLinear takes the bias of its head, got bias= too"):
+        FusedLinear(cross_entropy, head)(x, target, bias=b)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'wieght'; did you mean 'weight'\? It takes input, weight, .*, chunk"):
+        fused(x, w, target, wieght=b)
+
+
+def test_what_a_person_reads():
+    """The types of each argument, and every option with its default."""
+    shown = inspect.signature(linear_js_div).parameters
+    assert str(shown["beta"]) == "beta: float = 0.5"
+    assert {name: shown[name].default for name in ("chunk", "skip_ignored", "gradient", "labels", "ignore_index")} == {
+        "chunk": None,
+        "skip_ignored": False,
+        "gradient": None,
+        "labels": None,
+        "ignore_index": -100,
+    }
+    assert "options" not in shown
+    assert [*inspect.signature(fuse_linear(cross_entropy)).parameters][:4] == ["input", "weight", "target", "loss_weight"]
+    public = [
+        each for each in vars(losses).values() if inspect.isfunction(each) or (inspect.isclass(each) and issubclass(each, LossModule))
+    ]
+    for written in (str(inspect.signature(each)) for each in public):
+        assert not re.search(r"Annotated|Range|<class|\*\*\w+: \*", written)
+    assert len(public) > 100
+
+
+def skipping(head, target):
+    """Calls that leave ignored rows out, as functions and as modules."""
+    teacher = LinearTeacher(torch.linspace(-1, 1, 42, device=target.device).view(7, 6), head.weight.detach().flip(0))
+    skip = {"skip_ignored": True, "chunk": 3}
+    return {
+        "function": lambda x: linear_cross_entropy(x, head.weight, target, head.bias, **skip),
+        "module": lambda x: LinearCrossEntropyLoss(**skip)(x, head.weight, target, head.bias),
+        "of a head": lambda x: FusedLinear(softmax_focal_loss, head)(x, target, reduction="mean", **skip),
+        "of a teacher": lambda x: linear_kl_div(x, head.weight, teacher, head.bias, labels=target, **skip),
+        "teacher's module": lambda x: LinearKLDivLoss(**skip)(x, head.weight, teacher, head.bias, labels=target),
+    }
+
+
+@pytest.mark.parametrize("call", skipping(torch.nn.Linear(6, 11), torch.zeros(7, dtype=torch.long)))
+def test_ignored_rows_are_skipped_under_compile(call, device):
+    """Where torch.compile breaks its graph to wait for the number of rows: the value and all gradients, of several numbers."""
+    torch._dynamo.reset()
+    (x, *_), target = model(device, (7,))
+    head = torch.nn.Linear(6, 11, device=device)
+    for ignored in (2, 5):
+        target[:ignored] = -100
+        plain = skipping(head, target)[call]
+        leaves = (x.requires_grad_(), head.weight, head.bias)
+        value, expected = torch.compile(plain, backend="aot_eager")(x), plain(x)
+        assert error(value, expected) < 1e-6
+        for got, right in zip(torch.autograd.grad(3 * value, leaves), torch.autograd.grad(3 * expected, leaves), strict=True):
+            assert error(got, right) < 1e-5
+
+
+@pytest.mark.each("loss")
+@pytest.mark.parametrize("loss", FUSED, ids=lambda loss: loss.name)
+def test_no_classes(loss, device):
+    """The same words on every device, before anything is divided by their number."""
+    x, target = torch.randn(4, 6, device=device), torch.full((4,), -100, device=device)
+    if loss.template in ("rowwise", "nll"):
+        with pytest.raises(ValueError, match=r"input must have at least one class, got shape \(4, 0\)"):
+            loss.function(torch.randn(4, 0, device=device), target)
+    targets = {"divergence": (torch.rand(4, 0, device=device),), "topk": (target, target)}.get(loss.template, (target,))
+    with pytest.raises(ValueError, match=r"weight must have at least one class, shape \(C, 6\), got \(0, 6\)"):
+        fuse_linear(loss.function)(x, torch.randn(0, 6, device=device), *targets)
+
+
+def test_modules_of_a_teacher_take_what_the_unfused_take(device):
+    """The label that is ignored when they are made, a weight of each row at a call."""
+    (x, w, b), target = model(device, (7,))
+    teacher, weight = torch.randn(7, 11, device=device), torch.rand(7, device=device)
+    pairs = (
+        (LinearKLDivLoss, KLDivWithLogitsLoss),
+        (LinearJSDivLoss, JSDivWithLogitsLoss),
+        (LinearTotalVariationLoss, TotalVariationWithLogitsLoss),
+    )
+    for fused, unfused in pairs:
+        ours = fused(ignore_index=3, reduction="mean")(x, w, teacher, b, labels=target, loss_weight=weight)
+        theirs = unfused(ignore_index=3, reduction="mean")(F.linear(x, w, b), teacher, labels=target, weight=weight)
+        assert error(ours, theirs) < 1e-5
+        with pytest.raises(TypeError, match="unexpected keyword argument 'loss_weight'"):
+            fused(loss_weight=weight)  # type: ignore[call-arg]

@@ -126,7 +126,9 @@ def test_double_backward_inplace_and_compile(device):
     [
         (TypeError, "logits must be of a floating dtype", (torch.zeros(2, 3).long(), torch.zeros(2).long()), {}),
         (TypeError, "index must be of an integer dtype, got torch.float32", (torch.zeros(2, 3), torch.zeros(2)), {}),
-        (ValueError, r"index must have the shape of logits.*\(2,\), got \(2, 1\)", (torch.zeros(2, 3), torch.zeros(2, 1).long()), {}),
+        (ValueError, r"index must have shape \(2,\), or \(2, 'K'\) .* got \(3, 1\)", (torch.zeros(2, 3), torch.zeros(3, 1).long()), {}),
+        (ValueError, "inplace=True needs one index a row", (torch.zeros(2, 3), torch.zeros(2, 1).long()), {"inplace": True}),
+        (IndexError, "index must hold 0 to 2, or -100 where ignored", (torch.zeros(2, 3), torch.tensor([[0, 3], [0, 0]])), {}),
         (IndexError, "index must hold 0 to 2, or -100 where ignored, got 3 at row 1", (torch.zeros(2, 3), torch.tensor([0, 3])), {}),
         (ValueError, "temperature must be finite and above 0", (torch.zeros(2, 3), torch.zeros(2).long()), {"temperature": 0}),
         (
@@ -140,3 +142,27 @@ def test_double_backward_inplace_and_compile(device):
 def test_errors(kind, message, args, options):
     with pytest.raises(kind, match=message):
         selective_log_softmax(*args, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "two sweeps"])
+def test_several_tokens_a_row(name, dtype, device):
+    """K of each row, some ignored, with the entropy: values and gradients, and what one token a row gives."""
+    x = (SHAPES[name](device) * 3).to(dtype)
+    index = torch.randint(0, x.shape[-1], (*x.shape[:-1], 3), device=device, dtype=torch.int32)
+    index.view(-1, 3)[0, 1] = -100
+    options = {"temperature": 2.0, "softcap": 3.0}
+    leaf, wide = x.detach().requires_grad_(), x.detach().double().requires_grad_()
+    ours = selective_log_softmax(leaf, index, return_entropy=True, **options)
+    each = [plain(wide, index[..., k].long(), **options) for k in range(3)]
+    exact = torch.where(index == -100, 0.0, torch.stack([logps for logps, _ in each], -1))
+    assert ours.logps.shape == index.shape
+    assert ours.logps.dtype == torch.float32
+    assert error(ours.logps, exact) < 3e-6
+    assert error(ours.entropy, each[0][1]) < 3e-6
+    ups = torch.rand(index.shape, device=device) + 0.5, torch.rand(index.shape[:-1], device=device)
+    (g,) = torch.autograd.grad(tuple(ours), leaf, ups)
+    (g_exact,) = torch.autograd.grad((exact, each[0][1]), wide, [u.double() for u in ups])
+    assert error(g, g_exact) < (5e-6 if dtype == torch.float32 else 2.0**-6)
+    one = selective_log_softmax(x, index[..., 0], **options)
+    assert error(selective_log_softmax(x, index[..., :1], **options).squeeze(-1), one) < 3e-6

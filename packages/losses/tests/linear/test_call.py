@@ -432,7 +432,7 @@ def test_index_out_of_range_is_nan_in_its_row_alone(index, mode, device, monkeyp
     ):
         assert torch.equal(call().isnan(), bad)
     for function in (linear_cross_entropy, fuse_linear(sigmoid_focal_loss)):
-        value = function(x, w, target, b, chunk=4, reduction="sum", gradient=mode)
+        value = function(x, w, target, bias=b, chunk=4, reduction="sum", gradient=mode)
         (g,) = torch.autograd.grad(value, x)
         assert value.isnan()
         assert torch.equal(g.isnan().any(1), bad)
@@ -499,8 +499,8 @@ def test_a_users_own_loss(mode, device):
     leaves, target, dense = layer(9, device), indices(9, device), normal(9, CLASSES, device=device, seed=3)
     charb = charbonnier.module(delta=0.5)
     for ours, theirs in (
-        (lambda *given, **how: fuse_linear(generalized)(*given[:2], target, given[2], **how), lambda z: generalized(z, target)),
-        (lambda *given, **how: fuse_linear(charb)(*given[:2], dense, given[2], **how), lambda z: charb(z, dense)),
+        (lambda *given, **how: fuse_linear(generalized)(*given[:2], target, bias=given[2], **how), lambda z: generalized(z, target)),
+        (lambda *given, **how: fuse_linear(charb)(*given[:2], dense, bias=given[2], **how), lambda z: charb(z, dense)),
     ):
         found = gradients(ours, leaves, gradient=mode, chunk=4)
         agree(found, gradients(lambda *given: theirs(F.linear(*given)), leaves))  # noqa: B023

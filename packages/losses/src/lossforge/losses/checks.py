@@ -47,10 +47,15 @@ def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
     return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
 
 
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a function's signature as it is written: types with their ranges, and `**options`. People see another: `module.shown`."""
+    return getattr(function, "declared", None) or inspect.signature(function)
+
+
 def keywords(function: Callable[..., Any]) -> list[str] | None:
     """All names that a function takes; None where it checks them itself."""
     names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             names.append(parameter.name)
         elif get_origin(parameter.annotation) is Unpack:
@@ -184,7 +189,15 @@ def integer(name: str, t: object) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
-        raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}")
+        meant = f": did you mean {name}.long()?" if t.is_floating_point() else ""
+        raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}{meant}")
+
+
+def dense(t: Tensor, x: Tensor, rows: Sequence[int], where: str = "") -> None:
+    """Check that a floating target has the shape of input. rows: the shape that class indices have; where: when it has input's."""
+    if t.shape != x.shape:
+        meant = f" of {t.dtype}: for class indices did you mean target.long()?" if t.shape == torch.Size(rows) else ""
+        raise ValueError(f"target must have the shape of input, {tuple(x.shape)}{where}, got {tuple(t.shape)}{meant}")
 
 
 class Allowed(NamedTuple):

@@ -539,13 +539,13 @@ class LinearJSDivLoss(LossModule):
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    ignore_index: int
     empty: Empty
     gradient: Gradient | None
     beta: float
     temperature: float
     temperature_squared: bool
-    loss_weight: Tensor | None
-    def __init__(self, *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
+    def __init__(self, *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', temperature_squared: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, ignore_index: int = -100, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
@@ -556,6 +556,7 @@ class LinearKLDivLoss(LossModule):
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    ignore_index: int
     empty: Empty
     gradient: Gradient | None
     temperature: float
@@ -563,8 +564,7 @@ class LinearKLDivLoss(LossModule):
     temperature_squared: bool
     renormalize: bool
     tail: bool
-    loss_weight: Tensor | None
-    def __init__(self, *, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
+    def __init__(self, *, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, ignore_index: int = -100, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
@@ -575,12 +575,12 @@ class LinearTotalVariationLoss(LossModule):
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    ignore_index: int
     empty: Empty
     gradient: Gradient | None
     temperature: float
     temperature_squared: bool
-    loss_weight: Tensor | None
-    def __init__(self, *, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
+    def __init__(self, *, temperature: float = 1.0, reduction: BatchReduction = 'batchmean', temperature_squared: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, ignore_index: int = -100, empty: Empty = 'nan', gradient: Gradient | None = None) -> None: ...
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
 

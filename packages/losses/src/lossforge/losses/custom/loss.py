@@ -19,7 +19,7 @@ from lossforge.losses.registry import Loss
 from lossforge.losses.repeat import repeated
 from lossforge.losses.templates.box import box_loss
 from lossforge.losses.templates.element import elementwise_loss
-from lossforge.losses.templates.module import BoxModule, ElementModule, LossModule, Module, RowModule, constructor_of
+from lossforge.losses.templates.module import BoxModule, ElementModule, LossModule, Module, RowModule, constructor_of, shown
 from lossforge.losses.templates.options import CornerOptions, ElementwiseOptions
 from lossforge.losses.templates.row import ClassOptions, class_loss
 from lossforge.losses.types import Reduction
@@ -306,6 +306,7 @@ def _made(template: Template, formula: Any, hyper: dict[str, float], reference: 
     own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
     public = repeated(loss)
     public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]  # inspect reads it
+    shown(template.base.settings)(public)
     entry = Loss(name, template.name, name, public, CustomModule, hyper, domain=domain, without=template.without)
     return CustomLoss(entry, "given" if given else "derived", template.base)
 

@@ -302,8 +302,7 @@ def _of_regions(call: OverlapCall, hyper: dict[str, float], options: Any) -> Ten
     if target.shape == input.shape and not target.is_floating_point() and (classes > 1 or target.dtype == torch.bool):
         target = target.to(input.dtype)
     if target.is_floating_point():
-        if target.shape != input.shape:
-            raise ValueError(f"target must have the shape of input, {tuple(input.shape)}, where it is dense, got {tuple(target.shape)}")
+        checks.dense(target, input, rows_of(input, 1), ", where it is dense")
         checks.beside("target", target, input)
     else:
         if target.ndim == input.ndim and target.shape[1] == 1:

@@ -10,7 +10,8 @@ Options that each of them has, beside those of every function:
 reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean": the mean over rows, where F.kl_div divides by the
     number of elements; "sum"; "none": one value a row, in the shape (N, d…). For (N, C) "batchmean" and "mean" are the same. Rows that are
     left out do not count in either.
-temperature_squared: multiply by temperature², so that gradients keep their size (Hinton et al. 2015, arXiv 1503.02531).
+temperature_squared: multiply by temperature², so that gradients keep their size (Hinton et al. 2015, arXiv 1503.02531). Each loss has the
+    default of its source: on for Kullback-Leibler, off for Jensen-Shannon (as in TRL) and total variation, which is a distance in [0, 1].
 weight: (N, d…), floating or bool, a factor a row; the means divide by its sum. Rows of weight 0 are left out: they are not read,
     unless weight requires grad.
 labels, ignore_index: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.
@@ -125,7 +126,8 @@ def js_div_with_logits(
 
     Args:
         beta: β in [0, 1].
-        temperature_squared: multiply by T²; off by default, as in TRL.
+        temperature_squared: multiply by T², so that gradients keep their size. Off by default, as in TRL; on by default in the
+            Kullback-Leibler losses.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
@@ -169,6 +171,10 @@ def total_variation_with_logits(
     L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T). Where p = q the gradient takes sign 0.
 
     Source: f-distill, Wen et al. 2023, arXiv 2307.15190.
+
+    Args:
+        temperature_squared: multiply by T², so that gradients keep their size. Off by default: the value is then a distance in [0, 1]; on
+            by default in the Kullback-Leibler losses.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).

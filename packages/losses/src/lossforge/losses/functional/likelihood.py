@@ -65,8 +65,7 @@ def nll_loss(
     check_options(input, reduction, options, Options)
     checks.whole_number("ignore_index", ignore_index)
     if isinstance(target, Tensor) and target.is_floating_point():
-        if target.shape != input.shape:
-            raise ValueError(f"target must have the shape of input, {tuple(input.shape)}, or hold class indices, got {tuple(target.shape)}")
+        checks.dense(target, input, rows_of(input, dim), ", or hold class indices")
         raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
     classes = input.shape[dim]
     weight = weights_of_classes("weight", weight, input, classes)

@@ -28,6 +28,7 @@ and of what else requires grad (a teacher, class weights) come from the unfused 
 
 import inspect
 from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
@@ -42,11 +43,11 @@ from lossforge.losses.functional.divergence import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
-from lossforge.losses.functional.tokens import TokenLogps
+from lossforge.losses.functional.tokens import TokenLogps, logps_at
 from lossforge.losses.linear.call import ROWS, Head, Settings
 from lossforge.losses.templates.docstrings import completed
 from lossforge.losses.templates.element import IGNORED
-from lossforge.losses.templates.module import SETTINGS, LossModule, Module, with_module
+from lossforge.losses.templates.module import SETTINGS, LossModule, Module, shown, with_module
 from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
 
 __all__ = [
@@ -109,6 +110,8 @@ def _layer(input: Tensor, weight: Tensor, bias: Tensor | None, of: str = "") -> 
         raise ValueError(f"{of}input must have shape (…, H), got ()")
     if weight.ndim != 2 or weight.shape[1] != input.shape[-1]:
         raise ValueError(f"{of}weight must have shape (C, {input.shape[-1]}), got {tuple(weight.shape)}")
+    if not weight.shape[0]:
+        raise ValueError(f"{of}weight must have at least one class, shape (C, {input.shape[-1]}), got {tuple(weight.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"{of}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
     kind = input.device.type
@@ -227,12 +230,12 @@ def _fused(
     settings = _settings(linear.get("chunk"), linear.get("accumulate"))
     lead = tuple(head.input.shape[:-1])
     rows = _Rows(lead, head.weight.shape[0])
-    head = head._replace(input=head.input.reshape(rows.count, head.input.shape[-1]))
+    head = head.with_input(head.input.reshape(rows.count, head.input.shape[-1]))
     if teacher is not None:
         if teacher.input.shape[:-1] != torch.Size(lead) or teacher.weight.shape[0] != rows.classes:
             shape = (*teacher.input.shape[:-1], teacher.weight.shape[0])
             raise ValueError(f"teacher must give logits of shape {(*lead, rows.classes)}, got {shape}")
-        teacher = teacher._replace(input=teacher.input.reshape(rows.count, teacher.input.shape[-1]))
+        teacher = teacher.with_input(teacher.input.reshape(rows.count, teacher.input.shape[-1]))
     given = {name: rows.joined("target" if name in targets else name, t) for name, t in given.items()}
     kept: Tensor | None = None
     valid = linear.get("valid")
@@ -241,9 +244,9 @@ def _fused(
         kept = counts.nonzero().squeeze(1) if valid is None else _first(counts, valid)
         given = _of_kept(function, given, targets, kept, rows.count)
         x = head.input.index_select(0, kept)
-        head = head._replace(input=x if valid is None else torch.where(counts.sum() > valid, torch.nan, x))
+        head = head.with_input(x if valid is None else torch.where(counts.sum() > valid, torch.nan, x))
         if teacher is not None:
-            teacher = teacher._replace(input=teacher.input.index_select(0, kept))
+            teacher = teacher.with_input(teacher.input.index_select(0, kept))
     if teacher is not None:
         given[targets[0]] = teacher.logits
     plain = getattr(function, "__wrapped__", function)  # without the look for calls alike
@@ -262,8 +265,9 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
             module of either, whose options then hold.
 
     Returns:
-        fused(input, weight, *targets, bias=None, **options): the loss of input · weightᵀ + bias with the loss's own targets in their order,
-        of which the bias may follow by position. Options: see lossforge.losses.functional.linear.
+        fused(input, weight, target, ..., bias=None, **options): the loss of input · weightᵀ + bias. After input and weight of the layer go
+        the loss's own arguments as its signature has them, of a module its targets alone; the layer's bias is given by name. The loss's
+        own `weight` is called loss_weight. Further options: see lossforge.losses.functional.linear.
 
     Raises:
         TypeError: the loss is none of these. The fused loss: TypeError, ValueError, as the loss itself.
@@ -273,13 +277,22 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
         >>> from lossforge.losses import fuse_linear, softmax_focal_loss
         >>> head = torch.nn.Linear(16, 1000)
         >>> fused = fuse_linear(softmax_focal_loss)
-        >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), head.bias, gamma=1.5, reduction="mean").backward()
+        >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), bias=head.bias, gamma=1.5, reduction="mean").backward()
     """
     return FusedLoss(loss)
 
 
+LAYER = ("input", "weight")
+PUBLIC = {"weight": "loss_weight"}
+"""What arguments of a loss are called where they would have the name of the layer's."""
+
+
 class FusedLoss:
-    """What `fuse_linear` returns: no closure, so that a model that has it can be copied and saved."""
+    """What `fuse_linear` returns: no closure, so that a model that has it can be copied and saved.
+
+    by_position, accepted: the names of its arguments. needed: those of the loss's own without a default. targets: those with an entry
+    a row.
+    """
 
     def __init__(self, loss: Any) -> None:
         self.loss, self.function = loss, getattr(loss, "function", loss)
@@ -290,24 +303,39 @@ class FusedLoss:
                 f"loss must be a loss of lossforge.losses that takes logits, one of one's own, or the module of either, got {name}"
             )
         self.__name__ = f"linear_{name}"
-        others = list(inspect.signature(self.function).parameters.values())[1:]
-        self.needed = tuple([p.name for p in others if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty])
-        self.targets = self.needed or tuple([p.name for p in others if p.name == "target"])
+        others = [p.replace(name=PUBLIC.get(p.name, p.name)) for p in inspect.signature(self.function).parameters.values()][1:]
+        by_position = [p for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self.needed = tuple([p.name for p in by_position if p.default is p.empty])
+        self.targets = self.needed or ("target",)
+        if isinstance(loss, LossModule):  # which keeps the rest
+            by_position = [p for p in by_position if p.name in self.targets]
+        layer = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for each in LAYER]
+        settings = {"bias": Tensor | None, **LinearOptions.__annotations__}
+        by_name = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p not in by_position]
+        by_name += [Parameter(k, Parameter.KEYWORD_ONLY, default=LinearModule.settings.get(k), annotation=t) for k, t in settings.items()]
+        self.by_position = (*LAYER, *[p.name for p in by_position])
+        self.__signature__ = Signature([*layer, *by_position, *by_name])  # inspect reads it
+        self.accepted = tuple(self.__signature__.parameters)
 
-    def __call__(self, input: Tensor, weight: Tensor, *tensors: Any, bias: Tensor | None = None, **kwargs: Any) -> Any:
-        count = len(self.targets)
-        if len(tensors) > count + 1:
-            taken = f"input, weight, {', '.join(self.targets)} and bias"
-            raise TypeError(f"{self.__name__} takes {taken} by position, got {2 + len(tensors)}")
-        given = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
-        own, linear = _split(kwargs)
-        given.update(zip(self.targets, tensors, strict=False))
-        given.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
-        for name in self.needed:
+    def __call__(self, *tensors: Any, **named: Any) -> Any:
+        if len(tensors) > len(self.by_position):
+            raise TypeError(f"{self.__name__}() takes {', '.join(self.by_position)} by position, and bias by name, got {len(tensors)}")
+        given = dict(zip(self.by_position, tensors, strict=False))
+        for name in named:
+            if name not in self.accepted:
+                raise checks.unexpected(self.__name__, name, self.accepted)
+            if name in given:
+                meant = "; did you mean 'loss_weight', the loss's own?" if name == "weight" and "loss_weight" in self.accepted else ""
+                raise TypeError(f"{self.__name__}() got {name} twice, by position and by name{meant}")
+        given.update(named)
+        for name in (*LAYER, *self.needed):
             if name not in given:
-                raise TypeError(f"{self.__name__} needs {name}")
-        layer = _layer(input, weight, tensors[count] if len(tensors) > count else bias)
-        return _fused(self.function, layer, given, linear, self.targets)
+                raise TypeError(f"{self.__name__}() needs {name}. It takes {', '.join(self.accepted)}")
+        layer = _layer(given.pop("input"), given.pop("weight"), given.pop("bias", None))
+        own, linear = _split(given)
+        kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
+        kept.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
+        return _fused(self.function, layer, kept, linear, self.targets)
 
 
 class FusedLinear(nn.Module):
@@ -318,7 +346,7 @@ class FusedLinear(nn.Module):
         head: a torch.nn.Linear, whose weight and bias stay the model's own.
 
     Raises:
-        TypeError: the loss cannot be fused, or head is no linear layer.
+        TypeError: the loss cannot be fused, or head is no linear layer. A call: bias= is given, which is always the head's.
 
     Example:
         >>> import torch
@@ -334,12 +362,19 @@ class FusedLinear(nn.Module):
         self.loss, self.head, self.fused = loss, head, fuse_linear(loss)
 
     def forward(self, input: Tensor, *targets: Tensor, **options: Any) -> Any:
+        if "bias" in options:
+            raise TypeError("FusedLinear takes the bias of its head, got bias= too: set head.bias, or call fuse_linear(loss) with it")
         return self.fused(input, self.head.weight, *targets, bias=self.head.bias, **options)
 
 
 class LinearModule(LossModule):
-    per_call = ("bias",)
-    settings: ClassVar[Mapping[str, Any]] = {**SETTINGS, **dict.fromkeys(("chunk", "accumulate")), "skip_ignored": False}
+    per_call = ("bias", "loss_weight")
+    settings: ClassVar[Mapping[str, Any]] = {
+        **SETTINGS,
+        **dict.fromkeys(("chunk", "accumulate")),
+        "skip_ignored": False,
+        "ignore_index": -100,
+    }
 
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Any:  # type: ignore[override]
         return self.compute(input, weight, target, bias, **per_call)
@@ -448,7 +483,9 @@ def linear_cross_entropy(
     return_correct: bool = False,
     **options: Unpack[LinearCrossEntropyArguments],
 ) -> Tensor | CrossEntropyOutput: ...
-@with_module(Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, base=LinearModule), "linear")
+@with_module(
+    Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, base=LinearModule, kept=("loss_weight",)), "linear"
+)
 @checks.named
 def linear_cross_entropy(
     input: Tensor,  # (…, H)
@@ -533,6 +570,7 @@ def linear_selective_log_softmax(
     return_entropy: bool,
     **options: Unpack[LinearTokenOptions],
 ) -> Tensor | TokenLogps: ...
+@shown(LinearModule.settings)
 @completed("linear")
 @checks.named
 def linear_selective_log_softmax(
@@ -576,21 +614,15 @@ def linear_selective_log_softmax(
     _no_skipping(linear, "one index a row, got several")
     nothing = torch.full(lead, -100, dtype=torch.int64, device=input.device)
     every = _fused(cross_entropy, head, {**given, "ignore_index": -100, "target": nothing, "return_lse": True}, linear, ("target",))
-    logps = torch.where(index == ignore_index, 0.0, _picked(head, index, given["scale"], softcap) - every.lse.unsqueeze(-1))
-    return TokenLogps(logps, every.entropy) if return_entropy else logps
-
-
-def _picked(head: Head, index: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Return the logits of K classes a row, (…, K), nan where an index is out of range."""
     classes = head.weight.shape[0]
     near = index.long().clamp(0, classes - 1)
     x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
     x = x if head.bias is None else x + head.bias[near]
-    x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale
-    x = x if softcap is None else softcap * torch.tanh(x / softcap)
-    return torch.where((index < 0) | (index >= classes), torch.nan, x)
+    logps = torch.where(index == ignore_index, 0.0, logps_at(x, index, classes, every.lse, _softened(temperature, softcap)))
+    return TokenLogps(logps, every.entropy) if return_entropy else logps
 
 
+@shown(LinearModule.settings)
 @completed("linear")
 @checks.named
 def linear_entropy(
@@ -725,6 +757,7 @@ def linear_js_div(
 
     Args:
         beta: β in [0, 1].
+        temperature_squared: as in js_div_with_logits: multiply by T². Off by default, as in TRL.
         loss_weight: (…), a factor a row; the means divide by its sum.
     """
     _no_topk(teacher, "linear_js_div")
@@ -749,6 +782,7 @@ def linear_total_variation(
     """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
 
     Args:
+        temperature_squared: as in total_variation_with_logits: multiply by T². Off by default: the value is then a distance in [0, 1].
         loss_weight: (…), a factor a row; the means divide by its sum.
     """
     _no_topk(teacher, "linear_total_variation")

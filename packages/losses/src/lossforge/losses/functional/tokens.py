@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple, TypedDict, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from lossforge.kernels.call import RowCall
@@ -50,7 +51,7 @@ def selective_log_softmax(
 @repeated
 def selective_log_softmax(
     logits: Tensor,  # (..., V)
-    index: Tensor,  # (...)
+    index: Tensor,  # (...), or (..., K)
     *,
     temperature: float = 1.0,
     return_entropy: bool = False,
@@ -68,27 +69,45 @@ def selective_log_softmax(
 
     Args:
         logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
-        index: tokens (…) or (…, K), of any integer dtype.
+        index: tokens (…) or (…, K), of any integer dtype. Of K a row, the gradient of the logits is the sum of two.
         temperature: T above 0.
         return_entropy: give H as well.
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
         ignore_index: tokens whose log-probability is 0, without gradient, and whose H is computed nevertheless.
 
     Returns:
-        (...), float32 (float64 for float64), or TokenLogps(logps, entropy). `sequence_logps` adds them up to sequences.
+        as index, float32 (float64 for float64), or TokenLogps(logps, entropy), whose entropy is (…). `sequence_logps` adds
+        log-probabilities up to sequences.
     """
     checks.whole("logits", logits)
     checks.integer("index", index)
-    if not logits.ndim or index.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"index must have the shape of logits without the last dimension, {tuple(logits.shape[:-1])}, got {tuple(index.shape)}"
-        )
+    lead, several = logits.shape[:-1], index.ndim == logits.ndim
+    if not logits.ndim or index.ndim > logits.ndim or index.shape[: len(lead)] != lead:
+        raise ValueError(f"index must have shape {tuple(lead)}, or {(*lead, 'K')} for K tokens a row, got {tuple(index.shape)}")
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     options: RowOptions = {"scale": 1.0 / temperature, "softcap": softcap, "inplace": inplace, "validate": validate}
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
-    call = RowCall("cross_entropy", x, index, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
-    call = call._replace(outputs=[False, False, return_entropy, False])
-    logps, _, _, entropy, _ = rowwise_results(call, options, target_name="index")
+    target = index
+    if several:
+        if inplace:
+            raise ValueError("inplace=True needs one index a row, got several")
+        index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
+        target = torch.full(lead, ignore_index, dtype=torch.int64, device=logits.device)
+    call = RowCall("cross_entropy", x, target, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
+    call = call._replace(outputs=[False, several, return_entropy, False])
+    logps, _, lse, entropy, _ = rowwise_results(call, options, target_name="index")
+    if lse is not None:
+        near = index.long().clamp(0, logits.shape[-1] - 1)
+        logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, options)
+        logps = torch.where(index == ignore_index, 0.0, logps)
     assert logps is not None
     return logps if entropy is None else TokenLogps(logps, entropy)
+
+
+def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, options: RowOptions) -> Tensor:
+    """Return the log-probabilities of logits x (…, K), which stand at `index`, nan where that is out of range. lse: (…)."""
+    softcap = options["softcap"]
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * options["scale"]
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    return torch.where((index < 0) | (index >= classes), torch.nan, x) - lse.unsqueeze(-1)

@@ -25,8 +25,12 @@ class Head(NamedTuple):
         """A tensor of the logits' shape, dtype and device, without memory of its own."""
         return self.input.new_empty(()).expand(self.input.shape[0], self.weight.shape[0])
 
+    def with_input(self, input: Tensor) -> "Head":
+        """Return the layer with another input, without `_replace`: torch.compile cannot carry what that makes over a graph break."""
+        return Head(input, self.weight, self.bias)
+
     def of_rows(self, start: int, end: int) -> "Head":
-        return self._replace(input=self.input[start:end])
+        return self.with_input(self.input[start:end])
 
     def of_classes(self, start: int, end: int) -> "Head":
         return Head(self.input, self.weight[start:end], None if self.bias is None else self.bias[start:end])

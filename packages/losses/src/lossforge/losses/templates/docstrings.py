@@ -85,7 +85,10 @@ DIVERGENCE = {
     "input": "the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
     "target_logits": "the teacher's, in the shape of input, of any floating dtype.",
     "temperature": "T above 0.",
-    "temperature_squared": "multiply by T², so that gradients keep their size (Hinton et al. 2015).",
+    "temperature_squared": (
+        "multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default in the\n"
+        "Jensen-Shannon and total variation losses."
+    ),
     "reduction": (
         '"batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements); "sum";\n'
         '"none": one value a row. Rows that are left out count in no mean.'

@@ -100,8 +100,7 @@ def _with_target(call: ElementCall, options: ElementwiseOptions, mean: str, diag
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
     if target.is_floating_point():
-        if target.shape != x.shape:
-            raise ValueError(f"target must have the shape of input, {tuple(x.shape)}, got {tuple(target.shape)}")
+        checks.dense(target, x, rows_of(x, dim) if x.ndim else ())
         checks.beside("target", target, x)
         if mean == "rows" and x.ndim:
             of_dim(dim, x)

@@ -1,9 +1,12 @@
 """Losses as modules: made from the signatures of their functions."""
 
+import functools
 import inspect
+import operator
+import types
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from torch import Tensor, nn
 
@@ -151,12 +154,44 @@ def module_of(function: Callable[..., Any], how: Module, template: str = "") -> 
         base.__init__(self, *args, **kwargs)
 
     own = Parameter("self", Parameter.POSITIONAL_ONLY)
-    construct.__signature__ = Signature([own, *constructor.parameters.values()], return_annotation=None)  # type: ignore[attr-defined]  # inspect reads it
+    construct.__signature__ = Signature([own, *map(_readable, constructor.parameters.values())], return_annotation=None)  # type: ignore[attr-defined]  # inspect reads it
     construct.__name__, construct.__qualname__, construct.__module__ = "__init__", f"{how.name}.__init__", modules.__name__
     made.__init__ = construct  # type: ignore[method-assign]  # each module has a signature of its own
     setattr(modules, how.name, made)
     modules.__all__.append(how.name)
+    shown(base.settings)(function)
     return made
+
+
+def shown(settings: Mapping[str, Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a function the signature that people and editors read: types without ranges, each option with its default for `**options`."""
+
+    def enter(function: Any) -> Any:
+        function.declared = inspect.signature(function)
+        read: list[Parameter] = []
+        for p in function.declared.parameters.values():
+            options = get_args(p.annotation)[0].__annotations__ if p.kind is Parameter.VAR_KEYWORD else None
+            if options is None:
+                read.append(p)
+            else:
+                read += [Parameter(each, Parameter.KEYWORD_ONLY, default=settings.get(each), annotation=t) for each, t in options.items()]
+        function.__signature__ = function.declared.replace(parameters=[*map(_readable, read)])
+        return function
+
+    return enter
+
+
+def _readable(p: Parameter) -> Parameter:
+    return p.replace(annotation=_without_ranges(p.annotation))
+
+
+def _without_ranges(annotation: Any) -> Any:
+    """Return a type without the ranges of its numbers."""
+    if get_origin(annotation) is Annotated:
+        return get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return functools.reduce(operator.or_, map(_without_ranges, get_args(annotation)))
+    return annotation
 
 
 def constructor_of(function: Callable[..., Any], base: type[LossModule], how: Module) -> tuple[Signature, dict[str, Any]]:
@@ -165,7 +200,7 @@ def constructor_of(function: Callable[..., Any], base: type[LossModule], how: Mo
     named: list[Parameter] = []
     quiet: list[Parameter] = []
     settings: list[Parameter] = []
-    for name, p in inspect.signature(function).parameters.items():
+    for name, p in checks.signature(function).parameters.items():
         if p.kind is Parameter.VAR_KEYWORD:
             kept = {each: t for each, t in get_args(p.annotation)[0].__annotations__.items() if each in base.settings}
             settings = [Parameter(each, Parameter.KEYWORD_ONLY, default=base.settings[each], annotation=t) for each, t in kept.items()]

@@ -119,7 +119,10 @@ def of_classes(x: Tensor, name: str = "input") -> int:
     checks.whole(name, x)
     if x.ndim == 0:
         raise ValueError(f"{name} must have a dimension of classes, got a 0-d tensor")
-    return min(x.ndim - 1, 1)
+    dim = min(x.ndim - 1, 1)
+    if x.shape[dim] == 0 and 0 not in rows_of(x, dim):
+        raise ValueError(f"{name} must have at least one class, got shape {tuple(x.shape)}")
+    return dim
 
 
 def rows_of(x: Tensor, dim: int) -> tuple[int, ...]:

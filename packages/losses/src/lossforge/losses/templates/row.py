@@ -62,10 +62,7 @@ def rowwise_results(
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
     if target.is_floating_point():
-        if target.shape != x.shape:
-            raise ValueError(
-                f"target must have the shape of input, {tuple(x.shape)}, where it holds probabilities, got {tuple(target.shape)}"
-            )
+        checks.dense(target, x, rows, ", where it holds probabilities")
         checks.beside("target", target, x)
         if not probabilities:
             raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
