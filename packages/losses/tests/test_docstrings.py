@@ -67,6 +67,17 @@ def test_the_example_runs(name):
             exec(compile(line, name, "exec"), names)
 
 
+SQUARED = [name for name, each in FUNCTIONS.items() if "temperature_squared" in inspect.signature(each).parameters]
+
+
+@pytest.mark.parametrize("name", SQUARED)
+def test_the_default_of_temperature_squared_is_said(name):
+    """Its losses differ in it, as their sources do."""
+    default = inspect.signature(FUNCTIONS[name]).parameters["temperature_squared"].default
+    said = described(sections(inspect.getdoc(FUNCTIONS[name]))[1]["Args"])["temperature_squared"]
+    assert f". {'On' if default else 'Off'} by default" in " ".join(said.split())
+
+
 def test_device_functions_say_what_they_give():
     math = pytest.importorskip("lossforge.kernels.math")
     functions = {name: each.fn for name, each in vars(math).items() if hasattr(each, "fn") and not name.startswith("_")}

@@ -1,7 +1,8 @@
 """Losses fused with the linear layer whose output they take: the logits are computed by chunks, and never kept.
 
 Each takes the layer's input (…, H), its weight (C, H) and bias (C,) in place of the logits input · weightᵀ + bias, (…, C), with the classes
-last. What holds one entry a row has the leading dimensions of input. Options that every one has, beside those of its loss:
+last; `fuse_linear` takes the bias by name alone. What holds one entry a row has the leading dimensions of input. Options that every one
+has, beside those of its loss:
 
 loss_weight: the loss's own `weight`, whose name the layer's has here.
 gradient: "forward" writes the gradients of input, weight and bias in the forward pass: three matrix products. It is the default for scalar
@@ -618,7 +619,7 @@ def linear_selective_log_softmax(
     near = index.long().clamp(0, classes - 1)
     x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
     x = x if head.bias is None else x + head.bias[near]
-    logps = torch.where(index == ignore_index, 0.0, logps_at(x, index, classes, every.lse, _softened(temperature, softcap)))
+    logps = torch.where(index == ignore_index, 0.0, logps_at(x, index, classes, every.lse, (given["scale"], softcap)))
     return TokenLogps(logps, every.entropy) if return_entropy else logps
 
 

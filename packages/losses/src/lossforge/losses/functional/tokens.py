@@ -99,15 +99,18 @@ def selective_log_softmax(
     logps, _, lse, entropy, _ = rowwise_results(call, options, target_name="index")
     if lse is not None:
         near = index.long().clamp(0, logits.shape[-1] - 1)
-        logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, options)
+        logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, (1.0 / temperature, softcap))
         logps = torch.where(index == ignore_index, 0.0, logps)
     assert logps is not None
     return logps if entropy is None else TokenLogps(logps, entropy)
 
 
-def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, options: RowOptions) -> Tensor:
-    """Return the log-probabilities of logits x (…, K), which stand at `index`, nan where that is out of range. lse: (…)."""
-    softcap = options["softcap"]
-    x = x.to(torch.promote_types(x.dtype, torch.float32)) * options["scale"]
+def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, softened: tuple[float, float | None]) -> Tensor:
+    """Return the log-probabilities of the logits x (…, K) at `index`, nan where that is out of range.
+
+    lse: (…), of each row's softened logits. softened: scale and softcap.
+    """
+    scale, softcap = softened
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale
     x = x if softcap is None else softcap * torch.tanh(x / softcap)
     return torch.where((index < 0) | (index >= classes), torch.nan, x) - lse.unsqueeze(-1)
