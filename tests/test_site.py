@@ -1,6 +1,7 @@
 """The documentation's site: it builds strictly, fetches nothing, and looks right on a desktop and on a phone."""
 
 import html
+import inspect
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ from browser import CHROMIUM, WHY_NOT, browser, keep
 from pages import ROOT, text_of
 
 pytest.importorskip("material", reason="the site needs: uv sync --group docs")
+named = pytest.importorskip("griffe_runtime").named
 SIZES = {"desktop": (1400, 900), "phone": (390, 844)}
 # the widest page of each kind
 PICTURED = ("index", "losses/index", "losses/binary", "know/differences", "know/how_it_works", "benchmarks/losses", "benchmarks/effects")
@@ -20,6 +22,11 @@ FETCHES = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//"""
     r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//|@import|url\(["']?https?:"""
 )
+# tables that their page cuts off where nothing scrolls or nothing says that more follows
+CUT = """[...document.querySelectorAll('article table')].filter(table => {
+    const frame = table.closest('.md-typeset__scrollwrap'), looks = getComputedStyle(frame)
+    return frame.scrollWidth > frame.clientWidth && !(PHONE && looks.overflowX == 'auto' && looks.backgroundImage.includes('gradient'))
+}).map(table => table.innerText.slice(0, 80))"""
 
 
 def mkdocs(*words: str, cwd: Path = ROOT) -> Any:
@@ -94,10 +101,60 @@ def test_the_reference_shows_options_and_types_in_words(site):
     assert re.search(r"empty:\s+Literal\[.nan., .zero.\]\s+=\s+.zero.", html.unescape(boxes[:2000]))
 
 
+def written(text: str) -> str:
+    """A part of a page without its tags."""
+    return html.unescape(re.sub(r"<[^>]+>", "", text))
+
+
+def test_no_table_of_contents_lists_what_python_adds_to_a_class(site):
+    for path in site.rglob("*.html"):
+        contents = re.findall(r'<a href="#[^"]*" class="md-nav__link">(.*?)</a>', path.read_text(encoding="utf-8"), re.S)
+        titles = [written(title).strip() for title in contents]
+        assert not [title for title in titles if "__" in title or title == "function"], path.name
+
+
+def test_examples_are_code(site):
+    """As many blocks as the docstrings have examples, and no prompt outside of them."""
+    total = 0
+    for source in (ROOT / "docs" / "reference").glob("*.md"):
+        shown = [inspect.getdoc(named(name)) for name in re.findall(r"^::: (\S+)", source.read_text(encoding="utf-8"), re.M)]
+        examples = sum(len(re.findall(r"(?:\n\n|:\n) *>>>", text)) for text in shown)
+        page = (site / "reference" / f"{source.stem}.html").read_text(encoding="utf-8")
+        code = re.findall(r'<div class="highlight"><pre.*?</pre>', page, re.S)
+        assert sum(written(block).startswith(">>> ") for block in code) == examples, source.name
+        assert not re.search(r'<blockquote|<details class="example', page), source.name
+        total += examples
+    assert total >= 64
+
+
+def test_no_paragraph_runs_options_together(site):
+    for path in (site / "reference").glob("*.html"):
+        for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.S):
+            assert len(re.findall(r"(?:^|\. |\n)\w+(?:, \w+)*: ", written(paragraph))) < 2, f"{path.name}: {written(paragraph)}"
+
+
+def test_records_show_the_types_of_their_fields(site):
+    page = written((site / "reference" / "experiments.html").read_text(encoding="utf-8"))
+    assert re.search(r"exit_status\s+int\s+of a process", page)
+    assert re.search(r"folder\s+Path \| None\s+of the run", page)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
+def test_an_example_is_copied_without_prompts(site):
+    with browser() as running:
+        page = running.new_page()
+        page.goto((site / "reference" / "preference.html").as_uri())
+        code = page.locator(".highlight code:has(.gp)").first
+        code.evaluate("code => code.setAttribute('data-md-copying', '')")  # as the copy button does
+        copied = code.inner_text()
+    assert ">>>" not in copied
+    compile(copied, "copied", "exec")
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 @pytest.mark.parametrize("size", SIZES)
 def test_pages_look_right(site, tmp_path, size):
-    """No page is wider than the window, none says an error or asks for what is not in the site's folder."""
+    """No page is wider than the window, none says an error or asks for what is not in the site's folder; each table fits or scrolls."""
     width, height = SIZES[size]
     said: list[str] = []
     with browser() as running:
@@ -114,6 +171,10 @@ def test_pages_look_right(site, tmp_path, size):
             assert not said, f"{name}: {said}"
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} pixels wide on a {size} of {width}"
+            page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+            page.wait_for_function("[...document.querySelectorAll('article table')].every(each => each.closest('.md-typeset__scrollwrap'))")
+            cut = page.evaluate(CUT.replace("PHONE", str(size == "phone").lower()))
+            assert not cut, f"{name} cuts tables off: {cut}"
             broken = page.evaluate("[...document.images].filter(each => each.complete && !each.naturalWidth).map(each => each.src)")
             assert not broken, f"{name}: {broken}"
             if name in PICTURED:

@@ -1,5 +1,6 @@
 """An extension of griffe: the reference shows functions as Python has them at run time, where docstrings and options are completed."""
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -13,6 +14,7 @@ RANGE = re.compile(r"(?:typing\.)?Annotated\[(\w+), Range\([^()]*\)\]")
 class Runtime(griffe.Extension):
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Take the docstring from the function, a type without its range, and each option in place of `**options`."""
+        func.returns = plain(func.returns)
         for each in func.parameters:
             each.annotation = plain(each.annotation)
         found = named(func.path) if func.path.startswith("lossforge.") else None
@@ -28,6 +30,18 @@ class Runtime(griffe.Extension):
                 shown = plain(inspect.formatannotation(each.annotation))
                 kind = griffe.ParameterKind.keyword_only
                 func.parameters.add(griffe.Parameter(name, annotation=shown, kind=kind, default=repr(each.default)))
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Give a record its fields with their types; griffe sees those alone that have a default."""
+        if inspect.isclass(found := named(cls.path)) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields")):
+            for name, annotation in inspect.get_annotations(found).items():
+                shown = plain(annotation.__name__ if inspect.isclass(annotation) else str(annotation))
+                cls.set_member(name, griffe.Attribute(name, annotation=shown))
+
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Drop the docstring that an attribute has from its value's type, so that it is not shown."""
+        if "property" not in attr.labels:
+            attr.docstring = None
 
 
 def plain(annotation: Any) -> Any:

@@ -38,7 +38,7 @@ def documented(loss: Loss) -> tuple[str, dict[str, str]]:
 
 
 def example(loss: Loss) -> str:
-    first, *code = (line.removeprefix(">>> ") for line in documented(loss)[1]["Example"].splitlines())
+    first, *code = (line.removeprefix(">>> ") for line in documented(loss)[1]["Examples"].splitlines())
     return "\n".join(["```python", first, "", code[0], "", *code[1:], "```"])
 
 

@@ -48,6 +48,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
             log.warning(f"{page.file.src_uri}: {name} has no docstring")
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Take the backslashes out of code in tables: Markdown needs them before a |, and Python-Markdown leaves them there, unlike GitHub."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Take the backslashes out of code in tables: Markdown needs them before a |, and Python-Markdown leaves them there, unlike GitHub.
+
+    A page with tables and at most one title below its own gives them the room of its table of contents.
+    """
+    if "<td" in html and sum(len(title.children) for title in page.toc) < 2:
+        page.meta["hide"] = ["toc"]
     return re.sub(r"<td\b.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.S)

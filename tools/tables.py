@@ -55,7 +55,7 @@ def formula(loss: Loss) -> str:
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] in "([") - (text[i] in ")]")
-        if depth == 0 and text.startswith((", ", "; ", ". ", " with "), i):
+        if depth == 0 and text.startswith((", ", "; ", ". ", " with ", " with,"), i):
             return text[start:i]
     return text[start:].rstrip(".")
 

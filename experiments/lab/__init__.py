@@ -24,12 +24,13 @@ def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequ
         The run's folder, metrics, model and status; the status is KILLED after Ctrl-C, and `resume=` goes on.
 
     Raises:
-        TypeError: an override is no string, or callbacks no list. UserError: a setting or the data is wrong. Any other error: that of
-            the training, whose run is FAILED.
+        TypeError: an override is no string, or callbacks no list.
+        UserError: a setting or the data is wrong.
+        Exception: the training's own error; the run is FAILED.
 
     Afterwards generators, signal handlers, torch's modes and the environment are as they were.
 
-    Example:
+    Examples:
         >>> result = lab.train("experiment=quick", "loss=focal")
         >>> result.values["best_top1"], result.checkpoint
     """

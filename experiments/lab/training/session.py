@@ -16,9 +16,14 @@ from lab.runs.resume import Earlier, load_state, restore
 class TrainResult:
     """What a run came to.
 
-    status: FINISHED, KILLED (by a signal; `resume=` goes on) or FAILED. values: the last value of each metric, such as `best_top1`,
-    `val/loss` and `images_per_second`. model: as it was at the end, averaged weights if there are any. exit_status: of a process that
-    did no more.
+    Attributes:
+        status: FINISHED, KILLED (by a signal; `resume=` goes on) or FAILED.
+        exit_status: of a process that does nothing after it.
+        folder: of the run.
+        values: the last value of each metric, such as `best_top1`, `val/loss` and `images_per_second`.
+        classes: their names.
+        model: as it was at the end, with averaged weights if there are any.
+        failure: the error that ended the training.
     """
 
     status: str

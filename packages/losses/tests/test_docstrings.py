@@ -29,7 +29,7 @@ def lacking(name: str) -> list[str]:
     said = described(found.get("Args", ""))
     if name in FUNCTIONS:
         names = parameters(inspect.signature(each))
-        headings = [heading for heading in ("Returns", "Raises", "Example") if not found.get(heading)]
+        headings = [heading for heading in ("Returns", "Raises", "Examples") if not found.get(heading)]
         return [*(f"argument {n}" for n in names if not said.get(n)), *headings, *([] if text else ["text"])]
     if name in MODULES:
         return [f"argument {n}" for n in each.signature.parameters if not said.get(n)]
@@ -58,7 +58,7 @@ def test_a_loss_has_formula_and_source(name):
 def test_the_example_runs(name):
     """As it is, in a namespace of its own, on CPU tensors."""
     torch.manual_seed(0)
-    example = sections(inspect.getdoc(FUNCTIONS[name]))[1]["Example"]
+    example = sections(inspect.getdoc(FUNCTIONS[name]))[1]["Examples"]
     lines = [each.source for each in doctest.DocTestParser().get_examples(example)]
     assert any("import" in line for line in lines)
     names: dict[str, object] = {}

@@ -32,7 +32,7 @@ def plain_torch() -> Iterator[None]:
     Raises:
         RuntimeError: it is entered once more after it has ended, as any such context manager.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from lossforge.losses import cross_entropy, plain_torch
         >>> with plain_torch():
@@ -68,7 +68,7 @@ def backend(x: Tensor) -> str:
     Raises:
         AttributeError: x is no tensor.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from lossforge.losses import backend
         >>> backend(torch.randn(8, 10, dtype=torch.float64))

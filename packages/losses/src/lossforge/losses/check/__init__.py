@@ -47,7 +47,7 @@ def check(
         KeyError: the registry does not have the name.
         ModuleNotFoundError: Triton is not installed.
 
-    Example:
+    Examples:
         >>> from lossforge.losses.check import check
         >>> print(check("focal"))  # minutes on a CPU
     """

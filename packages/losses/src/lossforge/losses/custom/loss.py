@@ -185,7 +185,7 @@ def elementwise(
     Raises:
         FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
 
-    Example:
+    Examples:
         In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
 
         >>> @elementwise(hyper={"delta": 1.0})
@@ -224,7 +224,7 @@ def rowwise(
     Raises:
         FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
 
-    Example:
+    Examples:
         In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
 
         >>> @rowwise(hyper={"q": 0.7})
@@ -262,7 +262,7 @@ def boxes(
     Raises:
         FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
 
-    Example:
+    Examples:
         In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
 
         >>> @boxes

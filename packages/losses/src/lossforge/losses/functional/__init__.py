@@ -3,22 +3,22 @@ theirs; our options are keyword-only.
 
 Options that every function has, but those of overlapping regions (functional.dice) no target_b and lam:
 
-target_b, lam: with class indices, a mixup pair: the target is λ times the class `target` plus 1 - λ times the class `target_b`; λ a
+- `target_b`, `lam`: with class indices, a mixup pair: the target is λ times the class `target` plus 1 - λ times the class `target_b`; λ a
     number, one a sample, or one a row. No one-hot tensor is built.
-score: element-wise losses with class indices: one number a row, the target in the row's class where it otherwise is 1. For background
+- `score`: element-wise losses with class indices: one number a row, the target in the row's class where it otherwise is 1. For background
     and ignored rows it does not matter.
-normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum".
-empty: what a mean over nothing (a divisor of 0) gives: "nan" as in torch, or "zero", with gradient 0.
-gradient: "forward" writes the gradient in the same launch as the loss, "backward" computes it when it is asked for. By default
+- `normalizer`: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum".
+- `empty`: what a mean over nothing (a divisor of 0) gives: "nan" as in torch, or "zero", with gradient 0.
+- `gradient`: "forward" writes the gradient in the same launch as the loss, "backward" computes it when it is asked for. By default
     forward where the result is a scalar, except for float16 (whose small gradients a scaler must first lift) and under torch.compile.
     A gradient written in forward is rounded to the dtype of the input, multiplied by the gradient that arrives, and rounded again. In
     bfloat16 the largest relative error is therefore 0.7 % instead of 0.4 %, unless what arrives is a power of two, such as 1.
-inplace: the gradient takes the memory of the logits, which must be an intermediate result that fills its memory. Value and gradient are
+- `inplace`: the gradient takes the memory of the logits, which must be an intermediate result that fills its memory. Value and gradient are
     the same. A gradient that arrives from a later use of the logits raises. A plain read of them cannot raise: it gets the gradient
     (with gradient="backward", from backward on). For the accuracy take return_correct, or read the logits before the loss.
     torch.autograd.grad takes what the logits were computed from, not the logits. Where the kernels do not run, and under torch.compile,
     nothing is overwritten.
-validate: check class indices on CUDA too, which synchronises with the host (default: the environment's LOSSFORGE_VALIDATE). On CPU they
+- `validate`: check class indices on CUDA too, which synchronises with the host (default: the environment's LOSSFORGE_VALIDATE). On CPU they
     always are. Unchecked, a row with an index out of range has loss and gradient nan; other rows are unharmed.
 
 A number may also be a scalar of numpy or a 0-d tensor on the CPU, which is read at the call; one on a GPU, which the host would have to

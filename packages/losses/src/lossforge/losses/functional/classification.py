@@ -304,7 +304,7 @@ def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from lossforge.losses import class_balanced_weight, cross_entropy
         >>> weight = class_balanced_weight(torch.tensor([5000, 200, 10]))

@@ -103,7 +103,7 @@ def sequence_logps(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from lossforge.losses import sequence_logps
         >>> sequence_logps(-torch.rand(4, 12), mask=torch.ones(4, 12, dtype=torch.bool))

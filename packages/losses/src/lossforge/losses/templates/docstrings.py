@@ -206,7 +206,7 @@ OWN_EXAMPLES = {
 }
 OWN_EXAMPLES |= dict.fromkeys(("linear_js_div", "linear_total_variation"), OWN_EXAMPLES["linear_kl_div"])
 OWN_EXAMPLES |= dict.fromkeys(("simpo_loss", "orpo_loss"), OWN_EXAMPLES["cpo_loss"])
-HEADINGS = re.compile(r"^(Args|Returns|Raises|Example):\n", re.MULTILINE)
+HEADINGS = re.compile(r"^(Args|Returns|Raises|Examples):\n", re.MULTILINE)
 
 
 def sections(docstring: str) -> tuple[str, dict[str, str]]:
@@ -255,7 +255,7 @@ def complete(function: Callable[..., Any], kind: str, *, source: str = "") -> No
         "Args": "\n".join(f"{name}: {known.get(name) or _indented(shared[name])}" for name in names if name in known or name in shared),
         "Returns": own.get("Returns") or RETURNS[kind],
         "Raises": own.get("Raises") or "\n".join(["TypeError, ValueError: an argument is wrong; the message names it.", *indices]),
-        "Example": own.get("Example") or example_of(function.__name__, kind, reduction and reduction.default),
+        "Examples": own.get("Examples") or example_of(function.__name__, kind, reduction and reduction.default),
     }
     whole = [text, *(f"{heading}:\n    " + part.replace("\n", "\n    ") for heading, part in parts.items())]
     function.__doc__ = "\n\n".join([*whole, f"Source: {source}."] if source else whole)
