@@ -27,6 +27,7 @@ def history(trainer):
 def test_every_page_is_tried():
     tried = {"hugging_face_trainer", "trl", "lightning", "timm", "torchvision_detectors", "torch_compile", "mixed_precision"}
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
+    tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
 
 

@@ -101,7 +101,7 @@ def smp(kind: str, x: Tensor, target: Tensor, mode: str, smooth=0.0, ignore_inde
     if kind == "tversky":
         scores = (i + smooth) / (i + alpha * (p * (1 - y)).sum((0, 2)) + beta * ((1 - p) * y).sum((0, 2)) + smooth).clamp_min(eps)
     elif kind == "dice":
-        scores = (2 * i + smooth) / ((p + y).sum((0, 2)) + smooth).clamp_min(eps)
+        scores = (i + smooth) / ((p + y).sum((0, 2)) / 2 + smooth).clamp_min(eps)
     else:
         scores = (i + smooth) / ((p + y).sum((0, 2)) - i + smooth).clamp_min(eps)
     return ((1 - scores) * (y.sum((0, 2)) > 0)).mean() ** gamma
@@ -180,7 +180,8 @@ def test_segmentation_models_pytorch(kind, loss, pair):
     x, target = pair
     target = target.clamp(max=2)
     target[0, 1] = 255
-    common = {"batch": True, "present_only": True, "smooth_nr": 1.0, "smooth_dr": 1.0}
+    smooth = 2.0 if kind == "dice" else 1.0
+    common = {"batch": True, "present_only": True, "smooth_nr": smooth, "smooth_dr": smooth}
     agree(lambda x: loss(x, target, ignore_index=255, **common), lambda x: smp(kind, x, target, "multiclass", 1.0, 255), x)
     mask = torch.where(target == 255, 255, target % 2).unsqueeze(1)
     one = x[:, :1].contiguous()

@@ -69,6 +69,7 @@ def softmax_focal_loss(
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b). It counts once in the mean.
         alpha: α in [0, 1] for all classes but class 0, the background, which has 1 - α; or one a class; None for none.
         gamma: γ of at least 0.
+        weight: (C,), a factor of each class, which the mean does not divide by.
     """
     gamma = checks.number("gamma", gamma, 0.0)
     dim = of_classes(input)

@@ -85,8 +85,8 @@ def dice_loss(
 ) -> Tensor:
     """Soft Dice loss (Milletari et al. 2016, arXiv 1606.04797), as monai.losses.DiceLoss.
 
-    L = 1 - (2 I + n) / (P + Y + d) with n = smooth_nr, d = smooth_dr. With batch=True, present_only=True and n = d = s it is
-    segmentation_models_pytorch's DiceLoss with smooth=s.
+    L = 1 - (2 I + n) / (P + Y + d) with n = smooth_nr, d = smooth_dr. With batch=True, present_only=True and n = d = 2 s it is
+    segmentation_models_pytorch's DiceLoss with smooth=s (before its version 0.4 with n = d = s).
     """
     call = OverlapCall("dice", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)
