@@ -1,7 +1,7 @@
 """The losses as functions. Where torch, torchvision or timm has the loss, names, order and defaults are
 theirs; our options are keyword-only.
 
-Options that every function has, but those of overlapping regions (functional.dice) no target_b and lam:
+Options that every function has. The losses of overlapping regions (functional.dice) take no `target_b` and `lam`.
 
 - `target_b`, `lam`: with class indices, a mixup pair: the target is λ times the class `target` plus 1 - λ times the class `target_b`; λ a
     number, one a sample, or one a row. No one-hot tensor is built.

@@ -6,7 +6,8 @@ Everywhere:
 
 - `logps`: natural logarithms of the probabilities that a model gives to a completion, summed over its tokens (one number a sequence) unless
     the loss says mean. `selective_log_softmax` makes per-token ones from logits, and `sequence_logps` these from per-token ones.
-- `numbers`: as in lossforge.losses.functional, also as 0-d tensors on the CPU, which torch.compile takes without compiling anew.
+- Hyper-parameters are numbers as in lossforge.losses.functional, also as 0-d tensors on the CPU, which torch.compile takes without
+    compiling anew.
 - `reduction`: "mean" (default), "sum", or "none" for one loss an item, in the shape of the items.
 - `normalizer`: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer, with reduction "mean" or "sum". Give
     the number of items of the whole batch where it is split into micro-batches or over devices.
