@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,8 @@ def _is_norm(value: Any) -> bool:
         and value.keys() == {"mean", "std"}
         and all(isinstance(each, (list, tuple)) and all(isinstance(number, (int, float)) for number in each) for each in value.values())
         and 0 < len(value["mean"]) == len(value["std"])
+        and all(isfinite(number) for number in value["mean"])
+        and all(0 < number < inf for number in value["std"])
     )
 
 
