@@ -266,9 +266,9 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
             module of either, whose options then hold.
 
     Returns:
-        fused(input, weight, target, ..., bias=None, **options): the loss of input · weightᵀ + bias. After input and weight of the layer go
-        the loss's own arguments as its signature has them, of a module its targets alone; the layer's bias is given by name. The loss's
-        own `weight` is called loss_weight. Further options: see lossforge.losses.functional.linear.
+        a function of (input, weight, target, ..., bias=None, **options), the loss of input · weightᵀ + bias. After input and weight of
+            the layer go the loss's own arguments as its signature has them, of a module its targets alone; the layer's bias is given by
+            name. The loss's own `weight` is called loss_weight. Further options: see lossforge.losses.functional.linear.
 
     Raises:
         TypeError: the loss is none of these. The fused loss: TypeError, ValueError, as the loss itself.
