@@ -92,4 +92,4 @@ def test_the_page_of_own_losses_names_what_has_a_derivative():
     (row,) = re.findall(r"^\| `tl\.` \| (.*) \|$", text, re.M)
     assert set(re.findall(r"`(\w+)`", row)) == {*derive.LANGUAGE, "tanh"}
     (section,) = re.findall(r"^## `lossforge.kernels.math`\n(.*?)^`atan_ratio", text, re.M | re.S)
-    assert set(re.findall(r"`(\w+)\([\w, ]+\)`", section)) == {*derive.SHARED, *derive.SHARED_TUPLES}
+    assert set(re.findall(r"`(\w+)\([\w, ]+\)`", section)) == {*derive.SHARED, *derive.SHARED_TUPLES, *derive.POWERS}

@@ -391,3 +391,22 @@ def test_z_loss_is_averaged_over_rows(loss, mode, scale, device):
         exact.backward()
         torch.testing.assert_close(value.double(), exact, rtol=2e-6, atol=1e-6)
         torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-7)
+
+
+ELEMENTWISE = [loss for loss in LOSSES.values() if loss.template == "elementwise"]
+
+
+@pytest.mark.parametrize("loss", ELEMENTWISE, ids=lambda loss: loss.name)
+def test_kernels_and_reference_agree_at_infinite_inputs(loss, device):
+    """Dense targets, values and gradients, and outside of [0, 1] for probabilities; weights of 0 too. An exponent of 0 is left out."""
+    x = [-0.5, 1.5, 0.0, 1.0, INF, -INF, NAN] if loss.domain == "probabilities" else [INF, -INF, 0.0, 200.0, -200.0, NAN]
+    x, y = (t.flatten() for t in torch.meshgrid(torch.tensor(x), torch.tensor([0.0, 0.3, 1.0]), indexing="ij"))
+    x, y = x.to(device), y.to(device)
+    left_out = [o for o in loss.options if 0.0 in [o.get(name) for name in ("gamma", "beta", "gamma_pos")] or o.get("sum_classes")]
+    weights = [{}, {"weight": torch.zeros_like(x)}] if "weight" in inspect.signature(loss.function).parameters else [{}]
+    for options in ({}, *[o for o in loss.options if o not in left_out]):
+        for weight in weights:
+            found = gradient_of(loss.function, x, y, reduction="none", **options, **weight)
+            expected = gradient_of(loss.reference, x, y, reduction="none", **options, **weight)
+            for got, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6, equal_nan=True)

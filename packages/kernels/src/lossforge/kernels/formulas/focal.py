@@ -22,7 +22,7 @@ def terms(x, y, alpha):
     """q, a, H, and the slopes H' = p (1 - y) - (1 - p) y and q' = (1 - 2y) p (1 - p)."""
     p, not_p, log1p = logistic(x)
     positive, negative = not_p * y, p - p * y
-    entropy = (tl.maximum(x, 0.0) - x * y) + log1p
+    entropy = tl.where(x >= 0, 1.0 - y, y) * tl.abs(x) + log1p
     every = alpha < 0.0  # the same for the whole launch, so this costs nothing an element
     a = tl.where(every, 0.0, 2.0 * alpha - 1.0) * y + tl.where(every, 1.0, 1.0 - alpha)
     return negative + positive, a, entropy, negative - positive, negative * not_p - positive * p

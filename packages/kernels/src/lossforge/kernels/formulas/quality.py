@@ -18,7 +18,7 @@ from lossforge.kernels.math import logistic, powers
 def distance(x, y):
     """d, H and p (1 - p)."""
     p, not_p, log1p = logistic(x)
-    return p - p * y - not_p * y, (tl.maximum(x, 0.0) - x * y) + log1p, p * not_p
+    return p - p * y - not_p * y, tl.where(x >= 0, 1.0 - y, y) * tl.abs(x) + log1p, p * not_p
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from lossforge.kernels.math import logistic, logistic_hard, power
 def terms(x, y, iou_weighted):
     """(whether y is above 0, p, 1 - p, p - y, H, the weight of a positive)"""
     p, not_p, log1p = logistic(x)
-    entropy = (tl.maximum(x, 0.0) - x * y) + log1p
+    entropy = tl.where(x >= 0, 1.0 - y, y) * tl.abs(x) + log1p
     w = tl.where(iou_weighted > 0.0, y, 1.0)  # the condition is the same for the whole launch
     return y > 0.0, p, not_p, p - p * y - not_p * y, entropy, w
 
@@ -28,7 +28,7 @@ def terms(x, y, iou_weighted):
 def varifocal(x, y, alpha, gamma, iou_weighted):
     positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
     w = tl.where(positive, w, alpha * power(p, gamma))
-    return w * entropy, w * (d + tl.where(positive, 0.0, gamma) * not_p * entropy)
+    return w * entropy, w * (d + gamma * not_p * tl.where(positive, 0.0, entropy))
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def varifocal_2(x, y, alpha, gamma, iou_weighted):
     """γ = 2 without powers."""
     positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
     w = tl.where(positive, w, alpha * (p * p))
-    return w * entropy, w * (d + tl.where(positive, 0.0, 2.0) * not_p * entropy)
+    return w * entropy, w * (d + 2.0 * not_p * tl.where(positive, 0.0, entropy))
 
 
 @triton.jit

@@ -153,12 +153,19 @@ def _bounded_log(p: Tensor, floor: float) -> Tensor:
 
 @formula("bce", lambda of: Formulas(of.bce.bce, heavy=True))
 def bce_reference(p: Tensor, y: Tensor, floor: float) -> Tensor:
+    p = p * torch.where((p >= 0) & (p <= 1), 1.0, torch.nan)
     return -y * _bounded_log(p, floor) - (1 - y) * _bounded_log(1 - p, floor)
 
 
 def _floor(input: Tensor) -> float:
     """The least probability that the gradient tells from 0."""
     return 2.0**-15 if isinstance(input, Tensor) and input.dtype == torch.float16 else 1e-12
+
+
+def lost(values: Tensor, x: Tensor, of_power: Tensor | bool = True) -> Tensor:
+    """Return the values, whose gradient is nan where they are nan because a power, where there is one, of 0 meets an infinite entropy."""
+    nothing = values.isnan() & of_power
+    return torch.where(nothing, x * torch.where(nothing, torch.nan, 1.0), values)
 
 
 def _balance(y: Tensor, alpha: Tensor | float) -> Tensor:
@@ -177,7 +184,7 @@ def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -
     p, p_not = x.sigmoid(), (-x).sigmoid()
     q = p * (1 - y) + p_not * y
     entropy = -y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
-    return _balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * entropy
+    return lost(_balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * entropy, x)
 
 
 @loss(
@@ -244,7 +251,7 @@ def asymmetric_reference(
     entropy = -pos_weight * y * F.logsigmoid(x) + (1 - y) * negative
     base = (y * p_not + (1 - y) * shifted).clamp(min=torch.finfo(x.dtype).tiny)
     power = base ** (gamma_pos * y + gamma_neg * (1 - y))
-    return (power.detach() if constant_powers else power) * entropy
+    return power.detach() * entropy if constant_powers else lost(power * entropy, x)
 
 
 def _asymmetric_kernels(of: Any, constant: str = "") -> Formulas:
@@ -319,7 +326,8 @@ def asymmetric_loss_multi_label(
 def poly_bce_reference(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Tensor | float) -> Tensor:
     q = x.sigmoid() * (1 - y) + (-x).sigmoid() * y
     entropy = -y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
-    return _balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * (entropy + epsilon * q)
+    values = _balance(y, alpha) * q.clamp(min=torch.finfo(x.dtype).tiny) ** gamma * (entropy + epsilon * q)
+    return lost(values, x) if checks.nonzero(gamma) else values
 
 
 @loss(

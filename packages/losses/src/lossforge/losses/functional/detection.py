@@ -9,7 +9,7 @@ from lossforge.kernels.call import DistributionCall, ElementCall, Formulas
 from lossforge.losses import checks
 from lossforge.losses.autograd import value
 from lossforge.losses.formulas import FORMULAS, formula
-from lossforge.losses.functional.binary import bce_with_logits_reference
+from lossforge.losses.functional.binary import bce_with_logits_reference, lost
 from lossforge.losses.reference import accurate, computes, reduced, weighted
 from lossforge.losses.registry import loss
 from lossforge.losses.templates.element import elementwise_loss
@@ -29,7 +29,7 @@ def _quality_kernels(of: Any) -> Formulas:
 @formula("quality_focal", _quality_kernels)
 def quality_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     distance = (x.sigmoid() * (1 - y) - (-x).sigmoid() * y).abs().clamp(min=torch.finfo(x.dtype).tiny)
-    return distance**beta * bce_with_logits_reference(x, y, 1.0)
+    return lost(distance**beta * bce_with_logits_reference(x, y, 1.0), x)
 
 
 @loss(
@@ -78,7 +78,7 @@ def _varifocal_kernels(of: Any) -> Formulas:
 def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float) -> Tensor:
     negative = alpha * x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
     w = torch.where(y > 0, y if iou_weighted else torch.ones_like(y), negative)
-    return w * bce_with_logits_reference(x, y, 1.0)
+    return lost(w * bce_with_logits_reference(x, y, 1.0), x, y == 0)
 
 
 @loss(
