@@ -215,11 +215,13 @@ def gradients(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool
     if all(t is None for t in arriving):
         return found
     first, *others = arriving
-    once = ctx.once if first is not None and all(t is None for t in others) and not torch.is_grad_enabled() else [None] * len(wanted)
-    found = [one.take(first) if one is not None and want else None for one, want in zip(once, wanted, strict=True)]
-    if any(want and g is None and one is not None for g, want, one in zip(found, wanted, once, strict=True)):
-        again = _written_again(ctx, [one is not None for one in once])
-        found = [Once(g, ctx.how.launches).take(first) if want and g is not None else None for g, want in zip(again, wanted, strict=True)]
+    if first is not None and all(t is None for t in others) and not torch.is_grad_enabled():
+        found = [one.take(first) if one is not None and want else None for one, want in zip(ctx.once, wanted, strict=True)]
+        if any(want and g is None and one is not None for g, want, one in zip(found, wanted, ctx.once, strict=True)):
+            again = _written_again(ctx, [one is not None for one in ctx.once])
+            found = [
+                Once(g, ctx.how.launches).take(first) if want and g is not None else None for g, want in zip(again, wanted, strict=True)
+            ]
     missing = [want and g is None for g, want in zip(found, wanted, strict=True)]
     if any(missing):
         found = [g if new is None else new for g, new in zip(found, _anew(ctx, arriving, missing), strict=True)]
