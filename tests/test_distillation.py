@@ -82,6 +82,15 @@ def test_a_student_starts_and_is_scored_as_without_a_teacher(make, make_trainer)
     assert scores[0] == scores[1]
 
 
+def test_a_student_is_scored_as_a_classifier_when_its_teachers_file_is_gone():
+    from lab.config.settings import load
+    from lab.runs.saved import settings_of
+
+    tree = load(["task=distillation", "task.teacher=gone.pt", "task.calibration_bins=7", "model=tiny_resnet"]).tree()
+    settings, changed = settings_of({"config": tree}, [])
+    assert (settings.config.task.name, settings.config.task.calibration_bins, changed) == ("classification", 7, [])
+
+
 def test_weight_zero_is_the_student_alone(make, make_trainer):
     losses = []
     for trainer in (make("task.weight=0"), make_trainer(*SMALL)):
