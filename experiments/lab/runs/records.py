@@ -88,7 +88,7 @@ def record_of(line: bytes) -> dict[str, Any] | None:
     """Return the record that a line of metrics.jsonl holds; None where it is damaged."""
     try:
         record = json.loads(line)
-        fields = {"kind": str, "time": (int, float)} | FIELDS.get(record["kind"], {})
+        fields: dict[str, Any] = {"kind": str, "time": (int, float)} | FIELDS.get(record["kind"], {})
         whole = all(isinstance(record[name], kind) for name, kind in fields.items()) and isfinite(record["time"])
         if record["kind"] in ("metrics", "summary"):
             [float(value) for value in record["values"].values()]  # nan and inf are strings
