@@ -80,7 +80,8 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, read_state, tracking_uri
 
     state = read_state(folder)
-    settings: dict[str, Any] = (read_config(folder) or {}).get("tracking") or {}
+    found = (read_config(folder) or {}).get("tracking")
+    settings: dict[str, Any] = found if isinstance(found, dict) else {}
     if not named and not settings.get("enabled", True):
         return 0
     with contextlib.suppress(UserError):  # a record that cannot be read keeps no other from being sent

@@ -20,6 +20,7 @@ from lab.runs.records import record_of
 from lab.tracking.store import Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
+STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str}
 VARIABLE = "MLFLOW_TRACKING_URI"
 SILENT_SECONDS = 2.0  # of waiting at the end, until a person is told
 BATCH = 50  # records whose metrics go in one request
@@ -310,8 +311,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 
     uri is without credentials; key is the run's, see `run_key`.
     """
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+    with contextlib.suppress(OSError, ValueError):
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        return {name: state[name] for name, kind in STATE_KINDS.items() if isinstance(state, dict) and isinstance(state.get(name), kind)}
     return {}
 
 
