@@ -4,7 +4,6 @@ The interpreter accepts much that the compiler refuses. Here the kernels are rea
 each launch, which is recorded with the specialisation that Triton's own launcher would choose, and compiled instead of started.
 """
 
-import inspect
 import itertools
 import json
 import multiprocessing
@@ -29,7 +28,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from lossforge.kernels.divergence import launch as divergence_launch
 from lossforge.kernels.row import launch as row_launch
-from lossforge.losses import clip_loss, rowwise, state
+from lossforge.losses import checks, clip_loss, rowwise, state
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, offered, samples
 
@@ -113,7 +112,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         long, index = torch.zeros(1).to(dtype).expand(64, 21841), torch.zeros(64, dtype=torch.int64)
         yield Sample("always: rows longer than a tile", long, index, {"reduction": "sum"})
         rows = 2**14
-        x, names = torch.zeros(rows, 80, dtype=dtype), inspect.signature(loss.function).parameters
+        x, names = torch.zeros(rows, 80, dtype=dtype), checks.signature(loss.function).parameters
         if "score" in names:
             yield Sample("boxes", x, torch.zeros(rows, dtype=torch.int64), {"score": torch.zeros(rows)})
         if "negative_only" in names:
@@ -152,7 +151,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{classes} classes", torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64))
     wide = torch.zeros(4, 32000, dtype=dtype)
     index = torch.zeros(4, dtype=torch.int64)
-    names = inspect.signature(loss.function).parameters
+    names = checks.signature(loss.function).parameters
     outputs = {f"return_{name}": True for name in ("z_loss", "lse", "entropy", "correct") if f"return_{name}" in names}
     yield Sample("all outputs", torch.zeros(32, 128, dtype=dtype), torch.zeros(32, dtype=torch.int64), {**outputs, "z_loss": 1e-4})
     yield Sample("all outputs, many classes", wide, index, {**outputs, "z_loss": 1e-4})
@@ -216,7 +215,7 @@ def named(extra: dict[str, Any]) -> str:
 
 def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
     """Tensors that the function's signature offers beside the target, by name."""
-    names = inspect.signature(loss.function).parameters
+    names = checks.signature(loss.function).parameters
     for name in ("weight", "preference", "pos_weight"):
         if name in names and loss.template == "elementwise":
             yield {name: x[:1].detach()}
