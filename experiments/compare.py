@@ -15,6 +15,7 @@ from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import settings_text
 from lab.config.settings import Settings, absolute, load_for
+from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
 from lab.tracking.store import NOTE
 
@@ -137,8 +138,9 @@ def description(found: "Comparison") -> str:
     from lab.compare.page import lead
     from lab.compare.tables import markdown
 
-    text = f"{lead(found)}\n\n{markdown(found)}"
-    return text if len(text) < 8000 else lead(found)
+    first = markdown_text(lead(found))
+    text = f"{first}\n\n{markdown(found)}"
+    return text if len(text) < 8000 else first
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from lab.config.help import own_help
 from lab.config.settings import Settings, absolute
 from lab.processes.ranks import refuse_several
 from lab.runs.files import write_text
+from lab.runs.formats import csv_row
 from lab.runs.saved import Saved, checkpoint_of, load_weights, open_checkpoint, refuse_changed, settings_of
 
 USAGE = "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train] [group=option ...] [group.setting=value ...] [--cfg]"
@@ -133,7 +134,7 @@ def _runs(given: str | None) -> str | None:
 
 
 def _written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    text = io.StringIO(newline="")
+    rows, text = [csv_row(row) for row in rows], io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)

@@ -431,3 +431,41 @@ def test_help_answers_at_once_and_cfg_prints(clone):
     done = clone.run("--cfg", "where=loss=ce,data=digits")
     assert yaml.safe_load(done.output)["where"] == ["loss=ce", "data=digits"]
     assert done.seconds < 2
+
+
+def test_ratios_of_costs_have_intervals_and_tests(journal, look):
+    """Speeds that vary by more than they differ give no ratio that looks sure."""
+    speed = {"ce": [100.0, 900.0, 5000.0], "focal": [900.0, 5000.0, 100.0], "mae": [110.0, 980.0, 5600.0]}
+    memory = {"ce": [400.0] * 3, "focal": [200.0] * 3, "mae": [440.0, 441.0, 442.0]}
+    for loss in speed:
+        for seed in range(3):
+            costs = {"images_per_second": speed[loss][seed], "train/peak_process_mib": memory[loss][seed]}
+            journal.run(loss, "m", seed, 0.5 + seed / 10, metrics=costs, experiment="ratios")
+    found = look("experiment=ratios")
+    rows = {row["loss"]: row for row in found.csv()}
+    for loss in ("focal", "mae"):
+        logs = [math.log(a / b) for a, b in zip(speed[loss], speed["ce"], strict=True)]
+        low, high = (math.exp(end) for end in stats.t.interval(0.95, 2, sum(logs) / 3, stats.sem(logs)))
+        row = rows[loss]
+        assert float(row["images_per_second_ratio"]) == pytest.approx(stats.gmean([math.exp(each) for each in logs]))
+        assert (float(row["images_per_second_ratio_low"]), float(row["images_per_second_ratio_high"])) == pytest.approx((low, high))
+        assert float(row["images_per_second_ratio_p"]) == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
+    verdicts = {loss: (row["images_per_second_ratio_verdict"], row["peak_mib_ratio_verdict"]) for loss, row in rows.items()}
+    assert verdicts == {"ce": ("", ""), "focal": ("not shown", "the differences are all equal"), "mae": ("better", "worse")}
+    raw = [float(rows[loss][f"{name}_ratio_p"]) for loss, name in (("mae", "peak_mib"), ("mae", "images_per_second"))]
+    assert raw[0] < raw[1]
+    held = [float(rows[loss][f"{name}_ratio_p_holm"]) for loss, name in (("mae", "peak_mib"), ("mae", "images_per_second"))]
+    assert held == pytest.approx([3 * raw[0], 2 * raw[1]])  # three tests in all: equal ratios are none
+    assert re.search(r"^\| focal \| m \| 3 \| 1\.00 \(0\.00 to [\d.]+\) ○ \| 0\.50 \(0\.50 to 0\.50\) \| – \|$", found.text, re.MULTILINE)
+    assert re.search(
+        r"^\| mae \| m \| 3 \| 1\.10 \(1\.\d\d to 1\.\d\d\) ▲ \| 1\.10 \(1\.10 to 1\.11\) ▼ \| – \|$", found.text, re.MULTILINE
+    )
+
+
+def test_a_ratio_without_an_interval_is_not_shown(journal, look):
+    for loss, speed in (("ce", 100.0), ("focal", 886.0)):
+        journal.run(loss, "m", 0, 0.5, metrics={"images_per_second": speed}, experiment="single")
+    found = look("experiment=single")
+    assert "886" in found.text
+    assert "÷" not in found.text
+    assert not [name for name in found.csv()[0] if "ratio" in name]

@@ -426,3 +426,79 @@ def test_images_that_are_much_enlarged_are_named(coco, make_trainer, words, said
     assert len(trainer.notes) == (said is not None)
     if said is not None:
         assert re.search(said, trainer.notes[0])
+
+
+def lead(coco, way, tmp_path):
+    """Write a file_name that leads out of the folder, to an image that is as the annotations say; return it."""
+    outside, inside = tmp_path / "private" / "011.png", coco.path / "train"
+    outside.parent.mkdir()
+    shutil.copy(inside / "011.png", outside)
+    names = {"parent": "../../private/011.png", "absolute": str(outside), "link": "linked.png", "folder": "linked/011.png"}
+    if way in ("link", "folder"):
+        (inside / names[way].split("/")[0]).symlink_to(outside if way == "link" else outside.parent)
+    coco.trees["train"]["images"][0]["file_name"] = names[way]
+    coco.write()
+    return names[way]
+
+
+@pytest.mark.parametrize("way", ["parent", "absolute", "link", "folder"])
+def test_a_file_name_leads_out_of_the_folder_only_where_it_may(coco, way, tmp_path):
+    """An annotation file of somebody else's chose which files of this machine are read."""
+    name = lead(coco, way, tmp_path)
+    with pytest.raises(UserError) as caught:
+        coco.load()
+    said = str(caught.value)
+    assert said.startswith(f"{coco.path / 'train.json'}: 1 corrupt entries")
+    assert f"image 11: file_name {name!r} leads out of {coco.path / 'train'}; data.images_outside=true takes such files." in said
+    assert coco.load(skip_corrupt=True).train.file.image_ids == [5, 8, 9]
+    assert coco.load(images_outside=True).train.file.image_ids == [11, 5, 8, 9]
+
+
+def test_a_file_outside_is_not_even_looked_for(coco):
+    """Whether it is there cannot be learnt from the message."""
+    for name in ("../none.png", "/none.png", "a\0b.png"):
+        coco.trees["train"]["images"][0]["file_name"] = name
+        coco.write()
+        with pytest.raises(UserError, match=r"image 11: .* leads out of") as caught:
+            coco.load()
+        assert "no such file" not in str(caught.value)
+
+
+def test_what_stays_in_the_folder_is_taken(coco, tmp_path):
+    """Folders within it, ways that come back, links within it, and a folder that is a link itself."""
+    inside = coco.path / "train"
+    (inside / "more").mkdir()
+    shutil.move(inside / "011.png", inside / "more" / "011.png")
+    (tmp_path / "moved").mkdir()
+    shutil.move(inside, tmp_path / "moved" / "train")
+    inside.symlink_to(tmp_path / "moved" / "train")
+    shutil.copy(inside / "005.png", inside / "..005.png")
+    (inside / "again.png").symlink_to("005.png")
+    for entry, name in zip(coco.trees["train"]["images"], ("more/011.png", "again.png", "more/../008.png", "./009.png"), strict=True):
+        entry["file_name"] = name
+    coco.trees["train"]["images"].append(coco.trees["train"]["images"][1] | {"id": 77, "file_name": "..005.png"})
+    coco.write()
+    assert coco.load().train.file.image_ids == [11, 5, 8, 9, 77]
+
+
+def test_names_that_mlflow_does_not_take_are_said(coco, capsys):
+    for part in coco.trees:
+        for entry, name in zip(coco.trees[part]["categories"], ("a//b", "", "none"), strict=True):
+            entry["name"] = name
+    coco.write()
+    data = coco.load()
+    assert data.classes == ["", "a//b", "none"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        f"{coco.path / 'train.json'}: names that MLflow does not take are changed in its metrics: category 3 '' is ap/_-"
+    )
+    assert "; category 7 'a//b' is ap/a/_/b-" in line
+    assert "none" not in line
+
+
+def test_names_stay_different_where_one_ends_in_the_id_of_another(coco):
+    for part in coco.trees:
+        for entry, name in zip(coco.trees[part]["categories"], ("a", "a", "a (3)"), strict=True):
+            entry["name"] = name
+    coco.write()
+    assert len(set(coco.load().classes)) == 3

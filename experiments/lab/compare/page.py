@@ -6,7 +6,7 @@ from typing import Any
 from lab.compare.links import Links
 from lab.compare.pictures import colors, curves_picture, inline, pictures
 from lab.compare.results import Comparison, counted, some
-from lab.compare.tables import MARKS, costs, differences, left_out, mean, names, number, same_seeds, scores, signed
+from lab.compare.tables import MARKS, mean, names, number, same_seeds, scores, sheets, signed
 
 TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
@@ -29,7 +29,7 @@ def page(found: Comparison, links: Links, made: dict[str, str]) -> str:
         names=names(found),
         scores=scores(found),
         matrix=_matrix(found),
-        tables=[sheet for sheet in (differences(found), costs(found), left_out(found)) if sheet.rows],
+        tables=sheets(found)[1:],
         swatches=colors(found),
         drawn={name: inline(picture, name) for name, picture in pictures(found).items() if name != "curves"},
         curves=_curves(found),

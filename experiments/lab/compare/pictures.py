@@ -169,7 +169,7 @@ def _style(name: str) -> Any:
 
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
-    settings: Any = {"svg.hashsalt": f"lossforge-{name}", "svg.fonttype": "none", "font.family": "sans-serif"}
+    settings: Any = {"svg.hashsalt": f"lossforge-{name}", "svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
     settings |= (
         dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
         | {"grid.color": GREY, "grid.alpha": 0.25}

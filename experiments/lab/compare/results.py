@@ -1,11 +1,12 @@
 """What a comparison finds: scores, differences to the baseline, costs and curves of every cell."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from lab.compare.grid import Cell, Grid, baseline_lines, baseline_of, lay_out
+from lab.compare.grid import Cell, Grid, Key, baseline_lines, baseline_of, lay_out
 from lab.compare.runs import Run, Store, metric_name
 from lab.compare.schema import CompareConfig
 from lab.compare.stats import Difference, Mean, holm, mean_of, paired_difference
@@ -32,6 +33,26 @@ class Point:
 
 
 @dataclass
+class Ratio:
+    """A cost over the baseline's, over pairs of seeds; `holm` is its adjusted p, and `verdict` is as a `Result` has it."""
+
+    of: Difference  # of logarithms
+    holm: float | None = None
+    verdict: str = ""
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean."""
+        return _exp(self.of.of.mean)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its confidence interval; None of a single pair."""
+        low, high = self.of.of.low, self.of.of.high
+        return None if low is None or high is None else (_exp(low), _exp(high))
+
+
+@dataclass
 class Result:
     """difference and holm (the adjusted p): to the baseline, None where there is nothing to pair or to test."""
 
@@ -43,6 +64,7 @@ class Result:
     verdict: str = ""  # better, worse or "not shown"; empty where nothing was tested
     best: bool = False  # of its column
     costs: dict[str, Mean] = field(default_factory=dict)  # images/s, MiB, ms, by metric; the loss's time is the median over the run
+    ratios: dict[str, Ratio] = field(default_factory=dict)  # of costs to the baseline's, by metric
     curve: list[Point] = field(default_factory=list)
 
     @property
@@ -92,12 +114,6 @@ class Comparison:
     def result(self, cell: Cell | None) -> Result | None:
         return next((each for each in self.results if each.cell is cell), None)
 
-    def ratio(self, result: Result, cost: str) -> float | None:
-        """A cost over the baseline's."""
-        base = self.result(result.baseline)
-        ours, theirs = result.costs.get(cost), base.costs.get(cost) if base else None
-        return ours.mean / theirs.mean if ours and theirs and theirs.mean else None
-
 
 def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Comparison:
     """Average the runs' metric over seeds, test the differences to the baseline, and collect costs and curves.
@@ -118,9 +134,9 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
         base = baseline_of(cell, grid, kind, lines)
         difference = paired_difference(cell.values(metric), base.values(metric), config.confidence) if base else None
         score = mean_of(list(cell.values(metric).values()), config.confidence)
-        costs = _costs(cell, store, memory, config.confidence)
-        results.append(Result(cell, score, base, difference, costs=costs, curve=_curve(cell, store, metric)))
-    _judge(results, higher, 1 - config.confidence)
+        results.append(Result(cell, score, base, difference, curve=_curve(cell, store, metric)))
+    _judge([(each, each.difference, higher) for each in results], 1 - config.confidence)
+    _compare_costs(results, store, memory, config.confidence)
     for column in grid.columns:
         inside = [each for each in results if each.cell.column == column]
         if len(inside) > 1:
@@ -171,22 +187,43 @@ def _goal(runs: Sequence[Run], metric: str) -> str:
     return said.pop() if len(said) == 1 else "min" if is_lower_better(metric) else "max"
 
 
-def _judge(results: list[Result], higher: bool, level: float) -> None:
-    tested = [(each, each.difference) for each in results if each.difference is not None and each.difference.p is not None]
-    for (each, difference), adjusted in zip(tested, holm([d.p for _, d in tested if d.p is not None]), strict=True):
-        each.holm = adjusted
-        each.verdict = "not shown" if adjusted >= level else "better" if (difference.of.mean > 0) == higher else "worse"
+def _judge(compared: Sequence[tuple[Result | Ratio, Difference | None, bool]], level: float) -> None:
+    """Write Holm's p and the verdict of each difference that is tested, as one family of tests; the bool says that higher is better."""
+    tested = [(each, difference, higher) for each, difference, higher in compared if difference is not None and difference.p is not None]
+    adjusted = holm([difference.p for _, difference, _ in tested if difference.p is not None])
+    for (each, difference, higher), p in zip(tested, adjusted, strict=True):
+        each.holm = p
+        each.verdict = "not shown" if p >= level else "better" if (difference.of.mean > 0) == higher else "worse"
 
 
-def _costs(cell: Cell, store: Store, memory: str, confidence: float) -> dict[str, Mean]:
-    found: dict[str, list[float]] = {}
-    for run in cell.runs.values():
-        for name in (SPEED, memory):
-            if name in run.metrics:
-                found.setdefault(name, []).append(run.metrics[name])
-        if LOSS_TIME in run.metrics:
-            found.setdefault(LOSS_TIME, []).append(median(value for _, value in store.history(run, LOSS_TIME)))
-    return {name: mean_of(values, confidence) for name, values in found.items()}
+def _compare_costs(results: Sequence[Result], store: Store, memory: str, confidence: float) -> None:
+    """Average each result's costs over seeds, and test their ratios to the baseline's: pairs of logarithms, as the scores are paired."""
+    costs = {id(each.cell): _costs(each.cell, store, memory) for each in results}
+    for each in results:
+        ours = costs[id(each.cell)]
+        each.costs = {name: mean_of(list(values.values()), confidence) for name, values in ours.items()}
+        for name, theirs in (costs[id(each.baseline)] if each.baseline else {}).items():
+            difference = paired_difference(_logarithms(ours.get(name, {})), _logarithms(theirs), confidence)
+            if difference is not None:
+                each.ratios[name] = Ratio(difference)
+    _judge([(ratio, ratio.of, name == SPEED) for each in results for name, ratio in each.ratios.items()], 1 - confidence)
+
+
+def _costs(cell: Cell, store: Store, memory: str) -> dict[str, dict[Key, float]]:
+    """Return the costs of each seed, by metric."""
+    found: dict[str, dict[Key, float]] = {name: cell.values(name) for name in (SPEED, memory)}
+    found[LOSS_TIME] = {
+        seed: median(value for _, value in store.history(run, LOSS_TIME)) for seed, run in cell.runs.items() if LOSS_TIME in run.metrics
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _logarithms(values: dict[Key, float]) -> dict[Key, float]:
+    return {seed: math.log(value) for seed, value in values.items() if 0 < value < math.inf}
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
 
 
 def _curve(cell: Cell, store: Store, metric: str) -> list[Point]:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from lab.compare.schema import CompareConfig
 from lab.config.errors import UserError, unknown
+from lab.runs.formats import visible
 from lab.tracking.store import reason
 
 PARENT = "mlflow.parentRunId"
@@ -164,15 +165,16 @@ def _of_sweep(runs: list[Run], everything: list[Run], parents: set[str], sweep: 
 
 
 def _run(stored: Any) -> Run:
-    params = dict(stored.data.params)
+    params = {visible(name): visible(value) for name, value in stored.data.params.items()}
     if "loss.name" in params:
         params["loss"] = params["loss.target"].rpartition(":")[2] if params["loss.name"] == "custom" else params["loss.name"]
     if "model.name" in params:
         params["model"] = "_".join(params[name] for name in ("model.detector", "model.name") if params.get(name))
     info = stored.info
-    name, data = info.run_name or info.run_id, stored.data
+    name, data = visible(info.run_name or info.run_id), stored.data
+    tags = {visible(key): visible(value) for key, value in data.tags.items()}
     metrics = {metric_name(key): value for key, value in data.metrics.items()}
-    return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, metrics, data.tags)
+    return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, metrics, tags)
 
 
 def _client(uri: str) -> Any:

@@ -2,19 +2,19 @@
 
 import csv
 import io
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.compare.results import GPU_MEMORY, LOSS_TIME, SPEED, Comparison, Result
+from lab.compare.results import GPU_MEMORY, LOSS_TIME, SPEED, Comparison, Ratio, Result
 from lab.compare.stats import Mean
+from lab.runs.formats import csv_row, markdown_text, visible
 
 MARKS = {"better": "▲", "worse": "▼", "not shown": "○", "": ""}
 
 
 @dataclass
 class Sheet:
-    """A table of texts. words: the columns that are not figures. bold: (row, column) of the best."""
+    """A table of texts. text_columns: those that are not figures. bold: (row, column) of the best."""
 
     title: str
     head: list[str]
@@ -26,7 +26,7 @@ class Sheet:
 
 def sheets(found: Comparison) -> list[Sheet]:
     """Those that have rows."""
-    return [sheet for sheet in (scores(found), differences(found), costs(found), left_out(found)) if sheet.rows]
+    return [sheet for sheet in (scores(found), differences(found), costs(found), ratios(found), left_out(found)) if sheet.rows]
 
 
 def scores(found: Comparison) -> Sheet:
@@ -81,16 +81,34 @@ def costs(found: Comparison) -> Sheet:
     rows = []
     for each in found.results:
         speed, memory, loss = (each.costs.get(name) for name in (SPEED, found.memory, LOSS_TIME))
-        figures = [plain(speed, 0), plain(memory, 0), plain(loss, 3)]
-        if found.baseline:
-            figures += [f"{rate:.2f}" if (rate := found.ratio(each, name)) else "" for name in (SPEED, found.memory, LOSS_TIME)]
-        rows.append([each.row, each.column, *figures])
-    head = [*names(found), "images/s", "peak MiB", "loss ms"]
-    if found.baseline:
-        head += [f"÷ {found.baseline}: images/s", "MiB", "loss ms"]
+        rows.append([each.row, each.column, plain(speed, 0), plain(memory, 0), plain(loss, 3)])
     what = "allocated on the GPU" if found.memory == GPU_MEMORY else "of the process"
     note = f"Means over seeds ± {found.confidence:.0%} interval. Peak memory: {what}. Loss: forward and backward, the median over the run."
-    return Sheet("Costs of training", head, rows, note)
+    return Sheet("Costs of training", [*names(found), "images/s", "peak MiB", "loss ms"], rows, note)
+
+
+def ratios(found: Comparison) -> Sheet:
+    """Costs over the baseline's; one that has no interval is not shown."""
+    shown = [each for each in found.results if any(ratio.interval for ratio in each.ratios.values())]
+    rows = []
+    for each in shown:
+        pairs = "/".join(sorted({str(ratio.of.of.n) for ratio in each.ratios.values()}))
+        rows.append([each.row, each.column, pairs, *(ratio_text(each.ratios.get(name)) for name in (SPEED, found.memory, LOSS_TIME))])
+    tested = sum(ratio.holm is not None for each in shown for ratio in each.ratios.values())
+    title = f"Costs ÷ those of {found.baseline}, paired over seeds of the same {_other(found)}"
+    note = (
+        f"n: pairs. Geometric mean of the ratios, and its {found.confidence:.0%} interval. Paired t-tests of logarithms, Holm-corrected for "
+        f"the {tested} test{'s' if tested != 1 else ''} of this table: ▲ better, ▼ worse, ○ no difference shown; no mark: all ratios are equal."
+    )
+    return Sheet(title, [*names(found), "n", "images/s", "peak MiB", "loss ms"], rows, note)
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """Return a ratio with its interval and mark; without an interval it says nothing."""
+    if ratio is None or ratio.interval is None:
+        return "–"
+    low, high = ratio.interval
+    return f"{ratio.mean:.2f} ({low:.2f} to {high:.2f}) {MARKS[ratio.verdict]}".strip()
 
 
 def left_out(found: Comparison) -> Sheet:
@@ -102,22 +120,25 @@ def terminal(sheet: Sheet) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=sheet.title, title_justify="left", caption=sheet.note or None, caption_justify="left")
+    table = Table(title=visible(sheet.title), title_justify="left", caption=sheet.note or None, caption_justify="left")
     for i, name in enumerate(sheet.head):
-        table.add_column(name, justify="left" if i in sheet.text_columns else "right")
+        table.add_column(visible(name), justify="left" if i in sheet.text_columns else "right")
     for i, row in enumerate(sheet.rows):
-        table.add_row(*(Text(text, style="bold" if (i, j) in sheet.bold else "") for j, text in enumerate(row)))
+        table.add_row(*(Text(visible(text), style="bold" if (i, j) in sheet.bold else "") for j, text in enumerate(row)))
     return table
 
 
 def markdown(found: Comparison) -> str:
     parts = []
     for sheet in sheets(found):
-        body = [[f"**{text}**" if (i, j) in sheet.bold else text for j, text in enumerate(row)] for i, row in enumerate(sheet.rows)]
+        rows = [[markdown_text(text) for text in row] for row in sheet.rows]
+        body = [[f"**{text}**" if (i, j) in sheet.bold else text for j, text in enumerate(row)] for i, row in enumerate(rows)]
         rule = ["---" if i in sheet.text_columns else "---:" for i in range(len(sheet.head))]
-        lines = [_line([*sheet.head]), _line(rule), *(_line(row) for row in body)]
-        parts.append("\n\n".join(part for part in (f"## {sheet.title}", "\n".join(lines), sheet.note) if part))
-    parts.append("\n".join(f"- {note}" for note in found.notes))
+        lines = [_line([markdown_text(name) for name in sheet.head]), _line(rule), *(_line(row) for row in body)]
+        parts.append(
+            "\n\n".join(part for part in (f"## {markdown_text(sheet.title)}", "\n".join(lines), markdown_text(sheet.note)) if part)
+        )
+    parts.append("\n".join(f"- {markdown_text(note)}" for note in found.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -141,6 +162,11 @@ def cells_csv(found: Comparison) -> str:
         for name, cost in (("images_per_second", SPEED), ("peak_mib", found.memory), ("loss_ms", LOSS_TIME)):
             if cost in each.costs:
                 line |= {name: each.costs[cost].mean, f"{name}_half": each.costs[cost].half}
+            if cost in each.ratios and (interval := each.ratios[cost].interval):
+                ratio = each.ratios[cost]
+                line |= {f"{name}_ratio": ratio.mean, f"{name}_ratio_low": interval[0], f"{name}_ratio_high": interval[1]}
+                tested = {"p": ratio.of.p, "p_holm": ratio.holm, "verdict": ratio.verdict or ratio.of.untested}
+                line |= {f"{name}_ratio_{key}": value for key, value in tested.items()}
         lines.append(line)
     return _csv(lines)
 
@@ -161,7 +187,7 @@ def figures(found: Comparison) -> dict[str, float]:
     """Means, intervals, differences and adjusted p values as metrics of the comparison's own run."""
     values: dict[str, float | None] = {}
     for each in found.results:
-        place = re.sub(r"[^\w\-. /:]", "_", f"{each.row}/{each.column}")
+        place = f"{each.row}/{each.column}"
         values |= {f"{place}/mean": each.score.mean, f"{place}/half": each.score.half, f"{place}/p": each.holm}
         values |= {f"{place}/difference": each.difference.of.mean if each.difference else None}
     return {key: value for key, value in values.items() if value is not None}
@@ -197,6 +223,7 @@ def _figures(prefix: str, value: Mean) -> dict[str, Any]:
 
 
 def _csv(lines: list[dict[str, Any]]) -> str:
+    lines = [csv_row(line) for line in lines]
     names = list(dict.fromkeys(name for line in lines for name in line))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
@@ -206,7 +233,7 @@ def _csv(lines: list[dict[str, Any]]) -> str:
 
 
 def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return f"| {' | '.join(cells)} |"
 
 
 def names(found: Comparison) -> tuple[str, str]:

@@ -60,6 +60,7 @@ class CocoConfig(DetectionDataConfig):
     train_annotations: str = setting("annotations/instances_train2017.json", "file of the training images' boxes")
     val_annotations: str = setting("annotations/instances_val2017.json", "file of the held-out images' boxes")
     test_annotations: str | None = setting(None, "file of the test images' boxes")
+    images_outside: bool = setting(False, "take files that a file_name leads to outside of the images' folder: by a path or a link")
 
 
 DETECTION_DATA: dict[str, type[DetectionDataConfig]] = {"digit_scenes": DigitScenesConfig, "coco": CocoConfig}

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
+from lab.runs.formats import visible
 from lab.runs.masks import masked
 
 
@@ -10,7 +11,7 @@ class UserError(Exception):
     """Ends the run with exit status 1 and this message, without a traceback; passwords in addresses are masked in it."""
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(masked(text))
+        super().__init__(visible(masked(text)))
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:

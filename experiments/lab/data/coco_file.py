@@ -3,8 +3,10 @@
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -66,7 +68,7 @@ class CocoFile:
             raise unreadable(f"{self.path}: image {self.image_ids[position]} ({path})", error) from None
 
 
-def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str, skip_corrupt: bool) -> CocoFile:
+def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str, skip_corrupt: bool, outside: bool = False) -> CocoFile:
     """Read an annotation file whose images lie in `folder`.
 
     Args:
@@ -75,6 +77,7 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
         settings: the names of the settings that gave `path` and `folder`.
         check: "off", "headers" (each image is opened, and decoded where its end is missing) or "pixels" (each image is decoded).
         skip_corrupt: leave corrupt images and boxes out, and say so in a line.
+        outside: take files outside of `folder`, too.
 
     Raises:
         UserError: there is no such file or folder, it is no COCO file, or it has corrupt entries that are not to be skipped.
@@ -84,7 +87,9 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
         raise UserError(f"{settings[1]}={folder}: there is no such folder.")
     names = _categories(path, settings[0], tree["categories"])
     faults = Faults(path)
-    images = _images(tree["images"], folder, faults, check, settings)
+    leaves = None if outside else leads_out(folder)
+    images = _images(tree["images"], folder, faults, leaves)
+    images = _readable(images, folder, faults, check, settings)
     rows = _rows(tree, names, images, faults)
     _refuse_relative(path, settings[0], rows)
     faults.raise_or_report(skip_corrupt)
@@ -133,12 +138,15 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
         names[category_id] = name
     if not names:
         raise UserError(f"{setting}={path}: has no categories.")
-    given = list(names.values())
-    return {i: f"{names[i]} ({i})" if given.count(names[i]) > 1 else names[i] for i in sorted(names)}
+    unique = {i: names[i] for i in sorted(names)}
+    while len(set(unique.values())) < len(unique):
+        given = Counter(unique.values())
+        unique = {i: f"{name} ({i})" if given[name] > 1 else name for i, name in unique.items()}
+    return unique
 
 
-def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> Images:
-    """Return file and size of the images that can be used, by id."""
+def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[str], bool] | None) -> Images:
+    """Return file and size of the images that are as they should be, by id; `leaves` says which file names lead out of the folder."""
     found: Images = {}
     for entry in entries:
         if not isinstance(entry, dict) or type(entry.get("id")) is not int:
@@ -149,8 +157,46 @@ def _images(entries: list[Any], folder: Path, faults: Faults, check: str, settin
             faults.add(f"image {image_id}: its id is given twice")
         elif not (isinstance(name, str) and type(height) is int and type(width) is int and min(height, width) > 0):
             faults.add(f"image {image_id}: file_name, height and width are expected, got {name!r}, {height!r}, {width!r}")
+        elif leaves is not None and leaves(name):
+            faults.add(f"image {image_id}: file_name {name!r} leads out of {folder}; data.images_outside=true takes such files")
         else:
             found[image_id] = (os.path.join(folder, name), (height, width))
+    return found
+
+
+def leads_out(folder: Path) -> Callable[[str], bool]:
+    """Return a function that says whether a file name leads out of a folder: as an absolute path, by `..` or through a link.
+
+    The folder itself may be a link. Links are looked up for a folder at once, as in `_listing`.
+    """
+    root = os.path.realpath(folder)
+
+    def inside(path: str) -> bool:
+        return os.path.commonpath([root, os.path.realpath(path)]) == root
+
+    @cache
+    def links(parent: str) -> set[str] | None:
+        """Return the links in a folder; None where it is outside."""
+        if not inside(parent):
+            return None
+        try:
+            with os.scandir(parent) as entries:
+                return {entry.name for entry in entries if entry.is_symlink()}
+        except OSError:
+            return set()
+
+    def leaves(name: str) -> bool:
+        if "\0" in name:  # no system has such a file
+            return True
+        parent, file = os.path.split(os.path.join(folder, name))
+        found = links(parent)
+        return found is None or (file in found and not inside(os.path.join(parent, file)))
+
+    return leaves
+
+
+def _readable(found: Images, folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> Images:
+    """Return the images whose files are there and can be read."""
     there = _listing(folder)
     missing = [image_id for image_id, (file, _) in found.items() if file not in there and not os.path.isfile(file)]
     if missing and len(missing) == len(found):

@@ -16,6 +16,7 @@ from lab.config.schema import TrackingConfig
 from lab.config.settings import Settings, absolute
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
+from lab.runs.formats import markdown_code, markdown_text
 from lab.runs.masks import masked
 from lab.tracking.store import NOTE, RUN_PAGE
 from lab.tracking.uploader import MlflowUploader, tracking_uri
@@ -189,11 +190,12 @@ HEADLINE = ("held-out loss", "images/s", "loss forward + backward", "peak memory
 
 def description(table: dict[str, str]) -> str:
     """A run's description in Markdown: what came of it in one line, its command, its final table, and where its files are."""
-    parts = [f"```sh\nuv run {command()}\n```"]
+    parts = [markdown_code(f"uv run {command()}", "sh")]
     if table:
         first = next(iter(table))
-        parts.insert(0, ", ".join(f"{name} **{table[name]}**" for name in dict.fromkeys((first, *HEADLINE)) if name in table))
-        rows = [f"| {name} | {value} |".replace("\n", " ") for name, value in table.items()]
+        shown = {markdown_text(name): markdown_text(table[name]) for name in dict.fromkeys((first, *HEADLINE)) if name in table}
+        parts.insert(0, ", ".join(f"{name} **{value}**" for name, value in shown.items()))
+        rows = [f"| {markdown_text(name)} | {markdown_text(value)} |" for name, value in table.items()]
         parts.append("\n".join(["| | |", "| --- | --- |", *rows]))
         links = {"pictures": "pictures", "checkpoint": "checkpoints", "settings": "config.yaml", "records": "metrics.jsonl"}
         parts.append(", ".join(f"[{name}]({RUN_PAGE}/artifacts/{path})" for name, path in links.items()))

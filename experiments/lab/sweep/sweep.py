@@ -17,6 +17,7 @@ import yaml
 from lab.config.errors import UserError
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
+from lab.runs.formats import csv_cell
 from lab.runs.masks import masked, masked_tree
 from lab.runs.run import source_tags
 from lab.sweep.job import PLAN
@@ -156,10 +157,10 @@ class Sweep:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         keys = [axis.key for axis in self.plan.axes]
-        table.writerow(["job", *keys, "status", "metric", "best", "seconds", "folder", "error"])
+        table.writerow(map(csv_cell, ["job", *keys, "status", "metric", "best", "seconds", "folder", "error"]))
         for job, run in outcomes:
             reached = [run.status or "KILLED", run.monitor, run.score, run.seconds, run.folder.name, run.error] if run else [""] * 6
-            table.writerow([job.name, *(job.varied[key] for key in keys), *reached])
+            table.writerow(map(csv_cell, [job.name, *(job.varied[key] for key in keys), *reached]))
         write_text(self.path / "results.csv", text.getvalue())
 
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from lab.runs.formats import visible
 from lab.sweep.plan import Job
 from lab.sweep.run_record import RunRecord
 from lab.training.console import clock
@@ -15,7 +16,7 @@ def show(sweep: Path, status: str, outcomes: list[Outcome], best: tuple[Job, Run
     from rich.console import Console
     from rich.table import Table
 
-    rich = Console(highlight=False, soft_wrap=True)
+    rich = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not rich.is_terminal:
         rich.width = 140
     keys = list(outcomes[0][0].varied) if outcomes else []
@@ -28,16 +29,16 @@ def show(sweep: Path, status: str, outcomes: list[Outcome], best: tuple[Job, Run
     table.add_column("time", justify="right")
     for job, run in outcomes:
         settings = [job.varied[key] for key in keys] or [job.name]
-        table.add_row(*settings, *_reached(run), style="bold" if best and job is best[0] else None)
+        table.add_row(*map(visible, settings), *_reached(run), style="bold" if best and job is best[0] else None)
     rich.print(table)
     for job, run in outcomes:
         if run and run.error:
-            rich.print(f"{job.name}: {run.error}\n  {os.path.relpath(run.folder)}", markup=False)
+            rich.print(f"{job.name}: {run.error}\n  {os.path.relpath(run.folder)}")
     if best:
-        rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].folder)}", markup=False)
-    rich.print(f"sweep folder: {os.path.relpath(sweep)}", markup=False)
+        rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].folder)}")
+    rich.print(f"sweep folder: {os.path.relpath(sweep)}")
     if mlflow:
-        rich.print(f"MLflow: {mlflow}", markup=False)
+        rich.print(f"MLflow: {mlflow}")
 
 
 def _reached(run: RunRecord | None) -> tuple[str, str, str]:

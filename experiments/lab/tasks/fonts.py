@@ -28,7 +28,7 @@ def letters_of(texts: Iterable[str]) -> Iterator[None]:
         file = font_for(lacking)  # for these alone: each letter is taken from the first family that has it
         font_manager.fontManager.addfont(file)
         families.append(font_manager.FontProperties(fname=file).get_name())
-    with matplotlib.rc_context({"font.family": families}):
+    with matplotlib.rc_context({"font.family": families, "text.parse_math": False}):  # a class may be called "$"
         yield
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from typing import Any
 
+from lab.runs.formats import visible
 from lab.runs.masks import masked
 
 
@@ -19,7 +20,7 @@ class Console:
                 self.quiet = True
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-        self.rich = Terminal(highlight=False, soft_wrap=True, quiet=quiet)
+        self.rich = Terminal(highlight=False, soft_wrap=True, quiet=quiet, markup=False, emoji=False)
         if not self.rich.is_terminal:
             self.rich.width = 140
         self.updates, self.before = updates, done
@@ -36,7 +37,7 @@ class Console:
             self.bar.start()
 
     def say(self, text: str) -> None:
-        self.rich.print(masked(text), markup=False)
+        self.rich.print(visible(masked(text)))
 
     def advance(self, done: int) -> None:
         if self.bar is not None:
@@ -72,11 +73,11 @@ class Console:
     def table(self, title: str, rows: dict[str, str]) -> None:
         from rich.table import Table
 
-        table = Table(title=title, title_justify="left", show_header=False)
+        table = Table(title=visible(title), title_justify="left", show_header=False)
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         for name, value in rows.items():
-            table.add_row(name, masked(value))
+            table.add_row(visible(name), visible(masked(value)))
         self.rich.print(table)
 
 

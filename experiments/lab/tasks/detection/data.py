@@ -16,12 +16,14 @@ from lab.config.detection_schema import CocoConfig, DetectionDataConfig, DigitSc
 from lab.config.errors import UserError
 from lab.config.settings import ROOT, absolute
 from lab.data.coco_file import CocoFile, read_coco
+from lab.data.images import SHOWN
 from lab.data.loading import WorkerLoader
 from lab.data.seeds import seeded
 from lab.data.sets import Loader, Norm
 from lab.data.split import held_out_by
 from lab.tasks.detection.augment import Prepare, fitted
 from lab.tasks.detection.batch import DetectionBatch
+from lab.tracking.names import valid_name
 
 ENLARGED = 2.0  # times from which on it is said; COCO's own images become 1.7 times as large
 
@@ -169,11 +171,10 @@ def load_detection_data(
     """
     _check_sizes(config, fixed_size)
     parts = _parts(config)
-    files = [
-        read_coco(part.annotations, part.images, settings=part.settings, check=config.check, skip_corrupt=config.skip_corrupt)
-        for part in parts
-    ]
+    how = {"check": config.check, "skip_corrupt": config.skip_corrupt, "outside": isinstance(config, CocoConfig) and config.images_outside}
+    files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]
     train, val = files[:2]
+    _say_renamed(train)
     for file, part in zip(files, parts, strict=True):
         _refuse_different_categories(train, file)
         if not len(file.labels):
@@ -279,6 +280,15 @@ def _boxes(file: CocoFile, config: DetectionDataConfig, fixed_size: list[int] | 
     if config.max_boxes is not None and most > config.max_boxes:
         raise UserError(f"data.max_boxes={config.max_boxes}: image {image_id} of {file.path} has {most} boxes.")
     return config.max_boxes or (power_of_two(most) if fixed_size else None)
+
+
+def _say_renamed(file: CocoFile) -> None:
+    """Name the categories whose metrics are called otherwise in MLflow, which does not take every name."""
+    pairs = zip(file.category_ids, file.classes, strict=True)
+    changed = [f"category {i} {name!r} is {made}" for i, name in pairs if (made := valid_name(f"ap/{name}")) != f"ap/{name}"]
+    if changed:
+        shown, more = "; ".join(changed[:SHOWN]), f"; and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+        print(f"{file.path}: names that MLflow does not take are changed in its metrics: {shown}{more}")
 
 
 def _refuse_different_categories(train: CocoFile, other: CocoFile) -> None:
