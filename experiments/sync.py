@@ -77,7 +77,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     from lab.runs.masks import masked
     from lab.runs.origin import Origin, origin_of
     from lab.runs.records import read_history
-    from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, read_state, tracking_uri
+    from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, not_taken, read_state, tracking_uri
 
     state = read_state(folder)
     found = (read_config(folder) or {}).get("tracking")
@@ -106,7 +106,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     experiment = (None if "tracking.experiment" in chosen else meant["experiment"]) or config.experiment
     if is_sent(folder, uri):
         if named:
-            print(f"{folder}: complete, run {state.get('run_id')}")
+            print(f"{folder}: complete, run {state.get('run_id')}{not_taken(state.get('aside', []))}")
         return 0
     patience = config.patience_seconds if "tracking.patience_seconds" in chosen else 0.0
     uploader = MlflowUploader(folder, uri, experiment, patience)
@@ -117,7 +117,8 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
         return 0
     uploader.start()
     problem = uploader.close()
-    print(f"{folder}: {f'incomplete: {uploader.error}' if problem else f'complete, run {uploader.run_id}'}", flush=True)
+    said = f"incomplete: {uploader.error}" if problem else f"complete, run {uploader.run_id}{not_taken(uploader.aside)}"
+    print(f"{folder}: {said}", flush=True)
     if uploader.interrupted:
         raise KeyboardInterrupt
     return int(problem is not None)

@@ -273,7 +273,7 @@ def test_answers_that_are_lost(written_folder, server):
     stored = server.history(run)
     assert sum(stored.values()) == 362
     assert set(stored.values()) == {1}
-    assert stored["train/loss", 119, 1 / 120] == stored["a_b", 7, 7.0] == 1
+    assert stored["train/loss", 119, 1 / 120] == stored["a_b-1eb7c5", 7, 7.0] == 1
     assert run["info"]["status"] == "FINISHED"
     assert {param["key"]: param["value"] for param in run["data"]["params"]} == {"seed": "0", "tracking.uri": "http://me:***@host"}
     assert server.artifacts(run, "settings") == {"settings/config.yaml"}

@@ -198,3 +198,18 @@ def test_a_missing_login_is_said_before_anything_starts(main, tmp_path, monkeypa
     assert main("train", *RUN, f"trainer.runs={tmp_path / 'runs'}", "tracking.writers=[wandb]") == 1
     assert "there is no login. Run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline." in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@needs_tensorboard
+def test_a_bad_record_keeps_no_other_back(tmp_path):
+    said: list[str] = []
+    folder = RunFolder(tmp_path, "run", {})
+    folder.record("start", app="train", name="run", params={"seed": "0"}, tags={})
+    folder.record("metrics", step=1, values={"train/loss": "abc"})
+    folder.metrics(2, {"train/loss": 0.5})
+    folder.close("FINISHED")
+    thread = WriterThread(folder.path, "tensorboard", "lossforge", say=said.append)
+    thread.start()
+    assert thread.close(60).startswith("tensorboard --logdir")
+    assert scalars(folder.path) == {("train/loss", 2): 0.5}
+    assert said == ["tensorboard does not take a record of kind 'metrics': ValueError: could not convert string to float: 'abc'"]

@@ -5,7 +5,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +12,24 @@ from typing import Any
 from urllib.parse import unquote
 
 from lab.runs.masks import masked
+from lab.tracking.names import valid_name, valid_text
 from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
 
 RUN_KEY = "lossforge.run_key"  # the tag that says which run folder a run is of
 NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown
 RUN_PAGE = "{run}"  # in a description: how the address of the run's page begins
-# what MLflow takes; the rest is cut or replaced, because a refused record would keep back all that follow it
-PARAM_LENGTH, TAG_LENGTH, NAME_LENGTH = 6000, 5000, 250
+PARAM_LENGTH, TAG_LENGTH = 6000, 5000  # characters that MLflow takes; it refuses longer values
+REFUSALS = (400, 413, 414, 422)  # HTTP's statuses of a request that will not do, however often it is sent
 CONTEXT = "mlflow.data.context"
 OF_MODEL = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit")  # tags that a model has of its run
 
 
+class RefusedError(Exception):
+    """What a store does not take, and why; it is not sent again."""
+
+
 class Store:
-    """What is sent of one run folder.
+    """What is sent of one run folder. Names and texts go through `valid_name` and `valid_text` here, whatever sends them.
 
     Sent again, metrics add nothing (an SQL store's primary key is key, step, time and value), params, tags and artifacts are
     overwritten by the same, and a run is found by its tag before one is created.
@@ -45,8 +49,10 @@ class Store:
             else:
                 run = self.client.create_run(experiment, int(record["time"] * 1000), tags, record["name"])
                 self.run_id = run.info.run_id
-        self._params({_name(name): value[:PARAM_LENGTH] for name, value in record["params"].items()})
+        from mlflow.entities import Param
+
         self.tags(tags)
+        self._log(params=[Param(valid_name(name), valid_text(value, PARAM_LENGTH)) for name, value in record["params"].items()])
 
     def reopen_run(self, tags: dict[str, str]) -> None:
         """Let the run of a folder that trains on be running again."""
@@ -59,9 +65,7 @@ class Store:
         """Send (name, value, time in ms, step) of many metrics."""
         from mlflow.entities import Metric
 
-        metrics = [Metric(_name(name), value, milliseconds, step) for name, value, milliseconds, step in points]
-        for start in range(0, len(metrics), 1000):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
+        self._log(metrics=[Metric(valid_name(name), value, milliseconds, step) for name, value, milliseconds, step in points])
 
     def summary(self, values: dict[str, float], milliseconds: int) -> None:
         """Send figures of the run as a whole, and say of the best ones which model and data they are of.
@@ -74,9 +78,8 @@ class Store:
         metrics = []
         for name, value in values.items():
             of: dict[str, Any] = {"model_id": model, "run_id": self.run_id, **held_out} if model and name.startswith("best_") else {}
-            metrics.append(Metric(_name(name), float(value), milliseconds, 0, **of))
-        for start in range(0, len(metrics), 1000):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
+            metrics.append(Metric(valid_name(name), float(value), milliseconds, 0, **of))
+        self._log(metrics=metrics)
 
     def data(self, sets: list[dict[str, Any]]) -> None:
         """Send what the run reads, as `lab.tracking.datasets.data_sets` describes it."""
@@ -151,11 +154,16 @@ class Store:
             experiment = self.client.get_run(self.run_id).info.experiment_id
             address = Pages().run(experiment, str(self.run_id)).partition("?")[0]
             values = values | {NOTE: values[NOTE].replace(RUN_PAGE, address)}
-        tags = [RunTag(name, value) for name, value in _tags(values).items()]
-        for start in range(0, len(tags), 100):
-            self.client.log_batch(self.run_id, tags=tags[start : start + 100])
+        self._log(tags=[RunTag(name, value) for name, value in _tags(values).items()])
 
     def artifact(self, path: Path, folder: str = "") -> None:
+        from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.artifact_repo import verify_artifact_path
+
+        try:
+            verify_artifact_path(folder or None)
+        except MlflowException as error:  # to MLflow it is an internal error, as of a store that fails
+            raise RefusedError(f"{path.name}: {error}") from None
         self.client.log_artifact(self.run_id, str(path), folder or None)
 
     def address(self) -> str | None:
@@ -219,16 +227,62 @@ class Store:
         runs = self.client.search_runs([self._experiment_id()], f"tags.`{RUN_KEY}` = '{key}'")
         return [run.info.run_id for run in runs]
 
-    def _params(self, values: dict[str, str]) -> None:
-        from mlflow.entities import Param
+    def _log(self, **given: list[Any]) -> None:
+        """Send metrics, params or tags in batches.
 
-        params = [Param(name, value) for name, value in values.items()]
-        for start in range(0, len(params), 100):
-            self.client.log_batch(self.run_id, params=params[start : start + 100])
+        Raises:
+            RefusedError: the store refuses some; all others are there.
+        """
+        refused: list[str] = []
+        for kind, entities in given.items():
+            most = 1000 if kind == "metrics" else 100
+            for start in range(0, len(entities), most):
+                refused += self._log_batch(kind, entities[start : start + most])
+        if refused:
+            raise RefusedError("; ".join(refused))
+
+    def _log_batch(self, kind: str, entities: list[Any]) -> list[str]:
+        """Send a batch, and of one that is refused each half; return what is refused by itself, and why."""
+        try:
+            self.client.log_batch(self.run_id, **{kind: entities})
+        except Exception as error:
+            if not self.refuses(error):
+                raise
+            if len(entities) == 1:
+                return [f"{kind[:-1]} {entities[0].key!r}: {reason(error, self.uri)}"]
+            middle = len(entities) // 2
+            return self._log_batch(kind, entities[:middle]) + self._log_batch(kind, entities[middle:])
+        return []
+
+    def refuses(self, error: Exception) -> bool:
+        """Return whether a record failed for what is in it, and the store takes a tag at the same time.
+
+        Python's own errors, but the system's, are of a record that is not as it should be, or of a server whose answer cannot be read.
+        """
+        from mlflow.exceptions import MlflowException
+
+        if self.run_id is None:  # without a run nothing else could be sent
+            return False
+        if isinstance(error, RefusedError):
+            return True
+        answer = getattr(error, "response", None)
+        status = error.get_http_status_code() if isinstance(error, MlflowException) else getattr(answer, "status_code", None)
+        malformed = type(error).__module__ == "builtins" and not isinstance(error, (OSError, MemoryError))
+        return (status in REFUSALS or malformed) and self.works()
+
+    def works(self) -> bool:
+        """Return whether the store takes a tag of the run, the one that it has."""
+        with contextlib.suppress(Exception):
+            key = self.client.get_run(self.run_id).data.tags[RUN_KEY]
+            self.client.set_tag(self.run_id, RUN_KEY, key)
+            return True
+        return False
 
 
 def reason(error: BaseException, uri: str) -> str:
     """Say in one line what went wrong: what the system said, where a server was not reached, else the error itself."""
+    if isinstance(error, RefusedError):
+        return str(error)
     for each in _within(error, set()):
         # the system's own errors, not the libraries' around them, and none about a file
         if isinstance(each, OSError) and type(each).__module__ in ("builtins", "socket", "http.client", "ssl") and each.filename is None:
@@ -246,12 +300,8 @@ def _within(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
             yield from _within(each, seen)
 
 
-def _name(name: str) -> str:
-    return re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]
-
-
 def _tags(values: dict[str, str]) -> dict[str, str]:
-    return {_name(name): str(value)[:TAG_LENGTH] for name, value in values.items()}
+    return {valid_name(name): valid_text(value, TAG_LENGTH) for name, value in values.items()}
 
 
 def _sqlite_file(uri: str) -> Path | None:

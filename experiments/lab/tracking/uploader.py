@@ -8,16 +8,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
 from lab.runs.files import write_whole
+from lab.runs.formats import visible
 from lab.runs.masks import MASK, masked
 from lab.runs.origin import Origin, origin_of
 from lab.runs.records import record_of
-from lab.tracking.store import Store, reason
+from lab.tracking.store import RefusedError, Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
 STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str}
@@ -25,7 +27,9 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 SILENT_SECONDS = 2.0  # of waiting at the end, until a person is told
 BATCH = 50  # records whose metrics go in one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
+ASIDE = 20  # records that were set aside of which the reason is kept
 SLOWEST_ANSWER = 120.0  # seconds until a request, or making a new SQLite store on a busy machine, counts as hanging
+Point = tuple[str, float, int, int]  # name, value, time in ms, step
 
 
 class BusyError(Exception):
@@ -62,14 +66,14 @@ def completed(uri: str) -> str:
 
 
 def print_now(text: str) -> None:
-    print(text, flush=True)
+    print(visible(text), flush=True)
 
 
 class MlflowUploader(threading.Thread):
     """Sends the records of a run folder to an MLflow store, in order, each until it has arrived.
 
     What it has sent is kept in tracking.json, so that another one can go on where this one ended; a lock on tracking.lock keeps
-    two from sending at once.
+    two from sending at once. A record that the store refuses, though it works, is set aside and named, and those after it are sent.
 
     Args:
         folder: the run folder.
@@ -82,6 +86,7 @@ class MlflowUploader(threading.Thread):
     Attributes:
         place: the store's address without credentials; files and messages have this one.
         complete: all has been sent.
+        aside: what was set aside, and why; the run's folder has it.
         interrupted: a signal ended the wait for the rest.
     """
 
@@ -103,6 +108,7 @@ class MlflowUploader(threading.Thread):
         self.key = ""
         self.error: str | None = None
         self.told: set[str] = set()
+        self.aside: list[str] = []
         self.store = Store(uri, experiment)
         self.offset = 0
         self.failures = 0  # in a row
@@ -137,7 +143,7 @@ class MlflowUploader(threading.Thread):
     def closed(self) -> str:
         """Close it, and return where the run is or why not all of it is there, as a table shows it."""
         problem = self.close()
-        return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}"
+        return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}{not_taken(self.aside)}"
 
     def address(self) -> str | None:
         """Of the run in MLflow's UI, once all has been sent."""
@@ -206,6 +212,7 @@ class MlflowUploader(threading.Thread):
         )
         state: dict[str, Any] = next(found, {})
         self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id")
+        self.aside = list(state.get("aside", []))
         self._advance(0)  # a later sync.py learns from it where the run was meant to go
         self.lock = file
 
@@ -231,29 +238,43 @@ class MlflowUploader(threading.Thread):
     def _send_new(self) -> bool:
         """Send what the file has gained until now; return whether there was anything."""
         now = (self.folder / "metrics.jsonl").stat().st_size
-        pending: list[tuple[str, float, int, int]] = []
-        records = passed = 0
+        pending: list[tuple[dict[str, Any], int]] = []
         found = False
         for record, size in records_from(self.folder, self.offset, now):
             found = True
             if record.get("kind") == "metrics":
-                pending += _points(record)
-                passed, records = passed + size, records + 1
-                if records < BATCH:
+                pending.append((record, size))
+                if len(pending) < BATCH:
                     continue
-            self._flush(pending, passed)
-            pending, passed, records = [], 0, 0
+            self._flush(pending)
+            pending = []
             if record.get("kind") != "metrics":
-                self._send(record)
+                self._try(record, partial(self._send, record))
                 self._advance(size)
-        self._flush(pending, passed)
+        self._flush(pending)
         return found
 
-    def _flush(self, points: list[tuple[str, float, int, int]], size: int) -> None:
+    def _flush(self, pending: list[tuple[dict[str, Any], int]]) -> None:
+        """Send the metrics of several records in one request."""
+        points: list[Point] = []
+        for record, _ in pending:
+            self._try(record, lambda record=record: points.extend(_points(record)))
         if points:
-            self.store.metrics(points)
-        if size:
-            self._advance(size)
+            self._try({"kind": "metrics"}, partial(self.store.metrics, points))
+        if pending:
+            self._advance(sum(size for _, size in pending))
+
+    def _try(self, record: dict[str, Any], send: Callable[[], None]) -> None:
+        """Send a record, or set it aside where the store refuses it."""
+        try:
+            send()
+        except Exception as error:
+            if not self.store.refuses(error):
+                raise
+            what = f"a record of kind {record.get('kind')!r}: {reason(error, self.uri)}"
+            if what not in self.aside and len(self.aside) < ASIDE:
+                self.aside.append(what)
+                self.say(f"MLflow does not take {what}; the rest is sent, and the run's folder has all")
 
     def _send(self, record: dict[str, Any]) -> None:
         kind = record.get("kind")
@@ -280,14 +301,22 @@ class MlflowUploader(threading.Thread):
             if path := self._file(record):
                 self.store.artifact(path, record["folder"])
         elif kind == "end":
-            self.store.artifact(self.folder / "metrics.jsonl")
+            self._try(record, partial(self.store.artifact, self.folder / "metrics.jsonl"))
             self.store.end(record["status"], int(record["time"] * 1000), self.key)
 
     def _file(self, record: dict[str, Any]) -> Path | None:
-        """Return the file of a record, if it is there; outside of the folder only where the user made the run."""
+        """Return the file that a record names; None where it is gone.
+
+        Raises:
+            RefusedError: it cannot be read, or is not in the folder of a run that the user did not make there: whoever wrote that record
+                gets no other file of this machine.
+        """
         path = self.folder / record["path"]
-        inside = path.resolve().is_relative_to(self.folder.resolve())
-        return path if path.exists() and (inside or origin_of(self.folder) is Origin.HERE) else None
+        if not path.resolve().is_relative_to(self.folder.resolve()) and origin_of(self.folder) is not Origin.HERE:
+            raise RefusedError(f"{record['path']} is not in the run's folder")
+        if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
+            raise RefusedError(f"{record['path']} is not a file that can be read")
+        return path if path.exists() else None
 
     def _nesting(self) -> dict[str, str]:
         """Tags that put the run of a folder in a sweep's folder under the sweep's own run, which must be there first."""
@@ -302,12 +331,18 @@ class MlflowUploader(threading.Thread):
     def _advance(self, size: int) -> None:
         self.offset += size
         self.progress, self.failures = time.monotonic(), 0
-        state = {"uri": self.place, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset, "key": self.key}
+        state: dict[str, Any] = {"uri": self.place, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
+        state |= {"key": self.key} | ({"aside": self.aside} if self.aside else {})
         write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
 
 
+def not_taken(aside: list[str]) -> str:
+    """Say what was set aside, behind where the rest is; empty where nothing was."""
+    return f"; not taken there, but in the run's folder: {'; '.join(aside)}" if aside else ""
+
+
 def read_state(folder: Path) -> dict[str, Any]:
-    """What has been sent of a run folder, and where: uri, experiment, run_id, offset, key; empty if nothing has.
+    """What has been sent of a run folder, and where: uri, experiment, run_id, offset, key, aside; empty if nothing has.
 
     uri is without credentials; key is the run's, see `run_key`.
     """
@@ -338,9 +373,16 @@ def is_sent(folder: Path, uri: str) -> bool:
     return not any(True for _ in records_from(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
 
 
-def _points(record: dict[str, Any]) -> list[tuple[str, float, int, int]]:
-    """(name, value, time in ms, step) of a record's metrics."""
-    return [(name, float(value), int(record["time"] * 1000), record["step"]) for name, value in record["values"].items()]
+def _points(record: dict[str, Any]) -> list[Point]:
+    """(name, value, time in ms, step) of a record's metrics.
+
+    Raises:
+        AttributeError, KeyError, OverflowError, TypeError or ValueError: it is not as it should be.
+    """
+    milliseconds, step = int(record["time"] * 1000), int(record["step"])
+    if max(abs(milliseconds), abs(step)) >= 2**63:
+        raise ValueError(f"step {step} and time {milliseconds} ms: 64 bits are expected")
+    return [(name, float(value), milliseconds, step) for name, value in record["values"].items()]
 
 
 def records_from(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:

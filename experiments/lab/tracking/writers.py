@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
 from lab.runs.files import write_whole
+from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
 from lab.runs.records import read_history
 from lab.tracking.uploader import print_now, records_from, run_key
 
+MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)  # errors of a record that is not as it should be
 PAUSE = 2.0  # seconds between two looks at the file
 WANDB_SERVER = "https://api.wandb.ai"
 
@@ -47,7 +49,7 @@ class TensorBoard:
 
         kind, now = record.get("kind"), record.get("time")
         if kind == "start":
-            lines = [f"| {name} | {value} |" for name, value in self.params.items()]
+            lines = [f"| {markdown_text(name)} | {markdown_text(str(value))} |" for name, value in self.params.items()]
             self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, now)
         elif kind == "metrics":
             self.step = record["step"]
@@ -164,7 +166,12 @@ class WriterThread(threading.Thread):
             ending = self.ended.is_set()
             written = offset
             for record, size in records_from(self.folder, offset, (self.folder / "metrics.jsonl").stat().st_size):
-                writer.take(record)
+                try:
+                    writer.take(record)
+                except MALFORMED as error:  # one bad record keeps no other back
+                    self.say(
+                        f"{self.name} does not take a record of kind {record.get('kind')!r}: {masked(f'{type(error).__name__}: {error}')}"
+                    )
                 offset += size
             if offset > written:
                 writer.flush()
