@@ -61,9 +61,11 @@ def test_a_workflow_may_little_and_ends(path):
     for name, job in found["jobs"].items():
         writes = {permission for permission, kind in job.get("permissions", {}).items() if kind == "write"}
         assert not writes or (job["environment"] and writes <= {"id-token", "pages"}), name
-        assert "container" not in job or re.fullmatch(r"[\w/]+:\d+\.\d+\.\d+-\w+", job["container"])
+        assert "container" not in job or re.fullmatch(r"[\w/]+:\d+\.\d+\.\d+-\w+(@sha256:[0-9a-f]{64})?", job["container"])
         for step in job["steps"]:
-            assert "run" in step or re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", step["uses"]), step
+            assert "run" in step or re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step
+    versions = re.findall(r"uses: \S+ # v\d+\.\d+\.\d+$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(versions) == path.read_text(encoding="utf-8").count("uses: ")
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

@@ -2,6 +2,7 @@
 
 usage: uv run --group docs tools/release.py                    walk the checklist
        uv run --group docs tools/release.py --version 0.2.0    write the version and today's date everywhere first
+       uv run --group docs tools/release.py --pin              write the digests of images and actions first
        uv run --group docs tools/release.py --tag v0.2.0       the tag that is about to be published, too
 """
 
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pins
 from packages_built import PACKAGES, build, faults
 from packaging.version import InvalidVersion, Version
 
@@ -159,6 +161,7 @@ CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "version": (check_version, "the same everywhere, and not released yet"),
     "changelog": (check_changelog, "has the version's section, dated"),
     "lock": (check_lock, "agrees with the pyproject.toml files"),
+    "pins": (pins.unpinned, "images and actions are pinned by digest"),
     "tree": (check_tree, "everything is committed"),
     "archives": (check_archives, "wheels and source archives are whole"),
     "environments": (check_environments, "the wheels work with the oldest, the locked and the newest torch"),
@@ -188,6 +191,7 @@ def parser() -> argparse.ArgumentParser:
         prog="tools/release.py", description="Walk the checklist of a release; status 1 where something is missing."
     )
     made.add_argument("--version", help="write this version and today's date everywhere, and renew uv.lock, before the walk")
+    made.add_argument("--pin", action="store_true", help="write the digests of images and actions first, from their registries")
     made.add_argument("--tag", help="the tag that is about to be published: it has to be the version's")
     made.add_argument("--skip", action="append", choices=CHECKLIST, default=[], help="leave a check out; may be given again")
     return made
@@ -204,6 +208,12 @@ def main() -> int:
         if status:
             print(text, file=sys.stderr)
             return status
+    if given.pin:
+        try:
+            print("\n".join(pins.pin(ROOT)) or "every image and action has its digest")
+        except pins.PinError as problem:
+            print(f"error: {problem}; nothing is pinned", file=sys.stderr)
+            return 1
     version = versions(ROOT)[0][1]
     if given.tag not in (None, f"v{version}"):
         parser().error(f"--tag {given.tag}: the sources are version {version}, whose tag is v{version}")
