@@ -97,8 +97,9 @@ def ratios(found: Comparison) -> Sheet:
     tested = sum(ratio.holm is not None for each in shown for ratio in each.ratios.values())
     title = f"Costs ÷ those of {found.baseline}, paired over seeds of the same {_other(found)}"
     note = (
-        f"n: pairs. Geometric mean of the ratios, and its {found.confidence:.0%} interval. Paired t-tests of logarithms, Holm-corrected for "
-        f"the {tested} test{'s' if tested != 1 else ''} of this table: ▲ better, ▼ worse, ○ no difference shown; no mark: all ratios are equal."
+        f"n: pairs. Geometric mean of the ratios, and its {found.confidence:.0%} interval. Paired t-tests of logarithms, Holm-corrected "
+        f"for the {tested} test{'s' if tested != 1 else ''} of this table: "
+        "▲ better, ▼ worse, ○ no difference shown; no mark: all ratios are equal."
     )
     return Sheet(title, [*names(found), "n", "images/s", "peak MiB", "loss ms"], rows, note)
 
