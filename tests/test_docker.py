@@ -1,11 +1,13 @@
 """The image's and the services' files are what they should be, and the services' MLflow server works on a real Postgres."""
 
+import base64
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -94,6 +96,7 @@ def test_what_the_image_copies_can_be_installed(tmp_path):
         if line.startswith("!") and source.is_dir():
             shutil.copytree(source, to, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "tests"))
         elif line.startswith("!"):
+            to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, to)
     for package in (".", *(f"packages/{path.parent.name}" for path in ROOT.glob("packages/*/pyproject.toml"))):
         command = ["uv", "build", "--quiet", "--wheel", "--out-dir", str(tmp_path / "dist"), package]
@@ -145,3 +148,97 @@ def test_a_run_on_the_services_server_with_postgres(clone, database, tmp_path):
         assert database.psql("select count(*) from params") == str(len(records[0]["params"]))
     finally:
         server.kill()
+
+
+LOGIN = ROOT / "docker" / "serve_mlflow.py"
+
+
+class Guarded(Server):
+    """The services' server as compose.yaml starts it, but on this machine alone: its address says how it would be published."""
+
+    def start(self) -> "Guarded":
+        artifacts = self.folder / "artifacts"
+        artifacts.mkdir(exist_ok=True)
+        command = [sys.executable, str(LOGIN), "--host=127.0.0.1", f"--port={self.port}", "--workers=2"]
+        env = self.env | {"MLFLOW_BACKEND_STORE_URI": self.store, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--artifacts-destination={artifacts}"], stdout=log, stderr=log, env=env, cwd=ROOT, start_new_session=True
+            )
+        deadline = time.monotonic() + 300
+        while not self.healthy():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self.folder / "server.log").read_text(encoding="utf-8")[-4000:])
+            time.sleep(0.1)
+        return self
+
+    def status(
+        self, user: str = "", password: str = "", path: str = "api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
+    ) -> int:
+        given = {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"} if user else {}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(f"{self.uri}/{path}", headers=given), timeout=60) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request, tmp_path):
+    return f"sqlite:///{tmp_path / 'server.db'}" if request.param == "sqlite" else request.getfixturevalue("database").uri
+
+
+@pytest.mark.each("function")
+def test_beyond_this_machine_the_server_asks_for_a_login(clone, store, tmp_path):
+    first, second = "a-first-pass%word", "another-password"
+    for password, other in ((first, second), (second, first)):  # started again with another one, the new one holds
+        server = Guarded(tmp_path, store, MLFLOW_ADDRESS="0.0.0.0", MLFLOW_USER="ada", MLFLOW_PASSWORD=password).start()
+        try:
+            assert server.status("ada", password) == 200
+            assert [server.status(), server.status("ada", other), server.status("admin", "password1234")] == [401, 401, 401]
+            assert [server.status(path=path) for path in ("", "ajax-api/2.0/mlflow/experiments/search?max_results=1")] == [401, 401]
+            if password == second:  # as the containers that train log in
+                given = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": password}
+                experiment = f"tracking.experiment=login-{store[:4]}"
+                done = clone.run(*WORDS, experiment, MLFLOW_TRACKING_URI=server.uri, OMP_NUM_THREADS="1", **given)
+                assert done.status == 0, done.output
+                assert re.search(r"MLflow .*run [0-9a-f]{32}", done.output), done.output
+        finally:
+            server.kill()
+
+
+def test_on_this_machine_the_server_asks_for_none(tmp_path):
+    server = Guarded(tmp_path, MLFLOW_ADDRESS="127.0.0.1").start()
+    try:
+        assert server.status() == 200
+        assert server.status("admin", "") == 200  # as compose.yaml's containers call it then
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.4", "gpu-box"])
+@pytest.mark.parametrize("password", ["", "short"])
+def test_beyond_this_machine_no_server_starts_without_a_password(tmp_path, address, password):
+    env = os.environ | {
+        "MLFLOW_ADDRESS": address,
+        "MLFLOW_PASSWORD": password,
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'a.db'}",
+    }
+    done = subprocess.run([sys.executable, LOGIN], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: MLFLOW_ADDRESS={address}: ")
+    assert "Set MLFLOW_PASSWORD" in done.stderr
+    assert not (tmp_path / "a.db").exists()
+
+
+def test_the_address_that_is_published_is_the_one_that_decides():
+    values = {"MLFLOW_ADDRESS": "0.0.0.0", "MLFLOW_PASSWORD": "x" * 12, "MLFLOW_USER": "ada"}
+    found = yaml.safe_load(filled(COMPOSE.read_text(encoding="utf-8"), values))["services"]
+    (port,) = found["mlflow"]["ports"]
+    given = found["mlflow"]["environment"]
+    assert port == f"{given['MLFLOW_ADDRESS']}:5000:5000"
+    assert [name for name, service in found.items() if service.get("ports")] == ["mlflow"]
+    assert found["mlflow"]["command"][0] == str(LOGIN.relative_to(ROOT))
+    for name in ("train", "train-cpu", "bench", "sync"):
+        login = [found[name]["environment"][f"MLFLOW_TRACKING_{key}"] for key in ("USERNAME", "PASSWORD")]
+        assert login == [given["MLFLOW_USER"], given["MLFLOW_PASSWORD"]] == ["ada", "x" * 12]
