@@ -60,6 +60,7 @@ def delivered(folder, uri, said=lambda text: None):
     return client, client.get_run(uploader.run_id), uploader
 
 
+@pytest.mark.each("function")
 def test_names_of_categories_arrive(run_folder, place):
     """An empty name, `.` and `a//b` stopped the delivery for good."""
     names = ["", ".", "a//b", "a/b", "x" * 300, "x" * 301]
@@ -118,6 +119,7 @@ def test_a_bad_record_is_set_aside_and_the_rest_arrives(run_folder, place):
     assert uploader.aside[0] in uploader.closed()
 
 
+@pytest.mark.each("function")
 def test_one_param_that_is_refused_keeps_no_other_back(run_folder, place):
     """A run that is there has one of the params with another value, which MLflow does not change."""
     run_folder.record("start", name="params", params={f"p{i}": str(i) for i in range(150)}, tags={})
@@ -132,6 +134,7 @@ def test_one_param_that_is_refused_keeps_no_other_back(run_folder, place):
     assert "param 'p77'" in line
 
 
+@pytest.mark.each("function")
 def test_a_record_leads_to_no_file_outside_of_its_folder(run_folder, place, tmp_path):
     """A folder of somebody else's sent the files of the machine that sends it."""
     secret = tmp_path / "secret.txt"
@@ -150,6 +153,7 @@ def test_a_record_leads_to_no_file_outside_of_its_folder(run_folder, place, tmp_
     assert f"{secret} is not in the run's folder" in uploader.aside[0]
 
 
+@pytest.mark.each("function")
 def test_a_file_that_cannot_be_read_keeps_nothing_back(run_folder, place):
     if os.geteuid() == 0:
         (run_folder.path / "a.txt").mkdir()

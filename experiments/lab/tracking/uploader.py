@@ -258,7 +258,7 @@ class MlflowUploader(threading.Thread):
         """Send the metrics of several records in one request."""
         points: list[Point] = []
         for record, _ in pending:
-            self._try(record, lambda record=record: points.extend(_points(record)))
+            self._try(record, partial(_add_points, points, record))
         if points:
             self._try({"kind": "metrics"}, partial(self.store.metrics, points))
         if pending:
@@ -373,8 +373,8 @@ def is_sent(folder: Path, uri: str) -> bool:
     return not any(True for _ in records_from(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
 
 
-def _points(record: dict[str, Any]) -> list[Point]:
-    """(name, value, time in ms, step) of a record's metrics.
+def _add_points(points: list[Point], record: dict[str, Any]) -> None:
+    """Add the metrics of a record, all or none.
 
     Raises:
         AttributeError, KeyError, OverflowError, TypeError or ValueError: it is not as it should be.
@@ -382,7 +382,7 @@ def _points(record: dict[str, Any]) -> list[Point]:
     milliseconds, step = int(record["time"] * 1000), int(record["step"])
     if max(abs(milliseconds), abs(step)) >= 2**63:
         raise ValueError(f"step {step} and time {milliseconds} ms: 64 bits are expected")
-    return [(name, float(value), milliseconds, step) for name, value in record["values"].items()]
+    points += [(name, float(value), milliseconds, step) for name, value in record["values"].items()]
 
 
 def records_from(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -171,7 +171,8 @@ def load_detection_data(
     """
     _check_sizes(config, fixed_size)
     parts = _parts(config)
-    how = {"check": config.check, "skip_corrupt": config.skip_corrupt, "outside": isinstance(config, CocoConfig) and config.images_outside}
+    outside = isinstance(config, CocoConfig) and config.images_outside
+    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "outside": outside}
     files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]
     train, val = files[:2]
     _say_renamed(train)
