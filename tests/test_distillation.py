@@ -84,10 +84,11 @@ def test_a_student_starts_and_is_scored_as_without_a_teacher(make, make_trainer)
 
 def test_a_student_is_scored_as_a_classifier_when_its_teachers_file_is_gone():
     from lab.config.settings import load
-    from lab.runs.saved import settings_of
+    from lab.runs.origin import Origin
+    from lab.runs.saved import Saved, settings_of
 
     tree = load(["task=distillation", "task.teacher=gone.pt", "task.calibration_bins=7", "model=tiny_resnet"]).tree()
-    settings, changed = settings_of({"config": tree}, [])
+    settings, changed = settings_of(Saved("student.pt", {"config": tree, "origin": Origin.STRANGER}, {}), [])
     assert (settings.config.task.name, settings.config.task.calibration_bins, changed) == ("classification", 7, [])
 
 

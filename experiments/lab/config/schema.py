@@ -174,7 +174,7 @@ class ScheduleConfig:
     warmup_lr: float = number(1e-5, "learning rate at the start of the warm-up", least=0)
     min_lr: float = number(0.0, "learning rate at the end of the schedule", least=0)
     decay_epochs: float | None = number(
-        None, "epochs between two steps of step (null: 90), and of the decay that ends wsd and rsqrt (null: a fifth)", above=0
+        None, "epochs between steps (step; null: 90), or of the last decay (wsd, rsqrt; null: a fifth)", above=0
     )
     decay_milestones: list[int] = some(lambda: [90, 180, 270], "epochs of the steps of multistep", least=1)
     decay_rate: float = number(0.1, "factor at each step of step and multistep; power of poly", above=0)

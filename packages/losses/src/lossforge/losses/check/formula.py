@@ -154,8 +154,9 @@ def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: 
         value, *slopes = both(*p.values, *p.hyper)
         slope = slopes[variable] + torch.zeros_like(value)
         (right, known_right), (left, known_left) = (_difference(loss, both, p, variable, sign) for sign in (1, -1))
-        if loss.template == "boxes":  # to one side of a box without width it is flipped, so that its slope is a choice
-            known_right = known_left = known_right & known_left
+        if loss.template == "boxes":  # to one side of a box without width it is flipped, so that its slope along that axis is a choice
+            begin, end, begin_2, end_2 = p.values[variable % 2 :: 2]
+            known_right = known_left = known_right & known_left & (begin < end) & (begin_2 < end_2)
         right, left = torch.where(known_right, right, left), torch.where(known_left, left, right)
         central = 0.5 * (left + right)
         slack = TOLERANCE * torch.stack([torch.ones_like(left), left.abs(), right.abs()]).nan_to_num().amax(0)
