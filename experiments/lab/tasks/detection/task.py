@@ -57,7 +57,6 @@ class Detection(Stateless):
         self.data, self.device = data, device
         self.settings = cast(DetectionConfig, config.task)
         model = cast(DetectorConfig, config.model)
-        self.notes = enlarged(cast(DetectionDataConfig, config.data), model.fixed_size, data.train.file.sizes)
         self.detector = build_detector(model, criterion(config.loss, config.box_loss, model), len(data.classes), image_size)
 
     def model(self) -> nn.Module:
@@ -195,4 +194,6 @@ def build_detector(config: DetectorConfig, criterion: DetectionLoss, classes: in
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Detection:
     scenes, fixed = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
     data = load_detection_data(scenes, fixed, model_norm(config.model, saved), device, config.seed)
-    return Detection(config, data, size_of(scenes, fixed), device)
+    task = Detection(config, data, size_of(scenes, fixed), device)
+    task.notes = enlarged(scenes, fixed, data.train.file.sizes)
+    return task
