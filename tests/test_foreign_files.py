@@ -163,10 +163,10 @@ def test_trust_runs_what_a_file_names(stranger, tmp_path, trusted):
     stranger.sets(trainer__callbacks=[stranger.code()])
     path = {"the file": stranger.best, "its folder": stranger.folder, "a folder above": tmp_path}[trusted]
     words = [f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}"]
-    status, _, err = said_by(evaluate, *words, f"trust={tmp_path / 'elsewhere'}")
-    assert status == 1
-    assert not stranger.ran.exists()
-    said_by(evaluate, *words, f"trust={path}")
+    for other in (tmp_path / "elsewhere", "", stranger.best.parent / "best"):
+        assert said_by(evaluate, *words, f"trust='{other}'")[0] == 1
+        assert not stranger.ran.exists()
+    _, _, err = said_by(evaluate, *words, f"trust={path}")
     assert stranger.ran.exists(), err
 
 

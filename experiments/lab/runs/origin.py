@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError
-from lab.config.settings import absolute, given_names
+from lab.config.settings import given_names
 
 KEY = "lossforge/key"
 """The user's key, below XDG_STATE_HOME."""
@@ -58,7 +58,7 @@ def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
 
 def is_trusted(trust: str | None, path: Path) -> bool:
     """Return whether the user's `trust=` names the file, its folder or a folder above."""
-    return trust is not None and path.resolve().is_relative_to(absolute(trust, path).resolve())
+    return bool(trust) and path.resolve().is_relative_to(Path(str(trust)).expanduser().resolve())
 
 
 def are_settings(tree: Any) -> bool:
