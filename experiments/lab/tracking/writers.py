@@ -13,7 +13,6 @@ from lab.config.schema import TrackingConfig
 from lab.runs.files import write_whole
 from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
-from lab.runs.records import read_history
 from lab.tracking.uploader import print_now, records_from, run_key
 
 MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)  # errors of a record that is not as it should be
@@ -157,7 +156,8 @@ class WriterThread(threading.Thread):
         write_whole(self.state, lambda file: file.write(json.dumps({"offset": offset}).encode()))
 
     def _write_all(self) -> None:
-        start, offset = read_history(self.folder).start, self._offset()
+        records = records_from(self.folder, 0, (self.folder / "metrics.jsonl").stat().st_size)
+        start, offset = next((record for record, _ in records if record.get("kind") == "start"), None), self._offset()
         if start is None:
             return
         writer = WRITERS[self.name](self.folder, start, self.project)
