@@ -252,12 +252,6 @@ PARTS_OF_STATE: dict[str, Callable[[Any], bool]] = {
 """What every checkpoint holds, and whether a value can be that."""
 
 
-def of_model(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that say what a classifier is: others' code, such as a loss or callbacks, is not needed to ask it."""
-    rest = {"task": {"name": "classification"}, "loss": {"name": "ce"}, "box_loss": {"name": "auto"}}
-    return tree | rest | {"optim": {}, "trainer": {}, "tracking": {}}
-
-
 def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
     """Read a .pt or .safetensors file, which `setting` has named.
 

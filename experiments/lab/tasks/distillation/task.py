@@ -19,7 +19,7 @@ from lab.data.load import load_data
 from lab.data.sets import Data, Norm
 from lab.optim.precision import autocast
 from lab.runs.origin import checked, is_trusted
-from lab.runs.saved import load_checkpoint, load_weights, of_model, reload_file
+from lab.runs.saved import load_checkpoint, load_weights, reload_file
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
@@ -82,6 +82,12 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
     load_weights(model, state, f"task.teacher={given}")
     model = placed(model, device, channels_last=config.trainer.channels_last).eval().requires_grad_(False)
     return _renormalised(model, data.norm, Norm(**state["norm"]), device)
+
+
+def of_model(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that say what a classifier is: others' code, such as a loss or callbacks, is not needed to ask it."""
+    rest = {"task": {"name": "classification"}, "loss": {"name": "ce"}, "box_loss": {"name": "auto"}}
+    return tree | rest | {"optim": {}, "trainer": {}, "tracking": {}}
 
 
 def _renormalised(model: nn.Module, given: Norm, wanted: Norm, device: torch.device) -> Callable[[Tensor], Tensor]:
