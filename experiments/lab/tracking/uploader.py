@@ -17,12 +17,10 @@ from lab.config.schema import TrackingConfig
 from lab.runs.files import write_whole
 from lab.runs.formats import visible
 from lab.runs.masks import MASK, masked
-from lab.runs.origin import Origin, origin_of
-from lab.runs.records import record_of
 from lab.tracking.store import RefusedError, Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
-STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str}
+STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list}
 VARIABLE = "MLFLOW_TRACKING_URI"
 SILENT_SECONDS = 2.0  # of waiting at the end, until a person is told
 BATCH = 50  # records whose metrics go in one request
@@ -308,11 +306,10 @@ class MlflowUploader(threading.Thread):
         """Return the file that a record names; None where it is gone.
 
         Raises:
-            RefusedError: it cannot be read, or is not in the folder of a run that the user did not make there: whoever wrote that record
-                gets no other file of this machine.
+            RefusedError: it is not in the run's folder, or cannot be read: whoever wrote the record gets no other file of this machine.
         """
         path = self.folder / record["path"]
-        if not path.resolve().is_relative_to(self.folder.resolve()) and origin_of(self.folder) is not Origin.HERE:
+        if not path.resolve().is_relative_to(self.folder.resolve()):
             raise RefusedError(f"{record['path']} is not in the run's folder")
         if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
             raise RefusedError(f"{record['path']} is not a file that can be read")
@@ -393,4 +390,8 @@ def records_from(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str,
             if start >= end or not line.endswith(b"\n"):
                 return
             start += len(line)
-            yield record_of(line) or {}, len(line)
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = {}
+            yield (record if isinstance(record, dict) else {}), len(line)

@@ -250,11 +250,9 @@ def _boxes(make: _Make) -> Iterator[Sample]:
     yield Sample("huge coordinates", make.boxes(23) * scale, make.boxes(23) * scale)
     yield Sample("transposed", _fields_first(make.boxes(21)), make.boxes(21))
     yield Sample("both transposed", _fields_first(make.boxes(21)), _fields_first(make.boxes(21)))
-    yield Sample(
-        "coordinates beside others",
-        torch.cat([make.boxes(9).roll(2, 1), make.boxes(9).roll(2, 1)], 1)[:, 2:6],
-        make.boxes(9).repeat(1, 2)[:, :4],
-    )
+    own, others = make.boxes(9), make.boxes(9)
+    beside = torch.cat([others[:, :2], own, others[:, 2:]], 1)[:, 2:6]
+    yield Sample("coordinates beside others", beside, make.boxes(9).repeat(1, 2)[:, :4])
     yield Sample("every other coordinate", make.boxes(9).repeat_interleave(2, 1)[:, ::2], make.boxes(9))
     yield Sample("expanded", make.boxes(6, 1).expand(6, 5, 4), make.boxes(5).expand(6, 5, 4))
     image = _fields_first(make.boxes(2, 3, 5).flatten(1, 2)).unflatten(1, (3, 5))
