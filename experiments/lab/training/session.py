@@ -142,7 +142,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
         return Run.start("train", settings, name, config.trainer.runs, tags), name
     state = load_state(earlier, settings)
     known = state.get("tracking", {}) if state else {}
-    recorded = {**known, **read_state(earlier.path)}.get("uri")
+    recorded = read_state(earlier.path).get("uri")  # not the checkpoint's, which may have been put there
     uri = tracking_uri(config.tracking, recorded if earlier.own else None) if config.tracking.enabled else None
     if uri and recorded and not earlier.own and recorded != masked(uri):
         trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
