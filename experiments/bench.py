@@ -5,57 +5,49 @@ Every word is a setting; a filter takes names or globs, several with commas. `--
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.config.command import command
+from lab.config.command import run_app
 from lab.config.errors import UserError, unknown
 from lab.config.help import settings_text
 from lab.config.schema import BenchConfig
 from lab.config.settings import BENCH, Settings, load_for
-from lab.processes.ranks import refuse_several
 from lossforge.bench.cases import CASES, CONTENDERS, DTYPES, FUSED, SUITES, Case, UnknownNameError, matching, select
 
 FILTERS = ("suite", "loss", "shape", "dtype", "contenders")
 CHANGE_FIGURES = (*FILTERS, "milliseconds", "seed", "forward", "graphs")
-"""Settings that a report keeps; the others are places and names of one machine."""
+"""Settings that a report keeps, because they change its figures; the rest are paths and names of one machine."""
 
 
 def main(argv: list[str]) -> int:
-    try:
-        given = command(argv)
-        if "--help" in given.flags:
-            print(help_text())
-            return 0
-        refuse_several("experiments/bench.py")
-        settings = load_for(BENCH, [as_list(word) for word in given.overrides])
-        cases, names = chosen(settings.config)
-        if "--cfg" in given.flags:
-            print(settings.text(), end="")
-            return 0
-        return bench(settings, cases, names)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run_app("bench", argv, lambda words: help_text(), _asked)
+
+
+def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
+    settings = load_for(BENCH, [as_list(word) for word in words])
+    cases, names = chosen(settings.config)
+    return settings, lambda: bench(settings, cases, names)
 
 
 def as_list(word: str) -> str:
-    """`loss=ce,focal` as Hydra writes a list."""
+    """Rewrite `loss=ce,focal` as a list in Hydra's grammar."""
     name, _, value = word.partition("=")
     return f"{name}=[{value}]" if name in FILTERS and value and value[0] not in "['\"" else word
 
 
 def chosen(config: BenchConfig) -> tuple[list[Case], list[str]]:
-    """The cases and contenders that the filters let through."""
+    """Return the cases and contenders that pass the filters."""
     try:
         names = matching("contenders", config.contenders, CONTENDERS)
         return select(config.suite, config.loss, config.shape, config.dtype), [name for name in CONTENDERS if name in names]
     except UnknownNameError as error:
-        raise unknown(f"{error.what}={error.got}", error.got, error.choices) from None
+        raise unknown(f"{error.what}={error.got}", error.got, error.choices, show=100) from None
 
 
 def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) -> int:
-    """One run, from checked settings to the final table."""
+    """Run one benchmark, from checked settings to the final table."""
     began, config = time.monotonic(), settings.config
 
     from lab.bench.profile import profile
@@ -88,7 +80,7 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
 
 
 def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str], device: Any, folder: Any, console: Any) -> None:
-    """Measure case by case; what was measured before an end of any kind is saved."""
+    """Measure case by case; save after each one, so that an interruption loses no finished case."""
     from lab.bench.table import metrics, table, write_pictures
     from lossforge.bench.measure import Measurement
     from lossforge.bench.run import WITHOUT_GPU, current_commit, new_report, run
@@ -106,7 +98,7 @@ def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str]
             report.save(Path(config.out))
 
     def progress(done: int, rows: list[Any]) -> None:
-        save()  # a library may take the signals for itself, so that an end comes without a warning
+        save()  # a library may replace the signal handlers, and then the process ends without a warning
         console.finished(done, summary(rows))
 
     try:
@@ -121,7 +113,7 @@ def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str]
 
 
 def summary(rows: list[Any]) -> str:
-    """A case in one line: each contender's time."""
+    """Summarise a case in one line: each contender's time."""
     figures = [f"{row.contender} {row.ms:.3f}" if row.ms is not None else f"{row.contender}: {row.status}" for row in rows]
     return f"{rows[0].label} · ms: {' · '.join(figures)}" if rows else "no contender"
 

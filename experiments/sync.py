@@ -1,11 +1,11 @@
-"""Send to MLflow what it missed: `uv run experiments/sync.py` for all runs, or `uv run experiments/sync.py runs/<run> ...` for these.
+"""Send to MLflow the records it lacks: `uv run experiments/sync.py` for all runs, or `uv run experiments/sync.py runs/<run> ...` for these.
 
-Each run goes to the store and experiment that it was meant for, unless `tracking.uri=` or `tracking.experiment=` say otherwise; a
-password in its address is taken from MLFLOW_TRACKING_URI. What has arrived already is not sent again. A run that is still training is left
-to its own process; one whose process was killed becomes KILLED; a copy of a run's folder is left alone until `resume=` makes it a run of
-its own. TensorBoard and Weights & Biases get what they missed of a run with `tracking.writers`. A sweep's folder stands for its own run
-and those in it. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is where all runs are looked for; with
-`tracking.patience_seconds=` a store that fails is tried for so long.
+Each run is sent to the store and experiment in its settings, unless `tracking.uri=` or `tracking.experiment=` name another; the address's
+password is taken from MLFLOW_TRACKING_URI. Records that have arrived are not sent again. A run that is still training is left to its own
+process; one whose process was killed becomes KILLED; a copy of a run's folder is skipped until `resume=` makes it a run of its own.
+TensorBoard and Weights & Biases get the records they lack of a run with `tracking.writers`. A sweep's folder stands for its own run
+and its jobs' runs. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is the folder to search for runs; with
+`tracking.patience_seconds=` a store that fails is tried again for that long.
 """
 
 import contextlib
@@ -16,8 +16,9 @@ from typing import Any
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import settings_text
-from lab.config.schema import TrackingConfig, TrainConfig
-from lab.config.settings import TRAIN, absolute, load
+from lab.config.schema import TrackingConfig
+from lab.config.settings import TRAIN, load
+from lab.config.user import runs_folder
 from lab.sweep.run_record import read_config, with_runs
 
 
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
             print(settings.text(), end="")
             return 0
         config = settings.config
-        folders = checked(named) if named else all_runs(config)
+        folders = checked(named) if named else sorted(file.parent for file in runs_folder(config.trainer.runs).glob("*/metrics.jsonl"))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -57,13 +58,8 @@ def main(argv: list[str]) -> int:
 def checked(folders: list[Path]) -> list[Path]:
     for folder in folders:
         if not (folder / "metrics.jsonl").is_file():
-            raise UserError(f"{folder}: is no run folder: it holds no metrics.jsonl; give one or more, such as runs/*, or none for all.")
+            raise UserError(f"{folder}: is not a run folder: it holds no metrics.jsonl; give one or more, such as runs/*, or none for all.")
     return folders
-
-
-def all_runs(config: TrainConfig) -> list[Path]:
-    runs = absolute(config.trainer.runs, "runs")
-    return sorted(file.parent for file in runs.glob("*/metrics.jsonl"))
 
 
 def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool) -> int:
@@ -84,7 +80,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     settings: dict[str, Any] = found if isinstance(found, dict) else {}
     if not named and not settings.get("enabled", True):
         return 0
-    with contextlib.suppress(UserError):  # a record that cannot be read keeps no other from being sent
+    with contextlib.suppress(UserError):  # a record that cannot be read does not stop other runs from being sent
         if original := copied_from(folder, read_history(folder)):
             print(f"{folder}: left alone: it is a copy of {original}, whose run in MLflow it would change; resume= gives it one of its own")
             return 0
@@ -125,7 +121,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
 
 
 def _write_rest(folder: Path, settings: dict[str, Any]) -> None:
-    """Hand to TensorBoard and Weights & Biases what they miss of a run that was to be written there and that no process is at."""
+    """Send TensorBoard and Weights & Biases the records they lack of a run that asked for them, if no process is writing to it."""
     from lab.runs.folder import running
     from lab.tracking.writers import WriterThread
 

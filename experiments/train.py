@@ -1,6 +1,6 @@
 """Train a model and see what a loss does to it: `uv run experiments/train.py loss=focal model=resnet50`.
 
-Every word is a Hydra override of conf/: a group's option (loss=ce) or one setting (optim.lr=3e-4); `--help` lists them.
+Every argument is a Hydra override of conf/: a group's option (loss=ce) or one setting (optim.lr=3e-4); `--help` lists them.
 """
 
 import sys
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def refused(error: UserError) -> int:
-    """Say it once, also where several processes come to the same; the exit status."""
+    """Print the error once, even if several processes meet it; return the exit status."""
     if launched() == 1:
         print(f"error: {error}", file=sys.stderr)
     else:

@@ -15,7 +15,7 @@ def described(item: pytest.Item) -> dict[str, Any]:
     each = item.get_closest_marker("each")
     of_loss = {name: getattr(value, "loss", value) for name, value in given.items() if not each or name in each.args}
     if each and "template" in each.args:
-        of_loss["template"] = given["loss"].template
+        of_loss["template"] = given["loss"].template.name
     return {
         "id": item.nodeid,
         "test": item.nodeid.partition("[")[0].removeprefix("packages/"),

@@ -76,6 +76,8 @@ def key_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sign the tests' runs with a key of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("LOSSFORGE_RUNS", raising=False)
         yield
 
 

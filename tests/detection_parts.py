@@ -7,18 +7,18 @@ import torch
 from torchvision.models import detection
 from torchvision.models.detection.image_list import ImageList
 
-from lab.tasks.detection.backbone import Pyramid, backbone
-from lab.tasks.detection.detectors import DETECTORS, FCOS, RetinaNet
 from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.models.backbone import Pyramid, backbone
+from lab.tasks.detection.models.dense import DETECTORS, FCOS, RetinaNet
 
 HEIGHT, WIDTH, CLASSES = 64, 96, 3
 ANCHOR_SIZES = (16, 32, 64, 96, 128)
 KINDS = sorted(DETECTORS)
 
 
-def pyramid(seed: int = 0) -> Pyramid:
+def pyramid(seed: int = 0, *, aggregated: bool = False) -> Pyramid:
     torch.manual_seed(seed)
-    return backbone("test_resnet", (HEIGHT, WIDTH), channels=64)
+    return backbone("test_resnet", (HEIGHT, WIDTH), channels=64, aggregated=aggregated)
 
 
 def detector(kind: str, criterion: DetectionLoss, body: Pyramid, **options: Any) -> RetinaNet | FCOS:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from measure import MEASUREMENTS
 
-from lab.compare.schema import COMPARE, as_hydra
+from lab.comparison.schema import COMPARE, as_hydra
 from lab.config.settings import BENCH, load, load_for
 from lab.sweep.plan import plan_of
 
 ROOT = Path(__file__).resolve().parents[1]
-OTHER_WORDS = ("checkpoint=", "out=", "split=", "top=", "score=")
+OTHER_WORDS = ("checkpoint=", "out=", "split=", "tta=", "top=", "score=")
 """Words of evaluate.py and predict.py that are no settings."""
 
 
@@ -219,6 +220,8 @@ def check_command(line: str) -> None:
         assert (ROOT / words[0]).is_file()
         if words[0].startswith("experiments/"):
             _check_app(words[0], words[1:])
+        elif words[0] == "tools/measure.py":
+            assert set(words[1:]) <= {*MEASUREMENTS}, words[1:]
         else:
             assert set(words[1:]) <= {"--write"}
     elif words[:2] == ["python", "-m"]:

@@ -15,10 +15,10 @@ from compare_parts import Journal
 from scipy import stats
 
 import compare
-from lab.compare.results import compare_runs
-from lab.compare.runs import Store, select
-from lab.compare.schema import COMPARE, as_hydra
-from lab.compare.tables import cells_csv, markdown, runs_csv
+from lab.comparison.results import compare_runs
+from lab.comparison.runs import Store, select
+from lab.comparison.schema import COMPARE, as_hydra
+from lab.comparison.tables import cells_csv, markdown, runs_csv
 from lab.config.errors import UserError
 from lab.config.settings import load_for
 

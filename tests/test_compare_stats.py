@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lab.compare.stats import holm, mean_of, paired_difference
+from lab.comparison.stats import holm, mean_of, paired_difference
 
 
 def test_mean_and_interval_by_hand():

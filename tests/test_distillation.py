@@ -47,6 +47,23 @@ def test_the_loss_is_the_papers(make, implementation):
     torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+def test_a_student_with_a_fused_head_learns_the_same(make, amp):
+    """Losses and weights of three updates, mixed images among them; the student's logits are not in memory, and the teacher's are."""
+    found = []
+    for words in ([], ["loss.fused_head=true"]):
+        trainer = make("model=tiny_vit", "optim=sgd", "data.mixup=0.4", f"trainer.amp={amp}", *words)
+        losses = []
+        for group in list(trainer.groups())[:3]:
+            trainer.update(group)
+            losses.append(trainer.window[0].clone())
+            trainer._clear_window()
+        found.append((torch.stack(losses), trainer.model.state_dict()))
+    half = amp == "bf16"
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=2e-2 if half else 1e-4, atol=2e-3 if half else 1e-5)
+
+
 def test_the_teachers_logits_are_those_of_its_averaged_weights(make, make_trainer, teacher):
     task = make("data.mixup=0.4").task
     batch = task.prepare(next(iter(task.data.train)), training=True)
@@ -117,7 +134,7 @@ def test_the_teacher_stays_as_it_is_and_the_student_learns(make, run_folder, qui
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["task.teacher=nowhere.pt"], r"task.teacher=.*nowhere.pt: there is no such file"),
+        (["task.teacher=nowhere.pt"], r"task.teacher=.*nowhere.pt: no such file"),
         (["data.split_seed=1"], "was trained with data.split_seed=0; this run has data.split_seed=1"),
         (["data.image_size=32"], "was trained with data.image_size=16"),
         (["loss.class_weight=[1,1,1,1,1,1,1,1,1,2]"], "loss.class_weight: task=distillation"),

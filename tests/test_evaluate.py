@@ -203,9 +203,9 @@ def test_scenes_are_looked_at_in_the_size_of_training():
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("empty.pt", b"", "cannot be read: it is no checkpoint, or only a part of one (0 bytes)"),
-        ("text.jpg", b"hello there", "cannot be read: it is no checkpoint, or only a part of one"),
-        ("half.pt", 0.5, "cannot be read: it is no checkpoint, or only a part of one"),
+        ("empty.pt", b"", "cannot be read: it is not a checkpoint, or only a part of one (0 bytes)"),
+        ("text.jpg", b"hello there", "cannot be read: it is not a checkpoint, or only a part of one"),
+        ("half.pt", 0.5, "cannot be read: it is not a checkpoint, or only a part of one"),
         ("broken.safetensors", b"no header", "cannot be read: "),
         ("empty.safetensors", b"", "cannot be read: "),
         ("other.safetensors", {"weight": torch.ones(1)}, "is none that this version's train.py saved."),
@@ -254,7 +254,7 @@ def test_what_does_not_fit_the_weights_is_said(capsys, of_digits, of_files, tmp_
     ("words", "said"),
     [
         ([], "checkpoint= must be given once"),
-        (["checkpoint=nowhere.pt"], "nowhere.pt: there is no such file"),
+        (["checkpoint=nowhere.pt"], "nowhere.pt: no such file"),
         (["checkpoint=conf/train.yaml"], "cannot be read"),
         (["checkpoint={best}", "data.hold_out=0.5"], "Did you mean 'held_out'?"),
         (["checkpoint={best}", "data=mnist", "data.download=false"], "data.root"),

@@ -6,9 +6,9 @@ import pytest
 from folder_parts import digit_files
 from PIL import Image
 
-import predict
 from lab.config.errors import UserError
 from lab.data import images
+from lab.results import prediction
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def damage(root):
         "train/dog/1.png": "cannot be read as an image",
         "train/dog/2.png": "cannot be read as an image",
         "val/cat/4.png": "cannot be read as an image",
-        "val/cat/5.png": "has pixels of mode I;16; 8 bits a channel are expected",
+        "val/cat/5.png": "has pixels of mode I;16; 8 bits a channel are expected; data.channels reads it as it is.",
         "val/dog/5.jpg": "cannot be read as an image",
     }
 
@@ -64,7 +64,7 @@ def test_hidden_files_and_folders_are_not_seen(make_trainer, pictures):
     whole = pictures.rename(pictures.parent / ".pictures")  # the root's own name does not count
     data = make_trainer(*words(whole)).data
     assert (data.classes, data.train.samples, data.train.keys) == (["cat", "dog"], 16, seen.train.keys)
-    assert [path.name for path in predict.images([whole / "train"], whole / "out")] == [f"{number}.png" for number in range(8)] * 2
+    assert [path.name for path in prediction.images([whole / "train"], whole / "out")] == [f"{number}.png" for number in range(8)] * 2
 
 
 def test_few_classes_have_no_top5(make_trainer, run_folder, quiet, pictures):

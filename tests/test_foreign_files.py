@@ -263,7 +263,7 @@ def test_every_setting_that_names_code_is_marked():
     for schema in schemas:
         for item in schema.__dataclass_fields__.values():
             assert bool(item.metadata.get("code")) == ("py:name" in item.metadata.get("meaning", "")), (schema.__name__, item.name)
-    assert {"task.target", "model.target", "loss.target", "box_loss.target", "data.target", "optim.target"} < code_settings()
+    assert {"task.target", "model.target", "loss.target", "box_loss.target", "data.target", "optim.target"} < set(code_settings())
 
 
 def test_a_file_does_not_say_where_to_track_or_write(stranger, tmp_path):

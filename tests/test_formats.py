@@ -12,8 +12,8 @@ from compare_parts import Journal
 from markdown_it import MarkdownIt
 
 import compare
-import evaluate
 from lab.config.errors import UserError
+from lab.results.frames import write_rows
 from lab.runs.formats import csv_cell, csv_row, markdown_code, markdown_text, visible
 from lab.training.console import Console
 
@@ -114,7 +114,7 @@ def test_numbers_stay_numbers(value):
 
 def test_per_class_tables_of_an_evaluation(tmp_path):
     rows = [{"class": name, "ap": -0.5} for name in HOSTILE]
-    with evaluate._written(tmp_path / "per_class.csv", rows).open(newline="", encoding="utf-8") as file:
+    with write_rows(tmp_path / "per_class.csv", rows).open(newline="", encoding="utf-8") as file:
         read = list(csv.DictReader(file))
     assert [row["class"].removeprefix("'") for row in read] == HOSTILE
     assert {row["ap"] for row in read} == {"-0.5"}

@@ -3,11 +3,11 @@
 import json
 import os
 import pathlib
-import runpy
 import subprocess
 import sys
 
 import pytest
+import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -17,7 +17,7 @@ def measured(tmp_path_factory):
     """Trained without Triton's interpreter, which takes a second a step."""
     path = tmp_path_factory.mktemp("results") / "language-model.json"
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, ROOT / "tools" / "measure_language_model.py", path, "abc1234", "--small"]
+    command = [sys.executable, ROOT / "tools" / "measure.py", "language_model", "--out", path, "--commit", "abc1234", "--small"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env | {"CUDA_VISIBLE_DEVICES": ""}, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return path
@@ -33,13 +33,11 @@ def test_curves_are_the_same_to_rounding(measured):
         assert row["largest_difference"] < 1e-5
 
 
-def test_the_table_holds_the_figures(measured, monkeypatch):
+def test_the_table_holds_the_figures(measured):
     found = json.loads(measured.read_text())
     found["rows"][0] |= {"ms": 12.34, "peak_mib": 4567.8, "largest_difference": 1.5e-4, "losses": [10.5, 3.25]}
     other = measured.with_name("other.json")
     other.write_text(json.dumps(found))
-    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-    monkeypatch.setitem(tables["language_model"].__globals__, "LANGUAGE_MODEL", other)
-    assert "commit abc1234" in tables["language_model"]()
+    assert "commit abc1234" in tables.language_model(other)
     row = "| 64 × 32 → 320, float32 | `linear_cross_entropy` | 12.3 | 4,568 | 10.5000 → 3.2500 | 1.5e-04 |"
-    assert row in tables["language_model"]()
+    assert row in tables.language_model(other)

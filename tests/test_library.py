@@ -76,7 +76,7 @@ def test_a_config_folder_is_of_one_call():
         Path(name, "optim", "mine.yaml").write_text(f"name: sgd\nlr: {rate}\n")
         result = lab.train(*QUICK, "optim=mine", config_dir=Path(name))
         assert records(result.folder)[0]["params"]["optim.lr"] in (rate, str(rate))
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         lab.train(*QUICK, config_dir="third")
     with pytest.raises(UserError, match="'mine' is not known"):
         lab.train(*QUICK, "optim=mine")

@@ -1,30 +1,23 @@
 """The measurement of detectors runs, and the documentation's tables follow from what it writes."""
 
 import json
-import pathlib
-import runpy
 
-import detection_table
+import measure
+import measure_detection
 import pytest
+import tables
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="module")
-def script():
-    return runpy.run_path(str(ROOT / "tools" / "measure_detection.py"))
-
-
-@pytest.fixture(scope="module")
-def measured(script, tmp_path_factory):
+def measured(tmp_path_factory):
     """A few updates of a detector, and of RetinaNet under each loss, beside a part of an earlier run."""
     path = tmp_path_factory.mktemp("results") / "detection.json"
     path.write_text(json.dumps({"large": {"runs": []}}))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of work this small, more cost more
     try:
-        assert script["main"]([str(path), "abc1234", "parts=retinanet,tables", "--smoke"]) == 0
+        assert measure.main(["detection", "--out", str(path), "--commit", "abc1234", "--parts", "retinanet", "tables", "--small"]) == 0
     finally:
         torch.set_num_threads(threads)
     return path
@@ -56,37 +49,35 @@ def test_tables_hold_the_figures(measured):
     found["retinanet"]["runs"][0] |= {"step_ms": 151.04, "loss_ms": 0.987, "peak_mib": 20480.4}
     found["tables"]["runs"][0] |= {"map50": 0.9126}
     measured.write_text(json.dumps(found))
-    text = detection_table.section(measured)
+    text = f"{tables.detection(measured)}\n{tables.retinanet(measured)}"
     assert "| lossforge | 151.0 | 0.99 | 20,480 |" in text
     assert "| `task=detection model=retinanet_tiny loss=focal` | " in text
     assert " | 0.913 | " in text
     assert "commit abc1234" in text
 
 
-def test_parts_that_do_not_exist(script, tmp_path, capsys):
-    assert script["main"]([str(tmp_path / "none.json"), "parts=table"]) == 1
-    assert "table: unknown; parts are retinanet, large, tables, more" in capsys.readouterr().err
+def test_parts_that_do_not_exist(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        measure.main(["detection", "--out", str(tmp_path / "none.json"), "--parts", "table"])
+    assert "--parts table: unknown; parts are retinanet, large, tables, more" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_all_commands_compose(script):
+def test_all_commands_compose():
     from lab.config.settings import load
 
-    commands = [(words, more) for part in ("tables", "more", "large") for words, more, _ in script["trainings"](part, smoke=False)]
+    commands = [pair for part in ("tables", "more", "large") for pair in measure_detection.trainings(part, small=False)]
     assert len(commands) == 13
     for words, more in commands:
         load([*words.split(), *more])
 
 
 def test_a_page_says_that_its_table_is_not_measured_yet(monkeypatch, tmp_path):
-    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-    names = tables["renewed"].__globals__
-    monkeypatch.setitem(names, "SECTIONS", {"detection": lambda: "the tables"})
-    monkeypatch.setitem(names["FILES"], "detection", tmp_path / "detection.json")
-    begin, end = "<!-- detection: uv run tools/tables.py --write -->", "<!-- end of detection -->"
-    assert tables["renewed"]("text") == "text"
-    assert "Not measured yet." in tables["renewed"](f"{begin}{end}")
+    monkeypatch.setattr(tables, "SECTIONS", {"detection": (lambda file: f"the tables of {file.name}", tmp_path / "detection.json")})
+    begin, end = "<!-- detection: uv run tools/generate.py -->", "<!-- end of detection -->"
+    assert tables.renewed("text") == "text"
+    assert "Not measured yet." in tables.renewed(f"{begin}{end}")
     (tmp_path / "detection.json").touch()
-    assert "the tables" in tables["renewed"](f"{begin}{end}")
+    assert "the tables of detection.json" in tables.renewed(f"{begin}{end}")
     with pytest.raises(ValueError, match="is missing"):
-        tables["renewed"](begin)
+        tables.renewed(begin)

@@ -1,22 +1,19 @@
 """The measurement of several GPUs runs on two processes of the CPU, and the documentation's table follows from what it writes."""
 
 import json
-import pathlib
-import runpy
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-TOOL = ROOT / "tools" / "measure_several_gpus.py"
-
-
-def table(path, monkeypatch):
-    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-    monkeypatch.setitem(tables["several_gpus"].__globals__, "SEVERAL_GPUS", path)
-    return tables["several_gpus"]()
+import measure
+import measure_several_gpus
+import tables
 
 
-def test_the_measurement_runs(tmp_path, monkeypatch):
+def text_of(path):
+    return "\n".join(make(path) for make in (tables.several_gpus, tables.speed, tables.large_model))
+
+
+def test_the_measurement_runs(tmp_path):
     path = tmp_path / "several.json"
-    assert runpy.run_path(str(TOOL))["main"]([str(path), "abc1234", "--smoke"]) == 0
+    assert measure.main(["several_gpus", "--out", str(path), "--commit", "abc1234", "--small"]) == 0
     found = json.loads(path.read_text())
     assert all(each["largest_difference"] < 1e-5 for each in found["losses"])
     ways = {(each["model"], each["parallel"], each["optimizer"], each["gpus"]) for each in found["speed"]}
@@ -28,19 +25,19 @@ def test_the_measurement_runs(tmp_path, monkeypatch):
     large = found["large"]
     assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
     assert large["losses"][-1] < large["losses"][0]
-    text = table(path, monkeypatch)
+    text = text_of(path)
     assert "| test_vit | FSDP2 | adamw | 2 | 4 |" in text
-    assert f"`test_vit` with {large['depth']} blocks" in text
+    assert f"| test_vit | {large['depth']} | 0.00 |" in text
 
 
 def test_the_large_model_is_the_smallest_that_one_gpu_cannot_hold():
-    tool = runpy.run_path(str(TOOL))
-    case, given = tool["large_case"](tool["sizes"](True)), tool["sizes"](True)
-    needed = [tool["BYTES"] * tool["parameters"](case.model, depth) for depth in (case.depth - 1, case.depth)]
+    given = measure_several_gpus.sizes(True)
+    case = measure_several_gpus.large_case(given)
+    needed = [measure_several_gpus.BYTES * measure_several_gpus.parameters(case.model, depth) for depth in (case.depth - 1, case.depth)]
     assert needed[0] <= given.memory < needed[1]
 
 
-def test_an_earlier_report_makes_a_table(tmp_path, monkeypatch):
+def test_an_earlier_report_makes_a_table(tmp_path):
     place = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "nccl": "2.27.5", "commit": "abc1234", "date": "2026-11-22"}
     speed = {"case": "resnet50", "model": "resnet50", "batch": 256, "step_ms": 101.25, "peak_mib": 20480.4}
     found = {
@@ -55,9 +52,10 @@ def test_an_earlier_report_makes_a_table(tmp_path, monkeypatch):
     }
     path = tmp_path / "several.json"
     path.write_text(json.dumps(found))
-    text = table(path, monkeypatch)
+    text = text_of(path)
     assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")
-    assert "agree to a relative 0.0001, and" in text
+    assert "; tolerance 0.0001, disturbance 1e-07." in text
+    assert "Not measured yet." in text  # the large model
     assert "| FSDP | 2 of 4 | 5.0e-05 | 4 of 4 | 5.0e-05 |" in text  # what agrees again after a difference does not count
     assert "| resnet50 | one process | sgd | 1 | 256 | 2,500 |  | 101.2 | 20,480 |" in text
     assert "| resnet50 | DistributedDataParallel | sgd | 2 | 256 | 4,876 | 0.97 | 101.2 | 20,480 |" in text

@@ -2,10 +2,11 @@
 
 import json
 import pathlib
-import runpy
-import sys
 
+import measure
+import measure_training
 import pytest
+import tables
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -14,13 +15,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("results") / "training.json"
-    before, threads = sys.path[:], torch.get_num_threads()
-    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of work this small, more cost more
     try:
-        assert runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["main"]([str(path), "abc1234", "--smoke"]) == 0
+        assert measure.main(["training", "--out", str(path), "--commit", "abc1234", "--small"]) == 0
     finally:
-        sys.path[:] = before
         torch.set_num_threads(threads)
     return path
 
@@ -40,28 +39,26 @@ def test_every_run_leaves_its_figures(measured):
 
 def test_what_the_file_holds_is_not_run_again(measured):
     before = measured.read_text()
-    assert runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["main"]([str(measured), "def5678", "--smoke"]) == 0
+    assert measure.main(["training", "--out", str(measured), "--commit", "def5678", "--small"]) == 0
     assert measured.read_text() == before
     found = json.loads(before)
     measured.with_name("other.json").write_text(json.dumps(found | {"gpu": "a GPU that is not here"}))
-    assert runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["main"]([str(measured.with_name("other.json")), "--smoke"]) == 1
+    assert measure.main(["training", "--out", str(measured.with_name("other.json")), "--small"]) == 1
 
 
 def test_no_preset_is_left_out():
-    measured = set(runpy.run_path(str(ROOT / "tools" / "measure_training.py"))["PRESETS"])
+    measured = set(measure_training.PRESETS)
     known = {f"experiment={path.stem}" for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
-    # of a folder of one's own; measured by measure_detection.py
-    assert known - measured == {"experiment=finetune_folder", "experiment=digit_scenes_large"}
+    # of a user's folder; trained by measure_detection.py; a search for the learning rate
+    assert known - measured == {"experiment=finetune_folder", "experiment=digit_scenes_large", "experiment=lr_range"}
 
 
-def test_tables_hold_the_figures(measured, monkeypatch):
+def test_tables_hold_the_figures(measured):
     found = json.loads(measured.read_text())
     found["runs"][0] |= {"top1": 98.765, "peak_mib": 2763.4, "loss_ms": 1.234}
     found["presets"][0] |= {"step_ms": 4.56, "images_per_second": 12345.6, "data_wait_share": 0.0321}
     measured.write_text(json.dumps(found))
-    tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-    monkeypatch.setitem(tables["training"].__globals__, "TRAINING", measured)
-    text = tables["training"]()
+    text = f"{tables.training(measured)}\n{tables.presets(measured)}"
     assert f"| `{found['runs'][0]['command']}` | 98.77 % | 1.23 | 2,763 |" in text
     assert "| `experiment=distillation` | 4.6 | 12,346 | 3.2% |" in text
     assert "commit abc1234" in text

@@ -68,17 +68,17 @@ def test_mistake_known_to_the_configs(clone, words, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("optim:\n  lr: [1\n", "mine.yaml, line 4, column 1: is no YAML: while parsing a flow sequence"),
-        ("optim:\n\tlr: 1\n", "mine.yaml, line 3, column 1: is no YAML: while scanning for the next token"),
-        ("a: 1\na: 2\n", "mine.yaml, line 3, column 1: is no YAML: "),
+        ("optim:\n  lr: [1\n", "mine.yaml, line 4, column 1: is not valid YAML: while parsing a flow sequence"),
+        ("optim:\n\tlr: 1\n", "mine.yaml, line 3, column 1: is not valid YAML: while scanning for the next token"),
+        ("a: 1\na: 2\n", "mine.yaml, line 3, column 1: is not valid YAML: "),
         ("optim:\n  lr: ${oc.env:LOSSFORGE_UNSET}\n", "optim.lr: Environment variable 'LOSSFORGE_UNSET' not found."),
         ("optim:\n  lr: ${a b\n", "conf/: "),
         ("- a\n", "conf/: "),
-        ("lr: 1\n", "conf/ sets lr: there is no such setting."),
-        ("loss:\n  gama: 1\n", "conf/ sets loss.gama: there is no such setting."),
+        ("lr: 1\n", "conf/ sets lr: no such setting."),
+        ("loss:\n  gama: 1\n", "conf/ sets loss.gama: no such setting."),
         ("loss: focal\n", "conf/ sets loss: focal: settings by name are expected; an option is chosen in `defaults`."),
         ("defaults:\n  - override /loss: nope\n", "conf/: In 'train': Could not find 'loss/nope' Available options"),
-        ("\udcff\udcfe", "conf/ with experiment=mine: a file is no YAML: "),
+        ("\udcff\udcfe", "conf/ with experiment=mine: a file is not valid YAML: "),
     ],
     ids=["unclosed", "tab", "twice", "unset", "grammar", "list", "unknown", "inside", "name", "default", "bytes"],
 )

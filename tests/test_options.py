@@ -12,9 +12,9 @@ from torch import nn
 
 from lab.config.errors import UserError
 from lab.config.settings import load
+from lab.results.summary import rows
 from lab.runs import checkpoint
 from lab.runs.folder import RunFolder
-from lab.runs.summary import rows
 from lab.training.activations import Checkpointed, checkpoint_blocks
 from lab.training.monitor import Monitor
 from lab.training.stop import StoppedError
@@ -204,7 +204,7 @@ def test_a_detectors_backbone_is_the_part_of_that_name(make_trainer):
     [
         (["model.freeze=[layr1]"], "model.freeze=[layr1]: 'layr1' is not known.\nDid you mean 'layer1'"),
         (["model.freeze=['*']"], "nothing is left to train"),
-        (["model.weights=/no/such.pt"], "model.weights=/no/such.pt: there is no such file"),
+        (["model.weights=/no/such.pt"], "model.weights=/no/such.pt: no such file"),
     ],
     ids=str,
 )
@@ -371,8 +371,8 @@ def test_a_model_without_blocks_is_refused_by_name(make_trainer):
 
 
 def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_trainer, tmp_path):
-    from lab.compare.results import _goal
-    from lab.compare.runs import Run
+    from lab.comparison.results import _goal
+    from lab.comparison.runs import Run
     from lab.sweep.run_record import read_run
 
     tags = make_trainer(*SMALL, "trainer.monitor=loss").monitor.tags()

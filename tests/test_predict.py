@@ -105,7 +105,7 @@ def test_a_damaged_file_stops_no_other(trained, tmp_path):
     [
         (["image.png"], "checkpoint= must be given once"),
         (["checkpoint={saved}"], "no image was given"),
-        (["checkpoint={saved}", "nowhere.png"], "nowhere.png: there is no such file"),
+        (["checkpoint={saved}", "nowhere.png"], "nowhere.png: no such file"),
         (["checkpoint={saved}", "top=none", "conf/train.yaml"], "top=none: a number from 1 to 1000"),
         (["checkpoint={saved}", "scor=0.5", "conf/train.yaml"], "scor"),
     ],
@@ -219,7 +219,7 @@ def test_pictures_of_an_evaluation_have_the_letters(tmp_path, fonts, recwarn):
 
 
 def test_folders_of_folders_are_looked_into(tmp_path):
-    from predict import images
+    from lab.results.prediction import images
 
     for name in ("a.png", "inner/b.jpg", "inner/deep/c.PNG", "inner/notes.txt", "said/0000-a.png"):
         path = tmp_path / name

@@ -2,10 +2,11 @@
 
 import importlib
 import json
-import runpy
 from pathlib import Path
 
+import measure_effects
 import pytest
+import tables
 import torch
 from PIL import Image
 
@@ -134,19 +135,18 @@ def test_rewards_of_files(trained, tmp_path, capsys):
 
 
 def test_the_measured_comparisons_compose():
-    """Each run of tools/measure_effects.py is one that the app takes, and results/effects.json holds those runs."""
-    script = runpy.run_path(str(ROOT / "tools" / "measure_effects.py"))
+    """Each run of `tools/measure.py effects` is one that the app takes, and results/effects.json holds those runs."""
     found = json.loads((ROOT / "results" / "effects.json").read_text(encoding="utf-8"))
     assert found
-    assert set(found) <= set(script["COMPARISONS"])
-    for preset, what in script["COMPARISONS"].items():
-        seeded = what["seeded"].format(seed=1).split()
-        for words in what["runs"]:
-            load([f"experiment={preset}", *words.format(teacher="last.pt").split(), *seeded, *script["QUIET"].split()])
+    assert set(found) <= set(measure_effects.COMPARISONS)
+    for preset, what in measure_effects.COMPARISONS.items():
+        seeded = what.seeded.format(seed=1).split()
+        for words in what.runs:
+            load([f"experiment={preset}", *words.format(teacher="last.pt").split(), *seeded, *measure_effects.QUIET.split()])
         if preset not in found:
             continue
         measured = found[preset]
-        wanted = {f"experiment={preset} {words.format(teacher='CHECKPOINT')}" for words in what["runs"]}
+        wanted = {f"experiment={preset} {words.format(teacher='CHECKPOINT')}" for words in what.runs}
         assert {run["command"] for run in measured["runs"] if run["role"] != "teacher"} == wanted
         seeds = {run["seed"] for run in measured["runs"]}
         assert len(seeds) >= 3
@@ -154,10 +154,9 @@ def test_the_measured_comparisons_compose():
 
 
 def test_an_effect_is_judged_by_the_pairs():
-    script = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-    assert script["effect"]([0.91, 0.95, 0.90], [0.90, 0.94, 0.892])[-1] == "**yes**"
-    assert script["effect"]([0.90, 0.94, 0.892], [0.91, 0.95, 0.90])[-1] == "**the opposite**"
-    difference, p, said = script["effect"]([0.91, 0.95, 0.90], [0.95, 0.90, 0.91])
+    assert tables.effect([0.91, 0.95, 0.90], [0.90, 0.94, 0.892])[-1] == "**yes**"
+    assert tables.effect([0.90, 0.94, 0.892], [0.91, 0.95, 0.90])[-1] == "**the opposite**"
+    difference, p, said = tables.effect([0.91, 0.95, 0.90], [0.95, 0.90, 0.91])
     assert said == "no"
     assert float(p) > 0.05
     assert difference.startswith("+0.0 (")

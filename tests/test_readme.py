@@ -2,12 +2,9 @@
 
 import json
 import re
-import runpy
-import subprocess
-import sys
 
 import pytest
-import yaml
+import tables
 from pages import ROOT, blocks_of, commands_of, text_of
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -19,10 +16,9 @@ def test_the_first_commands_are_there():
 
 
 def test_tables_and_pictures_are_the_registrys_and_the_results():
-    script = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-    assert not script["unplaced"]()
-    assert not script["stale_pages"](), "run: uv run tools/tables.py --write"
-    assert not script["stale_pictures"](), "run: uv run tools/tables.py --write"
+    assert not tables.unplaced()
+    assert not [page for page, text in tables.files().items() if page.read_text(encoding="utf-8") != text]
+    assert not tables.stale_pictures(), "run: uv run tools/generate.py"
 
 
 def test_readme_is_short():
@@ -30,17 +26,16 @@ def test_readme_is_short():
 
 
 def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
-    script = runpy.run_path(str(ROOT / "tools" / "tables.py"))
     report = json.loads((ROOT / "results" / "bench-h200.json").read_text(encoding="utf-8"))
     row = next(r for r in report["rows"] if r["contender"] == "lossforge")
     row["ms"] = row["graph_ms"] = 12.345
     other = tmp_path / "bench.json"
     other.write_text(json.dumps(report), encoding="utf-8")
-    monkeypatch.setitem(script["renewed"].__globals__, "BENCH", other)
-    assert "12.345" in script["renewed"](text_of("docs/benchmarks/losses.md"))
-    _, draw, rows = script["PICTURES"]["time"]
-    monkeypatch.setitem(script["PICTURES"], "time", (other, draw, rows))
-    assert script["stale_pictures"]() == ["time"]
+    monkeypatch.setitem(tables.SECTIONS, "bench", (tables.bench, other))
+    assert "12.345" in tables.renewed(text_of("docs/benchmarks/losses.md"))
+    _, draw, rows = tables.PICTURES["time"]
+    monkeypatch.setitem(tables.PICTURES, "time", (other, draw, rows))
+    assert tables.stale_pictures() == ["time"]
 
 
 def test_every_path_of_the_tree_exists():
@@ -59,16 +54,3 @@ def test_every_path_of_the_tree_exists():
 def test_documents_name_no_place_of_one_machine(name):
     assert not re.search(r"(?<![\w.:/])/(work|home|root|usr|opt|tmp)/", text_of(name))
     assert not re.search(r"/simple\b|\b(index|find)-(url|links)\b", text_of(name))
-
-
-def test_the_pages_of_losses_are_current():
-    done = subprocess.run([sys.executable, ROOT / "tools" / "loss_pages.py"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_every_loss_has_a_word_on_when_to_use_it():
-    from lossforge.losses.registry import LOSSES
-
-    guide = yaml.safe_load((ROOT / "tools" / "loss_guide.yaml").read_text(encoding="utf-8"))
-    assert set(guide) == set(LOSSES)
-    assert all(set(entry) == {"use", "avoid"} and all(entry.values()) for entry in guide.values())

@@ -79,7 +79,7 @@ def test_a_run_without_its_first_record_is_incomplete(folder, store, capsys):
 def test_a_folder_without_its_records(folder, store, capsys):
     (folder / "metrics.jsonl").unlink()
     assert sync.main([str(folder), f"tracking.uri={store}"]) == 1
-    assert f"{folder}: is no run folder: it holds no metrics.jsonl" in capsys.readouterr().err
+    assert f"{folder}: is not a run folder: it holds no metrics.jsonl" in capsys.readouterr().err
     assert train.main([f"resume={folder}", "trainer.device=cpu"]) == 1
     assert "a run's folder, such as runs/<run>, or one of its checkpoints is expected" in capsys.readouterr().err
 

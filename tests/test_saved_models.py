@@ -15,8 +15,8 @@ from PIL import Image
 import evaluate
 import predict
 import train
-from lab.compare.runs import Store, select
-from lab.compare.schema import COMPARE
+from lab.comparison.runs import Store, select
+from lab.comparison.schema import COMPARE
 from lab.config.settings import load_for
 from lab.sweep.job import PLAN
 
@@ -126,7 +126,7 @@ def test_what_is_no_saved_model_is_named(trained, tmp_path):
     error = refused(f"checkpoint=runs:/{trained.id}/checkpoints/none.pt", f"tracking.uri={trained.uri}")
     assert "has no checkpoints/none.pt of such a run" in error
     error = refused(f"checkpoint=runs:/{trained.id}", f"tracking.uri=sqlite:///{tmp_path}/none.db", f"trainer.runs={tmp_path}")
-    assert f"there is no {tmp_path}/none.db" in error
+    assert f"{tmp_path}/none.db does not exist" in error
     assert not list(tmp_path.iterdir())
     error = refused(f"checkpoint={tmp_path}")
     assert error == f"error: checkpoint={tmp_path}: has no checkpoints/best.pt; a run's folder or a checkpoint is expected.\n"
@@ -242,4 +242,4 @@ def test_a_folder_that_has_changed_holds_out_others(of_folder, file):
     finally:
         more.unlink()
     assert error.startswith("error: data.train=train: has 34 images to train on, while the model was trained on 33; ")
-    assert "Give held-out images by data.val=." in error
+    assert "Name the held-out images by data.val= or data.split=." in error

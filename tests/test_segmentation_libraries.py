@@ -38,7 +38,8 @@ def test_a_line_has_one_value_and_one_gradient(names, theirs, ours, numbers):
     upstream = torch.rand(right.shape) + 0.5
     (exact,), (gradient,) = (torch.autograd.grad(value, leaf, upstream) for value in (right, found))
     assert exact.abs().max() > 0
-    torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
+    digits = 1e-4 if "Lovasz" in theirs else 1e-5  # whose weights are differences in float32
+    torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=digits * exact.abs().max().item())
 
 
 def section(number: int) -> str:

@@ -148,7 +148,7 @@ def test_a_folder_of_test_images_is_a_part_of_its_own(make_trainer, pictures):
         (["data.val=train"], "data.val=train: is data.train, too; images that nothing else uses are expected."),
         (["data.fold=1"], "data.fold=1: divides the images of data.train, but data.root={root} has held-out images in val/."),
         (["data.test=0.1"], "data.test=0.1: a folder in data.root is expected; only sets held in memory take a share."),
-        (["data.test=nowhere"], "data.test={root}/nowhere: there is no such folder."),
+        (["data.test=nowhere"], "data.test={root}/nowhere: no such folder."),
     ],
 )
 def test_parts_of_a_folder_that_are_none_are_refused(make_trainer, tmp_path, more, said):
@@ -252,7 +252,7 @@ def test_the_best_weights_are_scored_once_on_the_test_images(make_trainer, run_f
     with torch.no_grad():
         guess = model.eval()((test.images - test.mean) / test.std).argmax(1)
     assert top1 == pytest.approx((guess == test.targets).float().mean().item(), abs=1e-6)
-    from lab.runs.summary import rows
+    from lab.results.summary import rows
 
     table = rows(trainer, trainer.values | trainer.finish())
     assert table["test top-1"] == f"{top1:.2%}"

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import has_inplace
 
 pytest_plugins = ["pytester"]
 
@@ -46,14 +47,15 @@ EVERY_LOSS_BY_ROWS = {
     "mistakes": "test_checks.py::test_every_loss_by_rows",
     "no recompilation": "test_gpu.py::test_no_recompilation",
 }
-TEMPLATES = {loss.template for loss in LOSSES.values()}
+TEMPLATES = {loss.template.name for loss in LOSSES.values()}
+IN_PLACE = {loss.template.name for loss in LOSSES.values() if has_inplace(loss)}
 EVERY_TEMPLATE = {
     "the same bits run after run": ("test_values.py::test_repeated_runs_are_bitwise_equal", TEMPLATES),
     "inputs are not written": ("test_values.py::test_inputs_are_not_written", TEMPLATES),
-    "in place": ("test_values.py::test_inplace", TEMPLATES - {"boxes"}),
-    "in place, compiled": ("test_operators.py::test_compile_inplace", TEMPLATES - {"boxes"}),
+    "in place": ("test_values.py::test_inplace", IN_PLACE),
+    "in place, compiled": ("test_operators.py::test_compile_inplace", IN_PLACE),
 }
-BY_ROWS = {loss.template for loss in LOSSES.values() if loss.by_rows}
+BY_ROWS = {loss.template.name for loss in LOSSES.values() if loss.template.by_rows}
 EVERY_TEMPLATE |= {
     "one graph for any number of rows": ("test_operators.py::test_compile_does_not_recompile", BY_ROWS),
     "an index out of range, compiled": ("test_operators.py::test_compile_refuses_an_index_out_of_range", BY_ROWS),
@@ -98,10 +100,10 @@ def test_nothing_is_left_out(tmp_path):
     for promise, test in EVERY_LOSS.items():
         assert taken[f"losses/tests/{test}"]["loss"] == set(LOSSES), promise
     for promise, test in EVERY_LOSS_BY_ROWS.items():
-        assert taken[f"losses/tests/{test}"]["loss"] == {name for name, loss in LOSSES.items() if loss.by_rows}, promise
+        assert taken[f"losses/tests/{test}"]["loss"] == {name for name, loss in LOSSES.items() if loss.template.by_rows}, promise
     for promise, (test, templates) in EVERY_TEMPLATE.items():
         found = taken[f"losses/tests/{test}"]
-        assert (found["template"] or {LOSSES[name].template for name in found["loss"]}) == templates, promise
+        assert (found["template"] or {LOSSES[name].template.name for name in found["loss"]}) == templates, promise
     assert "kernels/tests/test_ahead_of_time.py::test_every_variant_compiles" in taken  # which asserts that every kernel is compiled
 
     pairs = [

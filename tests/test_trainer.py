@@ -262,7 +262,7 @@ def test_no_step_waits_for_the_gpu(make_trainer, words):
 
 def test_the_final_tables_held_out_figures_are_of_one_epoch(make_trainer, run_folder, quiet):
     """The best epoch is not the last one: between the two the weights are spoilt."""
-    from lab.runs.summary import rows
+    from lab.results.summary import rows
 
     words = [*SMALL, "loss.implementation=torch", "trainer.epochs=2", "data.train_share=0.2", "optim=sgd", "optim.lr=0.05"]
     trainer = make_trainer(*words, "optim.schedule.warmup_epochs=0", "trainer.save_minutes=null")

@@ -182,7 +182,7 @@ def rates(updates, per_epoch, **schedule):
     return found
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", sorted({*SCHEDULES} - {"range"}))  # which rises, and then ends
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 @pytest.mark.parametrize("per_epoch", [1, 2, 23])
 @pytest.mark.parametrize("warmup_epochs", [None, 0, 0.5])

@@ -22,10 +22,10 @@ DRAW = """
 import json, os, resource, signal, sys
 from pathlib import Path
 
-from lab.compare.pictures import save
+from lab.comparison.pictures import save
 from lab.tasks.detection.plots import precision_recall_picture
 from lab.tasks.plots import average_precision_picture, calibration_picture, confusion_picture
-from evaluate import _written
+from lab.results.frames import write_rows
 
 names = [f"class {i}" for i in range(20)]
 
@@ -54,7 +54,7 @@ draw = {
     "average_precision.png": lambda count, path: average_precision_picture(dict.fromkeys(names, count / 10), path),
     "precision_recall.png": lambda count, path: precision_recall_picture(result(count), path),
     "curves.svg": lambda count, path: save(lambda: curve(count), path),
-    "predictions.csv": lambda count, path: _written(path, [{"sample": i, "count": count} for i in range(10_000)]),
+    "predictions.csv": lambda count, path: write_rows(path, [{"sample": i, "count": count} for i in range(10_000)]),
 }
 
 

@@ -196,7 +196,7 @@ def test_a_missing_login_is_said_before_anything_starts(main, tmp_path, monkeypa
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main("train", *RUN, f"trainer.runs={tmp_path / 'runs'}", "tracking.writers=[wandb]") == 1
-    assert "there is no login. Run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline." in capsys.readouterr().err
+    assert "not logged in. Run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline." in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

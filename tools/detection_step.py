@@ -1,13 +1,13 @@
-"""A training step of RetinaNet-resnet50 on images at random, under this repository's loss and under torchvision's own, in one trainer."""
+"""A training step of RetinaNet-resnet50 on random images, under this repository's loss and under torchvision's, in one trainer."""
 
-import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
+from measuring import free_memory, peak_mib
 from torch import Tensor
 from torchvision.ops import box_iou
 
@@ -21,7 +21,7 @@ from lab.training.trainer import Trainer
 
 STEP = "task=detection model=retinanet_resnet50 loss=focal model.fixed_size=[800,1344] data.batch_size=16"
 FAST = "trainer.amp=bf16 trainer.channels_last=true optim.lr=1e-4 trainer.epochs=1"
-SMOKE = "model=retinanet_tiny model.fixed_size=[64,96] data.batch_size=2 trainer.amp=off trainer.channels_last=false"
+SMALL = "model=retinanet_tiny model.fixed_size=[64,96] data.batch_size=2 trainer.amp=off trainer.channels_last=false"
 CLASSES = 80
 BOXES = (12, 28)  # of an image, at least and at most
 WARM_UP, WINDOWS, UPDATES = 10, 5, 8
@@ -31,15 +31,20 @@ AGREE = 1e-3
 
 @dataclass
 class StockBatch(DetectionBatch):
-    """A batch with what torchvision's loss takes of each image: boxes and labels, anchors, and the box that each anchor shall predict."""
+    """A batch with what torchvision's loss takes of each image: boxes and labels, anchors, and the box that each anchor predicts."""
 
     targets: tuple[dict[str, Tensor], ...] = ()
     anchors: tuple[Tensor, ...] = ()
     indices: tuple[Tensor, ...] = ()
 
+    def image(self, number: int) -> "StockBatch":
+        """Return a batch of one image of this one."""
+        one: dict[str, Any] = {name: value[number : number + 1] for name, value in self.tensors().items()}
+        return replace(self, **one, targets=self.targets[number : number + 1], matched=None)
+
 
 class Scenes:
-    """Images and boxes at random, on the device before the clock starts; the same for every contender."""
+    """Random images and boxes, on the device before the clock starts; the same for every contender."""
 
     def __init__(self, batch_size: int, size: tuple[int, int], device: torch.device) -> None:
         self.samples = batch_size * (WARM_UP + WINDOWS * UPDATES)
@@ -72,7 +77,7 @@ def random_batch(count: int, size: tuple[int, int], device: torch.device, seed: 
 
 
 class Stock(Detection):
-    """Detection by torchvision's own matching and loss."""
+    """Detection by torchvision's matching and loss."""
 
     def prepare(self, batch: Any, *, training: bool) -> Any:
         return batch
@@ -81,7 +86,7 @@ class Stock(Detection):
         return stock_match(self.detector, batch)
 
     def loss(self, output: DetectorOutput, batch: Any, normalizer: Tensor) -> Tensor:
-        """Under autocast, as torchvision's training has it; each image's loss is divided by its own positives."""
+        """Compute it under autocast, as torchvision's training does; each image's loss is divided by the image's positives."""
         with torch.autocast(output.logits.device.type, torch.bfloat16, enabled=output.logits.dtype == torch.bfloat16):
             return stock_loss(self.detector, output, batch)
 
@@ -90,7 +95,7 @@ class Stock(Detection):
 
 
 def stock_match(detector: Any, batch: StockBatch) -> Tensor:
-    """The first half of torchvision's RetinaNet.compute_loss: the box of each anchor; returns how many anchors are positive."""
+    """Match boxes to anchors, as the first half of torchvision's RetinaNet.compute_loss; return how many anchors are positive."""
     height, width = batch.images.shape[-2:]
     batch.anchors = (torch.cat(detector.anchors(height, width, batch.images.device)),) * len(batch)
     overlaps = (box_iou(target["boxes"], anchors) for target, anchors in zip(batch.targets, batch.anchors, strict=True))
@@ -99,50 +104,46 @@ def stock_match(detector: Any, batch: StockBatch) -> Tensor:
 
 
 def stock_loss(detector: Any, output: DetectorOutput, batch: StockBatch) -> Tensor:
-    """Its second half: the loss of torchvision's heads."""
+    """Compute the loss of torchvision's heads, as the second half does."""
     heads = {"cls_logits": output.logits, "bbox_regression": output.regression}
     losses = detector.head.compute_loss(list(batch.targets), heads, list(batch.anchors), list(batch.indices))
     return losses["classification"] + losses["bbox_regression"]
 
 
-def contenders(smoke: bool) -> Iterator[dict[str, Any]]:
-    """Step time, loss time and peak memory under each loss, and whether the losses are the same."""
-    words = [*STEP.split(), *FAST.split(), *(SMOKE.split() if smoke else [])]
+def contenders(small: bool) -> Iterator[dict[str, Any]]:
+    """Yield step time, loss time and peak memory under each loss, and whether the losses are the same."""
+    words = [*STEP.split(), *FAST.split(), *(SMALL.split() if small else [])]
     first = load(words).config
     device = pick_device(first.trainer.device)
-    fixed: Any = first.model
-    scenes = Scenes(first.data.batch_size, tuple(fixed.fixed_size), device)
+    model: Any = first.model
+    scenes = Scenes(first.data.batch_size, tuple(model.fixed_size), device)
     for name in CONTENDERS:
-        yield {"command": f"{STEP} {FAST}", "loss": name, **measured(name, words, scenes, device, smoke)}
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        yield {"command": f"{STEP} {FAST}", "loss": name, **measured(name, words, scenes, device, small)}
+        free_memory()
 
 
 def assembled(name: str, words: list[str], scenes: Scenes, device: torch.device) -> tuple[Trainer, Detection]:
     settings = load([*words, *([name] if "=" in name else [])])
-    config, model = settings.config, settings.config.model
+    config, model = settings.config, cast(Any, settings.config.model)
     seed_all(config)
-    classes = [str(number) for number in range(CLASSES)]
-    data: Any = SimpleNamespace(
-        classes=classes, category_ids=list(range(CLASSES)), norm=Norm([0.0] * 3, [1.0] * 3), train=scenes, val=scenes, counts=None
-    )
-    size: Any = model
-    task = (Stock if name == "torchvision" else Detection)(config, data, tuple(size.fixed_size), device)
+    numbers = range(CLASSES)
+    known = {"classes": [str(number) for number in numbers], "category_ids": [*numbers], "norm": Norm([0.0] * 3, [1.0] * 3), "counts": None}
+    data: Any = SimpleNamespace(**known, train=scenes, val=scenes)
+    task = (Stock if name == "torchvision" else Detection)(config, data, tuple(model.fixed_size), device)
     return Trainer(config, task, data, task.model(), device, settings.tree()), task
 
 
-def measured(name: str, words: list[str], scenes: Scenes, device: torch.device, smoke: bool) -> dict[str, Any]:
+def measured(name: str, words: list[str], scenes: Scenes, device: torch.device, small: bool) -> dict[str, Any]:
     trainer, task = assembled(name, words, scenes, device)
     trainer.model.train()
-    window(trainer, 1 if smoke else WARM_UP)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    windows = [window(trainer, 1 if smoke else UPDATES) for _ in range(1 if smoke else WINDOWS)]
-    peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
-    middle = {figure: sorted(each[f"train/{figure}"] for each in windows)[len(windows) // 2] for figure in ("step_ms", "loss_ms")}
-    ranges = {f"{figure}_range": [f(each[f"train/{figure}"] for each in windows) for f in (min, max)] for figure in middle}
-    return {**middle, **ranges, "peak_mib": peak, "nonfinite": int(trainer.guard.total), **agreement(trainer, task, scenes)}
+    window(trainer, 1 if small else WARM_UP)
+    free_memory()
+    windows = [window(trainer, 1 if small else UPDATES) for _ in range(1 if small else WINDOWS)]
+    found: dict[str, Any] = {"peak_mib": peak_mib(), "nonfinite": int(trainer.guard.total)}
+    for figure in ("step_ms", "loss_ms"):
+        values = sorted(each[f"train/{figure}"] for each in windows)
+        found |= {figure: values[len(values) // 2], f"{figure}_range": [values[0], values[-1]]}
+    return found | agreement(trainer, task, scenes)
 
 
 def window(trainer: Trainer, updates: int) -> dict[str, float]:
@@ -157,33 +158,21 @@ def window(trainer: Trainer, updates: int) -> dict[str, float]:
 
 
 def agreement(trainer: Trainer, task: Detection, scenes: Scenes) -> dict[str, Any]:
-    """The contender's value and gradient of one batch's outputs, against torchvision's loss in float64 of the same outputs.
-
-    Ours divides by the positives of all images, torchvision's each image by its own: so ours is taken an image at a time, and the mean.
-    """
+    """Compare the value and the gradient of one batch's outputs with those of torchvision's loss in float64 of the same outputs."""
     batch = scenes.batches[0]
     with torch.no_grad(), trainer.autocast():
         output = trainer.forward(trainer.laid_out(batch))
     positives = int(stock_match(task.detector, batch))
     wide = DetectorOutput(output.logits.double(), output.regression.double())
     exact, gradients = value_and_gradients(lambda given: stock_loss(task.detector, given, batch), wide)
-    if isinstance(task, Stock):
-        value, found = value_and_gradients(lambda given: task.loss(given, batch, torch.ones(())), output)
-    else:
-        value, found = value_and_gradients(lambda given: by_image(task, given, batch), output)
-        matched = int(task.normalizer(batch))
-        if matched != positives:
-            raise RuntimeError(f"{matched} positives where torchvision has {positives}")
+    value, found = value_and_gradients(lambda given: by_image(task, given, batch), output)
+    matched = int(task.normalizer(task.prepare(batch, training=True)))
+    if matched != positives:
+        raise RuntimeError(f"{matched} positives where torchvision has {positives}")
     off = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, gradients, strict=True)]
     difference = abs(value - exact) / abs(exact)
-    return {
-        "positives": positives,
-        "value": value,
-        "exact": exact,
-        "difference": difference,
-        "agrees": difference <= AGREE,
-        "gradient_difference": {"logits": off[0], "regression": off[1]},
-    }
+    figures = {"positives": positives, "value": value, "exact": exact, "difference": difference, "agrees": difference <= AGREE}
+    return figures | {"gradient_difference": {"logits": off[0], "regression": off[1]}}
 
 
 def value_and_gradients(loss: Any, output: DetectorOutput) -> tuple[float, list[Tensor]]:
@@ -192,16 +181,11 @@ def value_and_gradients(loss: Any, output: DetectorOutput) -> tuple[float, list[
     return value.item(), list(torch.autograd.grad(value, leaves))
 
 
-def by_image(task: Detection, output: DetectorOutput, batch: DetectionBatch) -> Tensor:
-    task.prepare(batch, training=True)
-    matched = batch.matched
-    assert matched is not None
+def by_image(task: Detection, output: DetectorOutput, batch: StockBatch) -> Tensor:
+    """Return the mean of the images' losses: torchvision divides each by the positives of its image, ours by those of the batch."""
     losses = []
-    for image in range(len(batch)):
-        one = slice(image, image + 1)
-        positives = matched.positive[one].sum().float()
-        labels, boxes, positive = matched.labels[one], matched.boxes[one], matched.positive[one]
-        of_image = matched._replace(labels=labels, boxes=boxes, positive=positive, positives=positives)
-        parts = task.detector.loss(DetectorOutput(output.logits[one], output.regression[one]), of_image, positives.clamp(min=1))
-        losses.append(torch.stack(list(parts.values())).sum())
+    for number in range(len(batch)):
+        one = task.prepare(batch.image(number), training=True)
+        part = DetectorOutput(output.logits[number : number + 1], output.regression[number : number + 1])
+        losses.append(task.loss(part, one, task.normalizer(one)))
     return torch.stack(losses).mean()

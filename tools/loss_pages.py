@@ -1,64 +1,79 @@
-"""Write docs/losses/<family>.md, and with --write the curves of each family, from the registry, the measurements and tools/loss_guide.yaml.
-
-Without --write it says which pages are stale. Pictures are not compared: their last digits depend on the processor.
-"""
+"""docs/losses/<family>.md and the curves of each family, from the registry and the measurements."""
 
 import inspect
 import re
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import tables as results
 import torch
-import yaml
-from tables import FAMILIES, ROOT, family_of, formula, targets_of
+from loss_text import MissingError, described, file_of, sections
+from tables import FAMILIES, ROOT, family_of, formula, on_pages, targets_of
 from torch import Tensor
 
-from lab.runs.files import save_figure, write_text
+import lossforge.losses
+from lab.runs.files import save_figure
 from lossforge.bench.report import Row, load, tables
-from lossforge.losses import checks
 from lossforge.losses.registry import LOSSES, Loss
-from lossforge.losses.templates.docstrings import COMMON, described, sections
+from lossforge.losses.templates import TEMPLATES
+from lossforge.losses.templates.declare import Declared
+from lossforge.losses.templates.docs import COMMON
 
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "pictures" / "losses"
-GUIDE = yaml.safe_load((ROOT / "tools" / "loss_guide.yaml").read_text(encoding="utf-8"))
-OF_LINEAR = {"rowwise", "elementwise", "divergence"}
+GUIDE = ("When to use it", "When not")
+"""How the paragraphs of a docstring begin that say when to take the loss."""
 POINTS = 161
 
 OF_TORCH = ("size_average", "reduce")
 """torch's older words for the reduction."""
 
 
-def documented(loss: Loss) -> tuple[str, dict[str, str]]:
-    """The docstring's text and its sections."""
-    return sections(inspect.getdoc(loss.function) or "")
+def documented(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return the docstring's text and its sections."""
+    return sections(inspect.getdoc(function) or "")
 
 
-def example(loss: Loss) -> str:
-    first, *code = (line.removeprefix(">>> ") for line in documented(loss)[1]["Examples"].splitlines())
+def guide(declared: Declared) -> list[str]:
+    """Return when to take a loss, and when not.
+
+    Raises:
+        MissingError: its docstring does not say it.
+    """
+    paragraphs = documented(declared.definition)[0].split("\n\n")
+    told = []
+    for title in GUIDE:
+        found = [each for each in paragraphs if each.startswith(f"{title}: ")]
+        if not found:
+            raise MissingError(f'{file_of(declared)}: the docstring of {declared.definition.__name__} has no paragraph "{title}: ..."')
+        told.append(f"**{title}.** {' '.join(found[0].removeprefix(f'{title}: ').split())}")
+    return told
+
+
+def example(function: Callable[..., Any]) -> str:
+    first, *code = (line.removeprefix(">>> ") for line in documented(function)[1]["Examples"].splitlines())
     return "\n".join(["```python", first, "", code[0], "", *code[1:], "```"])
 
 
 def about(loss: Loss) -> str:
-    """What the docstring says between its first line and the arguments."""
-    _, *paragraphs = documented(loss)[0].split("\n\n")
-    told = (each for each in paragraphs if not each.startswith("Source: "))
+    """Return what the docstring says between its first line and the arguments."""
+    _, *paragraphs = documented(loss.function)[0].split("\n\n")
+    told = (each for each in paragraphs if not each.startswith(("Source: ", *GUIDE)))
     return "\n\n".join(f"```text\n{each}\n```" if each.startswith("L =") or " = " in each.splitlines()[0][:24] else each for each in told)
 
 
 def arguments(loss: Loss) -> str:
-    """A table of the loss's own arguments, and the options that every loss has."""
-    signature, defaults = checks.signature(loss.function).parameters, inspect.signature(loss.module).parameters
-    meanings = described(documented(loss)[1]["Args"])
+    """Return a table of the loss's own arguments, and the options that every loss has."""
+    signature, defaults = inspect.signature(loss.definition).parameters, inspect.signature(loss.module).parameters
+    meanings = described(documented(loss.function)[1]["Args"])
     rows, shared = [], []
     for name, text in meanings.items():
         own = name in signature
         default = (signature if own else defaults)[name].default if own or name in defaults else None
         written = "" if default is inspect.Parameter.empty else f"`{default!r}`".replace("'", '"')
-        if not own and text == COMMON.get(name, "").replace("\n", "\n    "):
+        if not own and text.split() == COMMON.get(name, "").split():
             shared.append(f"`{name}={written.strip('`')}`")
         elif name not in OF_TORCH:
             rows.append([f"`{name}`", written, " ".join(text.split())])
@@ -74,13 +89,13 @@ def measured(loss: Loss, rows: list[Row]) -> str:
 
 
 def effects(loss: Loss) -> str:
-    """The runs of results/effects.json under this loss."""
+    """Return the runs of results/effects.json under this loss."""
     rows = [row for row in results.effect_rows() if re.search(rf"\bloss={loss.name}\b", row[0])]
     return tables.markdown(results.EFFECT_HEADER, rows) if rows else ""
 
 
 def links(loss: Loss) -> str:
-    judge = (loss.judge or "").replace(":", ".")
+    like = (loss.like or "").replace(":", ".")
     paper = loss.paper
     if paper.startswith("arXiv "):
         paper = f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv ')})"
@@ -89,30 +104,33 @@ def links(loss: Loss) -> str:
     facts = {
         "function": f"`{loss.function.__name__}`",
         "module": f"`{loss.module.__name__}`",
-        "in place of": f"`{judge}`" if judge and not judge.startswith("lossforge") else "",
+        "in place of": f"`{like}`" if like and not like.startswith("lossforge") else "",
         "targets": targets_of(loss),
         "reductions": ", ".join(f"`{each}`" for each in get_args(inspect.signature(loss.function).parameters["reduction"].annotation)),
         "template": f"[{results.folder_of(loss)}](../know/template_{results.folder_of(loss)}.md)",
         "fused with a linear layer": f"`fuse_linear({loss.function.__name__})`"
-        if loss.template in OF_LINEAR and loss.domain == "logits"
+        if loss.template.fusable and loss.domain in ("logits", "cosines")
         else "",
         "paper": paper,
     }
     return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
 
 
+def title(function: Callable[..., Any]) -> str:
+    """Return the beginning of a docstring's first sentence."""
+    first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    return re.split(r", as |, for |, the | \(|; |\. |\.$|: ", first)[0]
+
+
 def section(loss: Loss, rows: list[Row]) -> str:
-    first = (inspect.getdoc(loss.function) or "").split("\n\n")[0].replace("\n", " ")
-    title = re.split(r", as |, for | \(|; |\. |\.$|: ", first)[0]
-    guide = GUIDE[loss.name]
+    assert loss.declared
     parts = [
         f'<a id="{loss.name}"></a>',
-        f"## {title}: `{loss.name}`",
-        f"```text\n{formula(loss)}\n```",
-        f"**When to use it.** {guide['use']}",
-        f"**When not.** {guide['avoid']}",
+        f"## {title(loss.function)}: `{loss.name}`",
+        f"```text\n{formula(loss.function)}\n```",
+        *guide(loss.declared),
         links(loss),
-        example(loss),
+        example(loss.function),
         arguments(loss),
     ]
     if text := about(loss):
@@ -124,10 +142,24 @@ def section(loss: Loss, rows: list[Row]) -> str:
     return "\n\n".join(parts)
 
 
+def function_section(declared: Declared) -> str:
+    """Return the section of a loss that is not in the registry: a function with arguments of its own."""
+    name = declared.definition.__name__
+    function = getattr(lossforge.losses, name)
+    template = next(each.name for each in TEMPLATES.values() if each.docs is declared.docs)
+    facts = [f"- function: [`{name}`](../reference/losses.md)"]
+    facts += [f"- module: `{declared.module.name}`"] if declared.module else []
+    facts += [f"- template: [{template}](../know/template_{template}.md)"]
+    parts = [f'<a id="{name}"></a>', f"## {title(function)}: `{name}`", f"```text\n{formula(function)}\n```"]
+    return "\n\n".join([*parts, *guide(declared), "\n".join(facts), example(function)])
+
+
 def page(family: str, rows: list[Row]) -> str:
-    members = [loss for loss in LOSSES.values() if family_of(loss) == family]
+    members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
     picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)\n\n{CURVES[family][0]}"
-    return "\n\n".join([f"# {FAMILIES[family]}", picture, *(section(loss, rows) for loss in members)]) + "\n"
+    others = [each for each in on_pages() if not each.name and family_of(each.definition) == family]
+    parts = [*(section(loss, rows) for loss in members), *map(function_section, others)]
+    return "\n\n".join([f"# {FAMILIES[family]}", picture, *parts]) + "\n"
 
 
 def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
@@ -151,6 +183,27 @@ def _likelihood(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     )
 
 
+def _noise_model(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    one = torch.ones_like(x)
+    return (x, one, one) if loss.name == "gaussian_nll" else (x, one)
+
+
+def _margin(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
+    if loss.template.name in ("margins", "margin_lists"):
+        index = torch.tensor([0, -1, -1]) if loss.template.name == "margin_lists" else torch.tensor(0)
+        return y * _row(x), index.expand(len(x), *index.shape)
+    label = torch.full_like(x, y)
+    return (x, torch.zeros_like(x), label) if loss.name == "margin_ranking" else (x, label)
+
+
+def _embedding(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
+    """Return two vectors at the angle x, or an anchor, a positive at the distance x and a negative at the distance 1."""
+    one, zero = torch.ones_like(x), torch.zeros_like(x)
+    if loss.name == "cosine_embedding":
+        return torch.stack([x.cos(), x.sin()], -1), torch.stack([one, zero], -1), y * one
+    return torch.stack([zero, zero], -1), torch.stack([x, zero], -1), torch.stack([zero, one], -1)
+
+
 def _detection(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     if loss.name == "distribution_focal":
         bins = torch.arange(8, dtype=x.dtype)
@@ -167,6 +220,8 @@ def _regions(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     target = torch.zeros(len(x), 8, 8, dtype=torch.long)
     target[:, :, :2] = 1
     sign = (2.0 * target - 1.0).to(x)
+    if loss.name == "lovasz_hinge":
+        return x[:, None, None] * sign, target
     maps = torch.stack([-x[:, None, None] * sign / 2, x[:, None, None] * sign / 2], 1)
     return maps, target
 
@@ -174,7 +229,9 @@ def _regions(loss: Loss, x: Tensor) -> tuple[Any, ...]:
 def _teacher(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     teacher = torch.tensor([[1.0, 0.0, -1.0]], dtype=x.dtype).expand(len(x), 3)
     student = _row(x) - torch.tensor([0.0, 0.0, 1.0], dtype=x.dtype)
-    return (student, *teacher.log_softmax(1).topk(2, dim=1)) if loss.template == "topk" else (student, teacher)
+    if loss.domain == "probabilities":
+        return student.softmax(-1), teacher.softmax(-1)
+    return (student, *teacher.log_softmax(1).topk(2, dim=1)) if loss.template.name == "topk" else (student, teacher)
 
 
 Maker = Callable[[Loss, Tensor], tuple[Any, ...]]
@@ -187,12 +244,29 @@ CURVES: dict[str, tuple[str, str, float, float, dict[str, Maker]]] = {
     ),
     "cross_entropy": ("Loss and gradient over the target's logit, beside two classes at 0.", "logit of the target", -6, 6, {"": _of_row}),
     "classification": ("Loss and gradient over the target's logit, beside two classes at 0.", "logit of the target", -6, 6, {"": _of_row}),
+    "angular": (
+        "Loss and gradient over the cosine of the target's class, beside two classes at 0.",
+        *("cosine of the target", -1.0, 1.0),
+        {"": _of_row},
+    ),
     "likelihood": (
         "Loss and gradient over ln p of the target's class, of two; the target of `kl_div` is (0.7, 0.3).",
         "ln p",
         -5,
         -0.1,
         {"": _likelihood},
+    ),
+    "noise_model": ("Loss and gradient over the input, where target and variance are 1.", "input", -3, 3, {"": _noise_model}),
+    "margin": (
+        "Loss and gradient over the score: where the label is 1 (lines) and where it is -1 (dashes).",
+        *("score", -3.0, 3.0),
+        {"": lambda loss, x: _margin(loss, x, 1.0), "--": lambda loss, x: _margin(loss, x, -1.0)},
+    ),
+    "embedding": (
+        "Loss and gradient: of `cosine_embedding` over the angle between the vectors, where they belong together (line) and where not "
+        "(dashes); of `triplet_margin` over the positive's distance, where the negative's is 1.",
+        *("angle, or distance", -3.0, 3.0),
+        {"": lambda loss, x: _embedding(loss, x, 1.0), "--": lambda loss, x: _embedding(loss, x, -1.0)},
     ),
     "detection": (
         "Loss and gradient over the logit of a box of quality 0.7; of `distribution_focal` over twice the distance of the "
@@ -252,7 +326,7 @@ def draw(family: str) -> None:
     _, label, _, _, lines = CURVES[family]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    members = [loss for loss in LOSSES.values() if family_of(loss) == family]
+    members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
     for number, loss in enumerate(members):
         for style, make in lines.items():
             x, values, slopes = curve(loss, family, make)
@@ -274,22 +348,18 @@ def draw(family: str) -> None:
         save_figure(figure, PICTURES / f"{family}.svg", metadata={"Date": None})
 
 
-def main(options: list[str]) -> int:
+def files() -> dict[Path, str]:
+    """Return the page of each family."""
     rows = load(results.BENCH).rows
-    pages = {DOCS / "losses" / f"{family}.md": page(family, rows) for family in FAMILIES}
-    stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    if options == ["--write"]:
-        for path in stale:
-            write_text(path, pages[path])
-        for family in FAMILIES:
-            draw(family)
-        return 0
-    missing = [PICTURES / f"{family}.svg" for family in FAMILIES if not (PICTURES / f"{family}.svg").is_file()]
-    if stale or missing:
-        names = ", ".join(str(Path(path).relative_to(ROOT)) for path in [*stale, *missing])
-        print(f"{names}: stale; run: uv run tools/loss_pages.py --write", file=sys.stderr)
-    return int(bool(stale or missing))
+    return {DOCS / "losses" / f"{family}.md": page(family, rows) for family in FAMILIES}
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def stale_drawings() -> dict[Path, Callable[[], object]]:
+    """Return the curves to draw, which are missing or lack a loss, and what draws each. Their last digits depend on the processor."""
+    stale: dict[Path, Callable[[], object]] = {}
+    for family in FAMILIES:
+        path = PICTURES / f"{family}.svg"
+        drawn = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if any(f">{loss.name}<" not in drawn for loss in LOSSES.values() if family_of(loss.definition) == family):
+            stale[path] = partial(draw, family)
+    return stale

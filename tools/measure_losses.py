@@ -1,103 +1,195 @@
-"""Renew results/bench-h200.json: every case of the bench but the scaling ones, by every contender, on all GPUs of this machine.
+"""Measure the cases of the bench by every contender.
 
-`python tools/measure_losses.py [FILE [COMMIT]]`; COMMIT where the sources are not a git checkout. What contenders compile is compiled by
-many processes at once first. Then one process a GPU measures its share of the cases, each case with all its contenders on one GPU; at
-last the first GPU alone the small cases, whose time is the host's.
+`losses`: all cases but the scaling and the fused ones. Each GPU of the machine measures a share of them; then the first GPU alone measures
+the small ones, whose time is the host's. `linear`: losses fused with their linear layer, on one GPU.
+
+First many processes compile what the contenders compile. Then one process a GPU measures case after case and saves its file after each.
+Where a contender of a fused loss breaks the process or its use of the GPU, or stalls, another process goes on from that case without it.
 """
 
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from measuring import Request
 
-from lossforge.bench import check
-from lossforge.bench.cases import CASES, CONTENDERS, Case
-from lossforge.bench.contenders import contenders
-from lossforge.bench.inputs import make_inputs
-from lossforge.bench.measure import Measurement
-from lossforge.bench.report import load
-from lossforge.bench.run import current_commit, new_report, run
+from lossforge.bench import check, contenders, inputs
+from lossforge.bench.cases import CASES, CONTENDERS, FUSED, Case
+from lossforge.bench.linear import check as linear_check
+from lossforge.bench.linear import contenders as linear_contenders
+from lossforge.bench.linear import inputs as linear_inputs
+from lossforge.bench.linear import measure_case as measure_fused_case
+from lossforge.bench.measure import Measurement, synchronize
+from lossforge.bench.report import Row, load
+from lossforge.bench.run import measure_case, new_report
 
-ROOT = Path(__file__).resolve().parents[1]
 LARGE, SMALL = ("table", "losses", "variants"), ("small",)
-MILLISECONDS = 30.0
+MILLISECONDS, FUSED_MILLISECONDS = 30.0, {"linear": 400.0, "features": 400.0, "precision": 5.0}
+COMPILE_SECONDS, FUSED_COMPILE_SECONDS, STALLED_SECONDS = 900.0, 75.0, 60.0
+BROKEN = 3
+"""Exit status of a process for which a contender left the GPU unusable."""
 
 
-def share(suites: Sequence[str], number: int = 0, of: int = 1) -> list[Case]:
-    return [case for case in CASES if case.suite in suites][number::of]
+class Share(NamedTuple):
+    """What one GPU measures: of the cases of these suites number `number`, and every `of`-th after it."""
+
+    file: Path
+    commit: str
+    suites: tuple[str, ...]
+    number: int = 0
+    of: int = 1
+
+    def cases(self) -> list[Case]:
+        return [case for case in CASES if case.suite in self.suites][self.number :: self.of]
+
+    def now(self) -> Path:
+        """Return the file with the name of the contender that is being measured."""
+        return self.file.with_name(f"{self.file.name}.now")
 
 
-def compile_all(number: int, of: int) -> None:
-    """Call every contender once, in forward and backward; what fails is said by the measurement."""
-    device = torch.device("cuda", 0)
-    for case in share((*LARGE, *SMALL), number, of):
-        inputs = make_inputs(case, device)
-        for contender in contenders(case, device, set(CONTENDERS)):
-            if contender.installed:
-                try:
-                    check.step(contender, case, check.fresh(contender, inputs), inputs.others, check.upstream_of(case, inputs))
-                except Exception as problem:
-                    print(f"{case.key}, {contender.name}: {type(problem).__name__}", file=sys.stderr)
-            inputs.x.grad = None
-        del inputs
+def losses(request: Request) -> int:
+    gpus = torch.cuda.device_count()
+    compile_all(LARGE + SMALL, COMPILE_SECONDS)
+    large = [Share(part(request, str(gpu)), request.commit, LARGE, gpu, gpus) for gpu in range(gpus)]
+    return measure_all(request, [large, [Share(part(request, "small"), request.commit, SMALL)]])
+
+
+def linear(request: Request) -> int:
+    compile_all(("linear", "features"), FUSED_COMPILE_SECONDS)
+    return measure_all(request, [[Share(part(request, "0"), request.commit, FUSED)]])
+
+
+def part(request: Request, name: str) -> Path:
+    return request.out.with_name(f"{request.out.stem}-{name}.json")
+
+
+def start(work: Any, *arguments: Any) -> BaseProcess:
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+def compile_all(suites: tuple[str, ...], seconds: float) -> None:
+    """Compile in many processes, and end those that take longer."""
+    count, began = max(1, (os.cpu_count() or 2) - 2), time.monotonic()
+    for process in [start(compile_part, suites, number, count, number % torch.cuda.device_count()) for number in range(count)]:
+        process.join(max(1.0, began + seconds - time.monotonic()))
+        process.kill()
+        process.join()
+    print(f"{time.monotonic() - began:6.1f} s  compiled", flush=True)
+
+
+def compile_part(suites: tuple[str, ...], number: int, of: int, gpu: int) -> None:
+    """Call contenders once, forward and backward. The measurement reports what fails."""
+    torch.cuda.set_device(gpu)
+    device = torch.device("cuda", gpu)
+    for case, name in [(case, name) for name in reversed(CONTENDERS) for case in CASES if case.suite in suites][number::of]:
+        try:
+            call_once(case, name, device)
+        except Exception as problem:
+            print(f"{case.key}, {name}: {type(problem).__name__}", file=sys.stderr)
         torch.cuda.empty_cache()
 
 
-def measure(suites: Sequence[str], number: int, of: int, file: Path, commit: str) -> None:
-    device, began = torch.device("cuda", 0), time.monotonic()
-    settings = {"suite": [*LARGE, *SMALL], "milliseconds": MILLISECONDS, "gpus": of}
-    report = new_report(device, commit, settings)
-
-    def progress(done: int, rows: object) -> None:
-        report.seconds = time.monotonic() - began
-        report.save(file)
-
-    run(report, share(suites, number, of), list(CONTENDERS), device, Measurement(MILLISECONDS), progress)
+def call_once(case: Case, name: str, device: torch.device) -> None:
+    if case.suite in FUSED:
+        for contender in linear_contenders.contenders(case, device, {name}):
+            linear_check.step(contender, linear_inputs.make_inputs(case, device))
+    for contender in contenders.contenders(case, device, {name}) if case.suite not in FUSED else ():
+        if contender.installed:
+            given = inputs.make_inputs(case, device)
+            check.step(contender, case, check.fresh(contender, given), given.others, check.upstream_of(case, given))
 
 
-def start(gpu: int, *words: object) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
-    return subprocess.Popen([sys.executable, __file__, *map(str, words)], env=environment)
-
-
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--compile"]:
-        compile_all(*map(int, arguments[1:]))
-        return 0
-    if arguments[:1] == ["--measure"]:
-        suites, number, of, file, commit = arguments[1:]
-        measure(suites.split(","), int(number), int(of), Path(file), commit)
-        return 0
-    file = Path(arguments[0]) if arguments else ROOT / "results" / "bench-h200.json"
-    commit = arguments[1] if len(arguments) > 1 else current_commit()
-    gpus = torch.cuda.device_count()
-    if not gpus:
-        print("error: the bench's report is of a CUDA GPU, and torch sees none", file=sys.stderr)
+def measure_all(request: Request, phases: list[list[Share]]) -> int:
+    """Measure phase after phase, the shares of a phase at once on a GPU each, and join their reports."""
+    request.out.parent.mkdir(parents=True, exist_ok=True)
+    status, seconds, reports = 0, 0.0, []
+    files = [share.file for shares in phases for share in shares]
+    for file in files:
+        file.unlink(missing_ok=True)
+    for shares in phases:
+        with ThreadPoolExecutor() as pool:
+            status = max(status, *pool.map(measure_share, shares))
+        found = [load(share.file) for share in shares if share.file.exists()]
+        seconds += max((report.seconds for report in found), default=0.0)
+        reports += found
+    if not reports:
         return 1
-    processes = max(1, (os.cpu_count() or 2) - 2)
-    for process in [start(number % gpus, "--compile", number, processes) for number in range(processes)]:
-        process.wait()
-    parts = [file.with_name(f"{file.stem}-{number}.json") for number in range(gpus + 1)]
-    *large, small = parts
-    running = [start(gpu, "--measure", ",".join(LARGE), gpu, gpus, part, commit) for gpu, part in enumerate(large)]
-    found = [process.wait() for process in running]
-    found.append(start(0, "--measure", ",".join(SMALL), 0, 1, small, commit).wait())
-    reports = [load(part) for part in parts]
-    report, places = reports[0], {(case.suite, case.key): place for place, case in enumerate(share((*LARGE, *SMALL)))}
+    report, places = reports[0], {(case.suite, case.key): place for place, case in enumerate(CASES)}
+    report.seconds = seconds
     report.copy_bytes_per_second = statistics.mean(r.copy_bytes_per_second or 0.0 for r in reports)
     report.read_bytes_per_second = statistics.mean(r.read_bytes_per_second or 0.0 for r in reports)
     report.rows = sorted((row for r in reports for row in r.rows), key=lambda row: places[row.suite, row.label])
-    report.seconds = max(r.seconds for r in reports[:-1]) + reports[-1].seconds
-    report.save(file)
-    for part in parts:
-        part.unlink(missing_ok=True)
-    return max(found)
+    report.save(request.out)
+    for file in files:
+        file.unlink(missing_ok=True)
+    return status
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def measure_share(share: Share) -> int:
+    """Start processes until every case of a share was measured, or one fails before it calls a contender."""
+    left_out: list[str] = []
+    while True:
+        share.now().unlink(missing_ok=True)
+        status = wait(start(measure, share, left_out, f"cuda:{share.number}"), share.now())
+        if not status or not share.now().exists():
+            share.now().unlink(missing_ok=True)
+            return int(bool(status))
+        left_out.append(share.now().read_text(encoding="utf-8"))
+        print(f"without {left_out[-1]} from here on", flush=True)
+
+
+def wait(process: BaseProcess, now: Path) -> int | None:
+    """Wait for a process, and end it when it measures one contender for too long."""
+    while process.exitcode is None:
+        process.join(5.0)
+        if now.exists() and time.time() - now.stat().st_mtime > STALLED_SECONDS:
+            process.kill()
+            process.join()
+    return process.exitcode
+
+
+def measure(share: Share, left_out: list[str], where: str) -> None:
+    """Measure from the first case on that the file does not have."""
+    device, began, fused = torch.device(where), time.monotonic(), share.suites == FUSED
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    settings = {"suite": share.suites, "milliseconds": FUSED_MILLISECONDS if fused else MILLISECONDS, "gpus": share.of}
+    report = load(share.file) if share.file.exists() else new_report(device, share.commit, settings)
+    report.settings["left_out"] = left_out
+    before, first = report.seconds, len({(row.suite, row.case) for row in report.rows})
+    names = [name for name in CONTENDERS if name not in left_out]
+
+    def begin(name: str) -> None:
+        end_if_broken(device)
+        share.now().write_text(name, encoding="utf-8")
+
+    for case in share.cases()[first:]:
+        how = Measurement(FUSED_MILLISECONDS.get(case.suite, MILLISECONDS))
+        given = (case, names, device, report, how)
+        try:
+            report.rows += measure_fused_case(*given, begin) if fused else measure_case(*given)
+        except Exception as error:  # of the inputs or the reference
+            row = Row(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, "lossforge")
+            row.fail(error)
+            report.rows.append(row)
+        end_if_broken(device)
+        report.seconds = before + time.monotonic() - began
+        report.save(share.file)
+        print(f"{report.seconds:6.1f} s  {case.suite} {case.key}", flush=True)
+
+
+def end_if_broken(device: torch.device) -> None:
+    """End this process where a contender left the GPU unusable."""
+    try:
+        synchronize(device)
+    except RuntimeError:
+        os._exit(BROKEN)

@@ -15,14 +15,8 @@ from packaging.requirements import Requirement
 PACKAGES = ("kernels", "losses", "bench")
 LARGEST = 2**20
 FIELDS = (
-    "Summary",
-    "Author",
-    "Keywords",
-    "License-Expression",
-    "License-File",
-    "Requires-Python",
-    "Description-Content-Type",
-    "Classifier",
+    *("Summary", "Author", "Keywords", "License-Expression", "License-File"),
+    *("Requires-Python", "Description-Content-Type", "Classifier"),
 )
 LINKS = {"Repository", "Documentation", "Changelog", "Issues"}
 
@@ -37,17 +31,12 @@ def faults(root: Path, dist: Path, name: str) -> list[str]:
     """Return what a package's archives lack, or have too much."""
     version = tomllib.loads((root / "packages" / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     wheel, sdist = dist / f"lossforge_{name}-{version}-py3-none-any.whl", dist / f"lossforge_{name}-{version}.tar.gz"
-    found = [f"{path.name} was not built" for path in (wheel, sdist) if not path.is_file()]
-    if found:
-        return found
-    held = contents(wheel)
-    found += [
-        f"{path.name} has {path.stat().st_size:,} bytes, more than {LARGEST:,}" for path in (wheel, sdist) if path.stat().st_size > LARGEST
-    ]
-    found += [f"{wheel.name} {fault}" for fault in _files(root, name, held)]
-    info = f"lossforge_{name}-{version}.dist-info"
+    if missing := [f"{path.name} was not built" for path in (wheel, sdist) if not path.is_file()]:
+        return missing
+    found = [f"{path.name} has {size:,} bytes, more than {LARGEST:,}" for path in (wheel, sdist) if (size := path.stat().st_size) > LARGEST]
+    held, info = contents(wheel), f"lossforge_{name}-{version}.dist-info"
     metadata = Parser().parsestr(held[f"{info}/METADATA"].decode())
-    found += [f"{wheel.name} {fault}" for fault in _metadata(metadata, version)]
+    found += [f"{wheel.name} {fault}" for fault in (*_files(root, name, held), *_metadata(metadata, version))]
     if held.get(f"{info}/licenses/LICENSE") != (root / "LICENSE").read_bytes():
         found.append(f"{wheel.name} has not the repository's LICENSE")
     if _wheel_of(sdist) != held:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,68 +24,80 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 1500, 850
 COLORS = 128  # of a picture; more make its file larger and nothing clearer
-WORDS = [
-    "model=tiny_resnet",
-    "data.image_size=16",
-    "trainer.device=cpu",
-    "loss.implementation=torch",
-    "trainer.log_every=5",
-    "optim.lr=0.003",
-]
+TINY = "model=tiny_resnet data.image_size=16 trainer.device=cpu loss.implementation=torch trainer.log_every=5 optim.lr=0.003"
 TRAINING = "workflowType=machine_learning"
 
 
-def main(arguments: list[str]) -> int:
-    if not arguments:
-        return trainings()
-    return comparison(arguments[0], Path(arguments[1] if len(arguments) > 1 else ROOT).resolve())
-
-
-def trainings() -> int:
+def trainings() -> None:
     """Train, compare, and photograph MLflow's pages."""
-    from browser import browser, mlflow_ui
     from mlflow.tracking import MlflowClient
 
-    import compare
     import train
 
     with tempfile.TemporaryDirectory() as place:
         store = f"sqlite:///{place}/mlflow.db"
-        for loss in ("ce", "focal"):
-            for seed in (0, 1):
-                words = [f"loss={loss}", f"seed={seed}", f"name={loss}-seed{seed}", "tracking.register=digits"]
-                sys.argv[:] = ["train.py", *WORDS, *words]  # what the run is to say of how it was started
-                if status := train.main([*WORDS, *words, f"trainer.runs={place}/runs", f"tracking.uri={store}"]):
-                    return status
-        with mlflow_ui(store, Path(place)) as address, browser() as running:
-            with contextlib.redirect_stdout(io.StringIO()) as said:
-                if status := compare.main([f"tracking.uri={address}", f"runs={place}/comparisons"]):
-                    return status
+        for loss, seed in ((loss, seed) for loss in ("ce", "focal") for seed in (0, 1)):
+            words = [*TINY.split(), f"loss={loss}", f"seed={seed}", f"name={loss}-seed{seed}", "tracking.register=digits"]
+            sys.argv[:] = ["train.py", *words]  # the run records this as its command
+            if status := train.main([*words, f"trainer.runs={place}/runs", f"tracking.uri={store}"]):
+                sys.exit(status)
+        with shown(store) as (address, running):
+            _, comparison = compared(f"tracking.uri={address}", f"runs={place}/comparisons")
             client = MlflowClient(tracking_uri=address)
             experiment = client.get_experiment_by_name("lossforge").experiment_id
             (run,) = client.search_runs([experiment], "attributes.run_name = 'focal-seed1'")
-            compared = re.search(r"http\S+viewStateShareKey=\S+", said.getvalue())
-            assert compared is not None
             home = f"{address}/#/experiments/{experiment}"
-            pages = {
-                "mlflow-runs": (f"{home}/runs?viewStateShareKey=results&{TRAINING}", "focal-seed1"),
-                "mlflow-run": (f"{home}/runs/{run.info.run_id}?{TRAINING}", "best_top1"),
-                "mlflow-curves": (f"{home}/runs/{run.info.run_id}/model-metrics?{TRAINING}", "Add section"),
-                "mlflow-model": (f"{home}/models/{run.outputs.model_outputs[0].model_id}?{TRAINING}", "best_top1"),
-                "mlflow-comparison": (compared[0], "focal-seed1"),
-            }
+            model = run.outputs.model_outputs[0].model_id
             PICTURES.mkdir(parents=True, exist_ok=True)
-            for name, (page, text) in pages.items():
-                photograph(running, page, text, PICTURES / f"{name}.png")
-    return 0
+            photograph(running, "mlflow-runs", f"{home}/runs?viewStateShareKey=results&{TRAINING}", "focal-seed1")
+            photograph(running, "mlflow-run", f"{home}/runs/{run.info.run_id}?{TRAINING}", "best_top1")
+            photograph(running, "mlflow-curves", f"{home}/runs/{run.info.run_id}/model-metrics?{TRAINING}", "Add section")
+            photograph(running, "mlflow-model", f"{home}/models/{model}?{TRAINING}", "best_top1")
+            photograph(running, "mlflow-comparison", comparison, "focal-seed1")
 
 
-def photograph(running: Any, address: str, text: str, path: Path) -> None:
-    """Save a page, once it shows this text, with few colours."""
+def sweep(name: str, folder: Path) -> None:
+    """Photograph a sweep's comparison: compare.py's page, and MLflow's of the same runs."""
+    from browser import new_page
+
+    with tempfile.TemporaryDirectory() as place, shown(f"sqlite:///{folder / 'mlflow.db'}") as (address, running):
+        said, comparison = compared(f"sweep={name}", "baseline=loss=ce", f"tracking.uri={address}", f"runs={place}/runs")
+        print(said)
+        (made,) = (Path(place) / "runs").iterdir()
+        shutil.copy(made / "comparison.csv", ROOT / "results" / "comparison.csv")
+        page = new_page(running, 1200)
+        page.goto((made / "comparison.html").as_uri())
+        end = page.get_by_role("heading", name="Runs", exact=True).bounding_box()  # below are addresses of this machine
+        figures = {"x": 0, "y": 0, "width": 1200, "height": end["y"] - 10}
+        page.screenshot(path=PICTURES / "sweep-comparison.png", full_page=True, clip=figures)
+        photograph(running, "sweep-mlflow", comparison, "Run Name")
+
+
+@contextlib.contextmanager
+def shown(store: str) -> Iterator[tuple[str, Any]]:
+    """Start MLflow's server on a store, and a browser; yield the server's address and the browser."""
+    from browser import browser, mlflow_ui
+
+    with tempfile.TemporaryDirectory() as logs, mlflow_ui(store, Path(logs)) as address, browser() as running:
+        yield address, running
+
+
+def compared(*words: str) -> tuple[str, str]:
+    """Run compare.py; return what it prints, and the address of MLflow's comparison in that."""
+    import compare
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        if status := compare.main([*words]):
+            sys.exit(status)
+    return said.getvalue(), re.findall(r"http\S+viewStateShareKey=\S+", said.getvalue())[0]
+
+
+def photograph(running: Any, name: str, address: str, text: str) -> None:
+    """Save a page with few colours, once it shows this text."""
     from browser import new_page
     from PIL import Image
 
-    page = new_page(running, WIDTH, HEIGHT)
+    page, path = new_page(running, WIDTH, HEIGHT), PICTURES / f"{name}.png"
     page.goto(address)
     page.get_by_text(text, exact=True).first.wait_for()
     page.wait_for_timeout(3000)  # charts are drawn one after another
@@ -95,34 +108,9 @@ def photograph(running: Any, address: str, text: str, path: Path) -> None:
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def comparison(sweep: str, folder: Path) -> int:
-    """A sweep's comparison: compare.py's own page, and MLflow's of the same runs."""
-    from browser import browser, mlflow_ui, new_page
-
-    import compare
-
-    with (
-        tempfile.TemporaryDirectory() as place,
-        mlflow_ui(f"sqlite:///{folder / 'mlflow.db'}", Path(place)) as address,
-        browser() as running,
-    ):
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            if status := compare.main([f"sweep={sweep}", "baseline=loss=ce", f"tracking.uri={address}", f"runs={place}/runs"]):
-                return status
-        print(said.getvalue())
-        (made,) = (Path(place) / "runs").iterdir()
-        shutil.copy(made / "comparison.csv", ROOT / "results" / "comparison.csv")
-        page = new_page(running, 1200)
-        page.goto((made / "comparison.html").as_uri())
-        end = page.get_by_role("heading", name="Runs", exact=True).bounding_box()  # below are addresses of this machine
-        figures = {"x": 0, "y": 0, "width": 1200, "height": end["y"] - 10}
-        page.screenshot(path=PICTURES / "sweep-comparison.png", full_page=True, clip=figures)
-        compared = re.search(r"http\S+viewStateShareKey=\S+", said.getvalue())
-        assert compared is not None
-        photograph(running, compared[0], "Run Name", PICTURES / "sweep-mlflow.png")
-    return 0
-
-
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tests")]
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:]:
+        sweep(sys.argv[1], Path(sys.argv[2] if sys.argv[2:] else ROOT).resolve())
+    else:
+        trainings()

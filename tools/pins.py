@@ -1,4 +1,4 @@
-"""Pin the images and actions that this repository uses by what they are: a tag can be moved to something else, a digest cannot.
+"""Pin the images and actions that this repository uses by digest and commit, because a tag can be moved to something else.
 
 `tools/release.py --pin` writes the digests, and the checklist of a release refuses what has none.
 """
@@ -7,7 +7,7 @@ import hashlib
 import ipaddress
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,10 @@ IMAGES = {
 IMAGE = re.compile(rf"(?P<name>\S+?):(?P<tag>[\w][\w.-]*)(?:@(?P<pin>{DIGEST}))?")
 ACTIONS = {".github/workflows/*.yml": r"\buses: (?P<used>[^\s#]+(?: # v\S+)?)"}
 ACTION = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?P<folder>/\S+)?@(?:(?P<pin>[0-9a-f]{40}) # )?(?P<tag>v[\w.-]+)")
+KINDS = (
+    (False, IMAGE, "an image with a tag (NAME:TAG)", IMAGES),
+    (True, ACTION, "an action, a commit and its tag (NAME@COMMIT # v1.2.3)", ACTIONS),
+)
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -38,7 +42,7 @@ class PinError(ValueError):
 
 @dataclass(frozen=True)
 class Used:
-    """What a file names: name, tag, the digest or commit that it is pinned by, and how to write it with another one."""
+    """What a file names: name, tag, and the digest or commit that it is pinned by."""
 
     file: Path
     place: tuple[int, int]
@@ -46,11 +50,15 @@ class Used:
     found: re.Match[str]
     action: bool
 
-    def pinned(self, pin: str) -> str:
-        """Return the text with this pin."""
-        if self.action:
-            return f"{self.found['name']}{self.found['folder'] or ''}@{pin} # {self.found['tag']}"
-        return f"{self.found['name']}:{self.found['tag']}@{pin}"
+    def pinned(self, root: Path) -> str:
+        """Return the text with the digest or commit that the tag has now."""
+        name, tag = self.found["name"], self.found["tag"]
+        try:
+            if self.action:
+                return f"{name}{self.found['folder'] or ''}@{commit_of(name, tag)} # {tag}"
+            return f"{name}:{tag}@{digest_of(name, tag)}"
+        except PinError as error:
+            raise PinError(f"{self.file.relative_to(root)}: {self.text}: {error}") from None
 
 
 def used(root: Path) -> Iterator[Used]:
@@ -59,25 +67,21 @@ def used(root: Path) -> Iterator[Used]:
     Raises:
         PinError: one has no tag, by which a person knows what it is.
     """
-    for places, form, action in ((IMAGES, IMAGE, False), (ACTIONS, ACTION, True)):
-        for files, pattern in places.items():
-            for file in sorted(root.glob(files)):
-                for each in re.finditer(pattern, file.read_text(encoding="utf-8"), re.MULTILINE):
-                    found = form.fullmatch(each["used"])
-                    if found is None:
-                        wanted = "an action, a commit and its tag (NAME@COMMIT # v1.2.3)" if action else "an image with a tag (NAME:TAG)"
-                        raise PinError(f"{file.relative_to(root)}: {each['used']}: {wanted} is expected")
-                    yield Used(file, each.span("used"), each["used"], found, action)
+    for action, form, wanted, places in KINDS:
+        for file, pattern in ((file, pattern) for files, pattern in places.items() for file in sorted(root.glob(files))):
+            for each in re.finditer(pattern, file.read_text(encoding="utf-8"), re.MULTILINE):
+                if (found := form.fullmatch(each["used"])) is None:
+                    raise PinError(f"{file.relative_to(root)}: {each['used']}: {wanted} is expected")
+                yield Used(file, each.span("used"), each["used"], found, action)
 
 
 def unpinned(root: Path) -> list[str]:
     """Say what is not pinned, by file."""
     try:
-        return [
-            f"{each.file.relative_to(root)}: {each.text} has no digest: write it with --pin" for each in used(root) if not each.found["pin"]
-        ]
+        missing = [each for each in used(root) if not each.found["pin"]]
     except PinError as error:
         return [str(error)]
+    return [f"{each.file.relative_to(root)}: {each.text} has no digest: write it with --pin" for each in missing]
 
 
 def pin(root: Path) -> list[str]:
@@ -86,19 +90,11 @@ def pin(root: Path) -> list[str]:
     Raises:
         PinError: a registry or repository is not reached, has no such tag, or says what is not true.
     """
-    changes = [(each, now) for each in used(root) if (now := each.pinned(_resolved(root, each))) != each.text]
+    changes = [(each, now) for each in used(root) if (now := each.pinned(root)) != each.text]
     for each, now in reversed(changes):  # from each file's end, so that the places before stay
         text = each.file.read_text(encoding="utf-8")
         each.file.write_text(text[: each.place[0]] + now + text[each.place[1] :], encoding="utf-8")
     return [f"{each.file.relative_to(root)}: {each.text} is {now}" for each, now in changes]
-
-
-def _resolved(root: Path, each: Used) -> str:
-    resolve: Callable[[str, str], str] = commit_of if each.action else digest_of
-    try:
-        return resolve(each.found["name"], each.found["tag"])
-    except PinError as error:
-        raise PinError(f"{each.file.relative_to(root)}: {each.text}: {error}") from None
 
 
 def commit_of(action: str, tag: str) -> str:

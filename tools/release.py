@@ -41,7 +41,7 @@ def places(root: Path) -> Iterator[tuple[Path, re.Pattern[str]]]:
 def versions(root: Path) -> list[tuple[str, str]]:
     """Return each place of the version, and the version there."""
     return [
-        (str(path.relative_to(root)), next(filter(None, found.groups())))
+        (str(path.relative_to(root)), _version_in(found))
         for path, pattern in places(root)
         for found in pattern.finditer(path.read_text(encoding="utf-8"))
     ]
@@ -66,7 +66,8 @@ def write_version(root: Path, version: str, date: str) -> None:
         raise ValueError(f"CHANGELOG.md has no section {UNRELEASED.strip()}, and none of {version}")
     changelog.write_text(text, encoding="utf-8")
     for path, pattern in places(root):
-        path.write_text(pattern.sub(lambda found: _with(found, version), path.read_text(encoding="utf-8")), encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        path.write_text(pattern.sub(lambda found: found[0].replace(_version_in(found), version), text), encoding="utf-8")
 
 
 def _is_version(text: str) -> bool:
@@ -77,20 +78,20 @@ def _is_version(text: str) -> bool:
         return False
 
 
-def _with(found: re.Match[str], version: str) -> str:
-    """Return the text of a match with another version."""
-    old = next(filter(None, found.groups()))
-    return found[0].replace(old, version)
+def _version_in(found: re.Match[str]) -> str:
+    return next(filter(None, found.groups()))
 
 
-def said(*command: str, root: Path = ROOT) -> tuple[int, str]:
+def said(*command: str, root: Path) -> tuple[int, str]:
     """Return the status of a command, and what it printed."""
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout.strip()
 
 
-def last_line(text: str) -> str:
-    return (text.splitlines() or ["it printed nothing"])[-1]
+def failure(fault: str, root: Path, *command: str) -> list[str]:
+    """Run a command; where it fails return what is wrong, with its last line."""
+    status, text = said(*command, root=root)
+    return [f"{fault} ({(text.splitlines() or ['it printed nothing'])[-1]})"] if status else []
 
 
 def check_version(root: Path) -> list[str]:
@@ -121,8 +122,7 @@ def check_tree(root: Path) -> list[str]:
 
 
 def check_lock(root: Path) -> list[str]:
-    status, text = said("uv", "lock", "--check", root=root)
-    return [f"uv.lock does not agree with pyproject.toml: run uv lock ({last_line(text)})"] if status else []
+    return failure("uv.lock does not agree with pyproject.toml: run uv lock", root, "uv", "lock", "--check")
 
 
 def check_archives(root: Path) -> list[str]:
@@ -133,27 +133,24 @@ def check_archives(root: Path) -> list[str]:
 
 
 def check_environments(root: Path) -> list[str]:
-    status, text = said("tools/smoke_wheels", root=root)
-    return [f"tools/smoke_wheels failed: {last_line(text)}"] if status else []
+    return failure("tools/smoke_wheels failed", root, "tools/smoke_wheels")
 
 
 def check_docs(root: Path) -> list[str]:
-    if not (root / "mkdocs.yml").is_file():
-        return ["there is no mkdocs.yml"]
     with tempfile.TemporaryDirectory() as site:
-        status, text = said(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", site, root=root)
-    return [f"mkdocs build --strict failed: {last_line(text)}"] if status else []
+        command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", site)
+        return failure("mkdocs build --strict failed", root, *command)
 
 
 def check_benchmark(root: Path) -> list[str]:
-    """The committed figures are of these sources: the report names a commit since which no source of a loss or kernel changed."""
+    """Compare the sources of losses and kernels with those of the commit that the report names."""
     commit = json.loads((root / REPORT).read_text(encoding="utf-8"))["commit"]
-    how = "measure on a GPU machine, uv run tools/measure_losses.py, and commit the report"
+    how = "measure on a GPU machine, uv run tools/measure.py losses, and commit the report"
     status, changed = said("git", "diff", "--name-only", commit, "HEAD", "--", *MEASURED, root=root)
     if status:
         return [f"{REPORT} is of {commit}, a commit that is not here: {how}"]
-    files = changed.splitlines()
-    some = ", ".join(Path(file).name for file in files[:4]) + (", …" if len(files) > 4 else "")
+    files = [Path(file).name for file in changed.splitlines()]
+    some = ", ".join([*files[:4], *(["…"] if files[4:] else [])])
     return [f"{REPORT} is of {commit}; since then {len(files)} source files changed ({some}): {how}"] if files else []
 
 
@@ -187,9 +184,7 @@ def walk(root: Path, skipped: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="tools/release.py", description="Walk the checklist of a release; status 1 where something is missing."
-    )
+    made = argparse.ArgumentParser(prog="tools/release.py", description="Walk a release's checklist; status 1 where something is missing.")
     made.add_argument("--version", help="write this version and today's date everywhere, and renew uv.lock, before the walk")
     made.add_argument("--pin", action="store_true", help="write the digests of images and actions first, from their registries")
     made.add_argument("--tag", help="the tag that is about to be published: it has to be the version's")
@@ -204,9 +199,7 @@ def main() -> int:
             write_version(ROOT, given.version, datetime.datetime.now(datetime.UTC).date().isoformat())
         except ValueError as problem:
             parser().error(str(problem))
-        status, text = said("uv", "lock")
-        if status:
-            print(text, file=sys.stderr)
+        if status := subprocess.run(["uv", "lock"], cwd=ROOT).returncode:
             return status
     if given.pin:
         try:

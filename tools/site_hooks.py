@@ -1,12 +1,11 @@
 """What MkDocs does not do by itself for the documentation: the order of its pages, and a check of what they quote from the code."""
 
+import importlib
 import inspect
 import logging
 import re
 from pathlib import Path
 from typing import Any
-
-from griffe_runtime import named
 
 FOLDERS = ("learn", "losses", "use_with", "reference", "know", "benchmarks")
 FIRST = {
@@ -14,7 +13,13 @@ FIRST = {
         *("first_training", "replace_your_loss", "write_your_own_loss", "train_on_your_images", "detect", "segment", "sweep_and_compare"),
         *("mlflow", "evaluate_and_predict", "resume", "several_gpus", "slurm", "docker", "reproductions"),
     ),
-    "losses": ("cross_entropy", "classification", "binary", "regression", "iou", "detection", "dice", "divergence", "contrastive"),
+    "losses": (
+        *("cross_entropy", "classification", "binary", "regression", "iou", "detection", "dice", "divergence", "contrastive"),
+        "angular",
+        "margin",
+        "embedding",
+        "noise_model",
+    ),
     "know": ("promises", "differences", "precision", "determinism", "memory", "versions", "how_it_works", "repository"),
     "benchmarks": ("losses", "fused", "training", "detection", "effects", "several_gpus"),
 }
@@ -56,3 +61,18 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     if "<td" in html and sum(len(title.children) for title in page.toc) < 2:
         page.meta["hide"] = ["toc"]
     return re.sub(r"<td\b.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.S)
+
+
+def named(name: str) -> Any:
+    """Return what Python has under a dotted name, or None. A function may hide the module of its name, as lossforge.losses.check does."""
+    first, *rest = name.split(".")
+    try:
+        found, path = importlib.import_module(first), first
+        for part in rest:
+            if not hasattr(found, part):
+                found = importlib.import_module(path)
+            path = f"{path}.{part}"
+            found = getattr(found, part) if hasattr(found, part) else importlib.import_module(path)
+    except ImportError:
+        return None
+    return found

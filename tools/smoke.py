@@ -1,5 +1,5 @@
-"""Try the installed lossforge: the Python examples of Markdown files, and the value and gradient of every loss. Imports nothing of this
-repository, so that a clean environment with the wheels and torch runs it.
+"""Try the installed lossforge: the Python examples of Markdown files, and the value and gradient of every loss. It imports nothing
+of this repository, so that it runs in a clean environment with the wheels and torch.
 
 usage: python smoke.py FILE.md ...
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def examples(path: Path) -> list[str]:
-    """Return the blocks of Python in a Markdown file. One whose first line is a comment that names a file quotes it, and is no example."""
+    """Return the blocks of Python in a Markdown file, without those that quote a file: their first line is a comment that names it."""
     blocks = re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [block for block in blocks if not re.match(r"# \S+\.\w+\n", block)]
 

@@ -1,30 +1,35 @@
 """The experiments as a library: `lab.train("loss=focal")` does what `experiments/train.py loss=focal` does."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab import runs
+
 if TYPE_CHECKING:
+    from lab.comparison.app import ComparisonResult
+    from lab.results.evaluation import EvaluationResult
     from lab.training.session import TrainResult
 
-__all__ = ["train"]
+__all__ = ["compare", "evaluate", "predict", "runs", "train"]
 
 
 def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequence[Any] = ()) -> "TrainResult":
-    """Train a model, and return what came of it; the run is in runs/ and in MLflow as any other.
+    """Train a model and return its result; the run is written to runs/ and to MLflow, as for the command line.
 
     Args:
         overrides: as on the command line, such as "loss=focal", "trainer.epochs=3", "resume=runs/RUN".
-        config_dir: a folder of settings of one's own for this training, as --config-dir.
-        callbacks: objects with some of the methods of lab.training.callbacks.Callback, or such classes, beside those of
+        config_dir: a folder of your own settings for this training, as --config-dir.
+        callbacks: objects or classes with some of the methods of lab.training.callbacks.Callback, in addition to those of
             trainer.callbacks.
 
     Returns:
         The run's folder, metrics, model and status; the status is KILLED after Ctrl-C, and `resume=` goes on.
 
     Raises:
-        TypeError: an override is no string, or callbacks no list.
+        TypeError: an override is not a string, or callbacks is not a list.
         UserError: a setting or the data is wrong.
         Exception: the training's own error; the run is FAILED.
 
@@ -34,25 +39,117 @@ def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequ
         >>> result = lab.train("experiment=quick", "loss=focal")
         >>> result.values["best_top1"], result.checkpoint
     """
+    from lab.runs.resume import chosen
+    from lab.training.session import run_training
+
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise TypeError(f"callbacks must be a list, got {callbacks!r}")
+    with _app("train", overrides, config_dir) as given:
+        settings, earlier = chosen(given)
+        result = run_training(settings, earlier, callbacks)
+    if result.failure is not None:
+        raise result.failure
+    return result
+
+
+def evaluate(
+    checkpoint: str | Path, *overrides: str, split: str = "val", tta: str | None = None, config_dir: str | Path | None = None
+) -> "EvaluationResult":
+    """Score a saved model, as experiments/evaluate.py, and return its figures and predictions as pandas frames.
+
+    Args:
+        checkpoint: a run's folder, a checkpoint, a .safetensors file, or runs:/ID of a run in MLflow.
+        overrides: settings to change, such as "data=folder", "data.root=pictures".
+        split: val, test or train.
+        tta: flip or five_crop, to score the mean prediction of several views.
+        config_dir: as for `train`.
+
+    Raises:
+        UserError: the checkpoint cannot be read, or a setting or the data is wrong.
+        Exception: the evaluation's own error; the run is FAILED.
+
+    Examples:
+        >>> found = lab.evaluate(result.folder, split="test")
+        >>> found.metrics, found.predictions.query("correct == 0")
+    """
+    from lab.results.evaluation import asked_evaluation
+    from lab.results.evaluation import evaluate as score
+
+    words = [f"checkpoint={os.fspath(checkpoint)}", f"split={split}", *([f"tta={tta}"] if tta else []), *overrides]
+    with _app("evaluate", words, config_dir) as given:
+        result = score(asked_evaluation(given))
+    if result.failure is not None:
+        raise result.failure
+    return result
+
+
+def predict(checkpoint: str | Path, images: Sequence[str | Path] | str | Path, *overrides: str, top: int = 5, score: float = 0.3) -> Any:
+    """Predict what image files, or the images of folders, show; return a pandas frame with a row for each finding, and write nothing.
+
+    Args:
+        checkpoint: as for `evaluate`.
+        images: paths of files and folders.
+        overrides: settings to change, such as "trainer.device=cpu".
+        top: how many classes a classifier names.
+        score: the lowest score of a detection.
+
+    Raises:
+        UserError: the checkpoint or an image cannot be read, or a setting is wrong.
+
+    Examples:
+        >>> lab.predict("runs/RUN", ["photo.jpg", "pictures"]).groupby("image").first()
+    """
+    import pandas
+
+    from lab.config.errors import UserError
+    from lab.results.prediction import asked_prediction, predicted
+
+    paths = [os.fspath(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]
+    words = [f"checkpoint={os.fspath(checkpoint)}", f"top={top}", f"score={score}", *overrides, *paths]
+    rows: list[dict[str, Any]] = []
+    with _app("predict", words) as given:
+        asked = asked_prediction(given)
+        for path, image, found in predicted(asked.settings.config, asked.state, asked.files, asked.top, asked.score):
+            if image is None:
+                raise UserError(f"{path}: {found}")
+            rows += [{"image": str(path)} | each for each in found.tree()]
+    return pandas.DataFrame(rows)
+
+
+def compare(*overrides: str) -> "ComparisonResult":
+    """Compare finished runs, as experiments/compare.py, and return the tables as pandas frames.
+
+    Args:
+        overrides: as on the command line, such as "sweep=NAME", "baseline=loss=ce".
+
+    Raises:
+        UserError: no runs are found, or a setting is wrong.
+
+    Examples:
+        >>> lab.compare("where=data=digits", "baseline=loss=ce").cells
+    """
+    from lab.comparison.app import compare as compare_runs
+    from lab.comparison.schema import COMPARE, as_hydra
+    from lab.config.settings import load_for
+
+    with _app("compare", overrides) as given:
+        return compare_runs(load_for(COMPARE, [as_hydra(word) for word in given]), given)
+
+
+@contextmanager
+def _app(name: str, overrides: Sequence[str], config_dir: str | Path | None = None) -> Iterator[list[str]]:
+    """Run an app inside the block, and leave the process as it was; yield the overrides without options."""
     from lab.config.command import command
     from lab.config.errors import UserError
-    from lab.runs.resume import chosen
     from lab.runs.run import called_as
-    from lab.training.session import run_training
     from lab.training.surroundings import left_as_found
 
     for each in overrides:
         if not isinstance(each, str):
             raise TypeError(f'overrides must be strings such as "loss=focal", got {each!r}')
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise TypeError(f"callbacks must be a list, got {callbacks!r}")
     argv = list(overrides) if config_dir is None else [f"--config-dir={os.fspath(config_dir)}", *overrides]
-    with left_as_found(), called_as("train.py", *argv):
+    with left_as_found(), called_as(f"{name}.py", *argv):
         given = command(argv)
         if given.flags:
-            raise UserError(f"{', '.join(given.flags)}: an option of the command line, experiments/train.py; lab.train takes settings.")
-        settings, earlier = chosen(given.overrides)
-        result = run_training(settings, earlier, callbacks)
-    if result.failure is not None:
-        raise result.failure
-    return result
+            raise UserError(f"{', '.join(given.flags)}: an option of the command line; lab.{name} takes settings.")
+        yield given.overrides

@@ -15,7 +15,7 @@ from lossforge.bench.profiling import Kernel, profile_call
 
 
 def profile(cases: list[Case], names: list[str], device: torch.device, seed: int, folder: RunFolder, console: Console) -> None:
-    """Only our contenders are profiled; each case gives one trace a contender, which chrome://tracing and Perfetto open."""
+    """Profile our contenders only; write one trace for each case and contender, for chrome://tracing or Perfetto."""
     ours = {name for name in names if name.startswith("lossforge")}
     for done, case in enumerate(cases, start=1):
         for contender in contenders(case, device, ours):

@@ -14,7 +14,7 @@ FIGURES = ("ms", "forward_ms", "graph_ms", "peak_mib", "host_us", "first_ms", "v
 
 
 def metrics(report: Report) -> dict[str, float]:
-    """Every figure under case/contender/figure, and the machine's rates."""
+    """Return every figure as case/contender/figure, and the machine's rates."""
     values = {
         f"{row.label}/{row.contender}/{name}": float(value)
         for row in report.rows
@@ -63,7 +63,7 @@ def cells(row: Row) -> list[str]:
 
 
 def write_pictures(report: Report, folder: RunFolder) -> None:
-    """Those for which the report has figures."""
+    """Write the pictures for which the report has figures."""
     for name, draw, rows in (
         ("time.png", time_picture, [r for r in main_rows(report) if r.share()]),
         ("memory.png", memory_picture, [r for r in main_rows(report) if r.peak_mib]),

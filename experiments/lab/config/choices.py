@@ -1,65 +1,54 @@
-"""The options of those groups of conf/ whose option decides the settings, and which of them go together."""
+"""The groups of conf/ whose option decides which settings there are, and which options go together."""
 
 from collections.abc import Mapping
 from dataclasses import make_dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from lab.config import schema
 from lab.config.errors import UserError, unknown
 from lab.config.loss_schema import LOSSES
 from lab.config.model_view import fill_from_model
 from lab.config.objects import find
-from lab.config.schema import (
-    ClassifierConfig,
-    CustomDataConfig,
-    CustomModelConfig,
-    DataConfig,
-    DigitsConfig,
-    DownloadedConfig,
-    FolderConfig,
-    ModelConfig,
-    PhotosConfig,
-    TaskConfig,
-    TrainConfig,
-)
-from lab.tasks.classification.spec import SPEC as CLASSIFICATION
 from lab.tasks.detection.spec import BOX_LOSSES
-from lab.tasks.detection.spec import SPEC as DETECTION
-from lab.tasks.distillation.spec import SPEC as DISTILLATION
-from lab.tasks.multilabel.spec import SPEC as MULTILABEL
-from lab.tasks.preference.spec import SPEC as PREFERENCE
-from lab.tasks.segmentation.spec import SPEC as SEGMENTATION
 from lab.tasks.spec import TaskSpec
 
 OWN = "custom"
 """The option of a group that takes code of the user's own, which its setting `target` names."""
-TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (CLASSIFICATION, DETECTION, MULTILABEL, DISTILLATION, PREFERENCE, SEGMENTATION)}
-MODELS: dict[str, type[ModelConfig]] = {"classifier": ClassifierConfig, OWN: CustomModelConfig}
-DATA: dict[str, type[DataConfig]] = {
-    "digits": DigitsConfig,
-    "folder": FolderConfig,
-    OWN: CustomDataConfig,
-    "cifar10": DownloadedConfig,
-    "cifar100": DownloadedConfig,
-    "mnist": DownloadedConfig,
+FOLDERS = sorted(path.parent.name for path in Path(__file__).parents[1].glob("tasks/*/spec.py"))
+SPECS: list[TaskSpec] = [import_module(f"lab.tasks.{folder}.spec").SPEC for folder in FOLDERS]
+TASKS = {spec.name: spec for spec in SPECS}
+MODELS: dict[str, type[schema.ModelConfig]] = {"classifier": schema.ClassifierConfig, OWN: schema.CustomModelConfig}
+DATA: dict[str, type[schema.DataConfig]] = {
+    "digits": schema.DigitsConfig,
+    "folder": schema.FolderConfig,
+    "hf": schema.HubConfig,
+    "table": schema.TableConfig,
+    "webdataset": schema.ShardsConfig,
+    OWN: schema.CustomDataConfig,
+    "cifar10": schema.DownloadedConfig,
+    "cifar100": schema.DownloadedConfig,
+    "mnist": schema.DownloadedConfig,
 }
 for spec in TASKS.values():
     MODELS |= spec.model_schemas
     DATA |= spec.data_schemas
-TASK_SCHEMAS: dict[str, type[TaskConfig]] = {name: spec.config for name, spec in TASKS.items()} | {OWN: TaskConfig}
+TASK_SCHEMAS: dict[str, type[schema.TaskConfig]] = {name: spec.config for name, spec in TASKS.items()} | {OWN: schema.TaskConfig}
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASK_SCHEMAS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
 
-def spec_of(config: TaskConfig) -> TaskSpec:
+def spec_of(config: schema.TaskConfig) -> TaskSpec:
     return TASKS[config.name] if config.name in TASKS else own_task(str(config.target))
 
 
 def own_task(target: str) -> TaskSpec:
-    """The record of a user's own task, whose schemas of data and models are known from now on.
+    """Return the record of a user's own task, and register its schemas of data and models.
 
     Raises:
-        UserError: `target` names none.
+        UserError: `target` does not name a TaskSpec.
     """
     spec = find("task.target", target)
     if not isinstance(spec, TaskSpec):
@@ -70,10 +59,10 @@ def own_task(target: str) -> TaskSpec:
 
 
 def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
-    """The schema of what conf/ gives a group: by its name, a model's by which detector it is, a task of one's own by its record."""
+    """Return the schema of a group's settings: by name; by detector for a detection model; by its record for a custom task."""
     if group == "task" and given.name == OWN:
         if OmegaConf.is_missing(given, "target"):
-            return TaskConfig
+            return schema.TaskConfig
         own = own_task(given.target).config
         return make_dataclass(own.__name__, [("name", str, OWN), ("target", str, given.target)], bases=(own,))
     if group == "model":
@@ -81,13 +70,13 @@ def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
     return schemas[given.name]
 
 
-def agree(config: TrainConfig) -> None:
-    """Raise UserError unless model, data and losses are of the task; give what the data leaves to the model its values."""
+def agree(config: schema.TrainConfig) -> None:
+    """Raise UserError unless model, data and losses fit the task; fill in the data settings that are left to the model."""
     task, spec = config.task.name, spec_of(config.task)
     if not isinstance(config.model, spec.model):
         raise UserError(f"task={task} takes {spec.example}; got model.name={config.model.name} of another task.")
     if not isinstance(config.data, spec.data):
-        names = [name for name, schema in DATA.items() if issubclass(schema, spec.data)]
+        names = [name for name, kind in DATA.items() if issubclass(kind, spec.data)]
         raise UserError(f"data={config.data.name}: task={task} takes {', '.join(names)}.")
     if config.loss.name not in spec.losses:
         raise unknown(f"loss={config.loss.name} with task={task}", config.loss.name, spec.losses)
@@ -95,15 +84,15 @@ def agree(config: TrainConfig) -> None:
         _check_fused_head(config)
     if not spec.boxes and config.box_loss.name != "auto":
         raise UserError(f"box_loss={config.box_loss.name}: only task=detection has boxes.")
-    if isinstance(config.data, PhotosConfig):
+    if isinstance(config.data, schema.PhotosConfig):
         fill_from_model(config.data, config.model)
 
 
-def _check_fused_head(config: TrainConfig) -> None:
-    """Raise UserError unless the loss is the only one of logits, and of the logits themselves; the model is judged once it is made."""
+def _check_fused_head(config: schema.TrainConfig) -> None:
+    """Raise UserError unless the task has one loss, of logits; the model itself is checked after it is made."""
     task, loss, reason = config.task.name, config.loss, None
     if not spec_of(config.task).fused_head:
-        having = " and ".join(name for name, spec in TASKS.items() if spec.fused_head)
+        having = ", ".join(name for name, spec in TASKS.items() if spec.fused_head)
         reason = f"task={task} does not have one loss of one head's logits; {having} have"
     elif loss.implementation != "lossforge":
         reason = f"loss.implementation={loss.implementation} has no fused losses; lossforge has"

@@ -1,11 +1,14 @@
-"""What the apps' command lines share: options, the user's config folders, and Hydra's options that are refused."""
+"""Command lines of the apps: options, the user's config folders, and Hydra's options that are refused."""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lab.config.errors import UserError, unknown
+from lab.processes.ranks import refuse_several
 
 CONFIG_FOLDERS = "LOSSFORGE_CONFIG_DIR"
 SHORT = {"-h": "--help", "-m": "--multirun", "-cd": "--config-dir", "-c": "--cfg"}
@@ -23,21 +26,21 @@ NOT_TAKEN = {
 
 @dataclass
 class Command:
-    """overrides: words that set something. flags: the options, by their long names."""
+    """overrides: arguments that set something. flags: the options, by their long names."""
 
     overrides: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
 
 
 def command(argv: Sequence[str], *flags: str) -> Command:
-    """Divide a command line into overrides and options. A folder of --config-dir holds from now on, in child processes too.
+    """Divide a command line into overrides and options; apply --config-dir to this process and its children.
 
     Args:
-        argv: without the script.
-        flags: long names of the options that the app has beside --help, --cfg and --config-dir.
+        argv: the arguments without the script's name.
+        flags: long names of the app's options besides --help, --cfg and --config-dir.
 
     Raises:
-        UserError: an option is not known, or needs a value.
+        UserError: an option is unknown, or lacks its value.
     """
     found, left = Command(), list(argv)
     while left:
@@ -60,16 +63,43 @@ def command(argv: Sequence[str], *flags: str) -> Command:
     return found
 
 
+def run_app(
+    name: str, argv: Sequence[str], help_of: Callable[[list[str]], str], load: Callable[[list[str]], tuple[Any, Callable[[], int]]]
+) -> int:
+    """Run an app of one process by its command line; return the exit status, 1 after an error of the user's input.
+
+    Args:
+        name: the app's name.
+        argv: the arguments without the script's name.
+        help_of: returns the text of --help under these overrides.
+        load: checks the overrides; returns the settings, which --cfg prints, and a function that does the work.
+    """
+    try:
+        given = command(argv)
+        if "--help" in given.flags:
+            print(help_of(given.overrides))
+            return 0
+        refuse_several(f"experiments/{name}.py")
+        settings, work = load(given.overrides)
+        if "--cfg" in given.flags:
+            print(settings.text(), end="")
+            return 0
+        return work()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
 def config_folders() -> list[Path]:
-    """Those that --config-dir and LOSSFORGE_CONFIG_DIR name, beside conf/.
+    """Return the folders that --config-dir and LOSSFORGE_CONFIG_DIR add to conf/.
 
     Raises:
-        UserError: one is not there.
+        UserError: a folder does not exist.
     """
     folders = [Path(each).expanduser().absolute() for each in os.environ.get(CONFIG_FOLDERS, "").split(os.pathsep) if each]
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{CONFIG_FOLDERS} or --config-dir: {folder}: there is no such folder.")
+            raise UserError(f"{CONFIG_FOLDERS} or --config-dir: {folder}: no such folder.")
     return folders
 
 

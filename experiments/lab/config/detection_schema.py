@@ -8,28 +8,30 @@ from lab.config.schema import DataConfig, SplitConfig
 
 @dataclass
 class DetectionDataConfig(DataConfig):
-    """A batch is padded to its largest image, unless model.fixed_size says how large all are."""
+    """A batch is padded to its largest image, unless model.fixed_size gives one size for all."""
 
     name: str = "digit_scenes"
     root: str | None = setting(None, "folder of the data; null: data/ of the repository")
     batch_size: int = number(16, "training images a batch, on each process", least=1)
     eval_batch_size: int = number(32, "images a batch where the model is evaluated", least=1)
-    workers: int | None = number(None, "processes that read images; null: the share of the cores, up to 16", least=0)
+    workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
     scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16)
     min_visible: float = number(0.3, "share of a box that a crop must leave for the box to stay", least=0, most=1)
     horizontal_flip: float = number(0.0, "share of the training images that are mirrored", least=0, most=1)
     photometric: float = number(0.0, "share of the training images whose colours are changed", least=0, most=1)
+    mosaic: float = number(0.0, "share of the training images that are a window of four others side by side", least=0, most=1)
+    batch_scale: list[float] = some(lambda: [1.0, 1.0], "range of a factor of whole training batches' sizes", above=0, most=4)
     shortest: int | None = number(None, "pixels of the shorter edge; null: as in the file", least=8)
-    longest: int | None = number(None, "most pixels of the longer edge, before data.shortest", least=8)
-    divisor: int = number(32, "padded sizes are multiples of it", least=1)
-    max_boxes: int | None = number(None, "most boxes of an image; null: found in the data", least=1)
-    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is looked at before the run")
+    longest: int | None = number(None, "limit of the longer edge in pixels; has precedence over data.shortest", least=8)
+    divisor: int = number(32, "padded sizes are multiples of this", least=1)
+    max_boxes: int | None = number(None, "largest number of boxes in an image; null: found in the data", least=1)
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
     skip_corrupt: bool = setting(False, "leave out images and boxes that cannot be used")
 
 
 @dataclass
 class DigitScenesConfig(SplitConfig, DetectionDataConfig):
-    """Scenes drawn from handwritten digits; those of each split have digits of their own."""
+    """Scenes drawn from handwritten digits; no digit is in two splits."""
 
     train_scenes: int = number(1000, "scenes to train on", least=1)
     val_scenes: int = number(200, "held-out scenes", least=1)
@@ -37,30 +39,30 @@ class DigitScenesConfig(SplitConfig, DetectionDataConfig):
     scene_pixels: int = number(128, "pixels of a scene's side", least=32, most=2048)
     digits: list[int] = some(lambda: [1, 8], "fewest and most digits of a scene", least=1, most=100)
     digit_pixels: list[int] = some(lambda: [14, 48], "smallest and largest digit, in pixels", least=8)
-    max_iou: float = number(0.1, "most IoU of two digits' boxes", least=0, most=1)
-    max_cover: float = number(0.25, "most of a digit's box that another one covers", least=0, most=1)
+    max_iou: float = number(0.1, "largest IoU of two digits' boxes", least=0, most=1)
+    max_cover: float = number(0.25, "largest share of a digit's box that another digit covers", least=0, most=1)
     clutter: float = number(1.0, "factor of noise, strokes and shapes in the background", least=0, most=4)
-    scene_seed: int = number(0, "decides what is drawn", least=0)
-    held_out: float = number(0.2, "share of the digits that are in held-out scenes alone", above=0, below=1)
-    test: float | None = number(None, "share of the digits that are in test scenes alone, scored at the end", above=0, below=1)
+    scene_seed: int = number(0, "seed of what is drawn", least=0)
+    held_out: float = number(0.2, "share of the digits that appear in held-out scenes only", above=0, below=1)
+    test: float | None = number(None, "share of the digits that appear in test scenes only, which are scored at the end", above=0, below=1)
 
 
 @dataclass
 class CocoConfig(DetectionDataConfig):
-    """Folders and files count from `root`."""
+    """Paths of folders and files are relative to `root`."""
 
     name: str = "coco"
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
     shortest: int | None = number(800, "pixels of the shorter edge; null: as in the file", least=8)
-    longest: int | None = number(1333, "most pixels of the longer edge, before data.shortest", least=8)
+    longest: int | None = number(1333, "limit of the longer edge in pixels; has precedence over data.shortest", least=8)
     train_images: str = setting("train2017", "folder of the training images")
     val_images: str = setting("val2017", "folder of the held-out images")
     test_images: str | None = setting(None, "folder of the images scored once at the end")
     train_annotations: str = setting("annotations/instances_train2017.json", "file of the training images' boxes")
     val_annotations: str = setting("annotations/instances_val2017.json", "file of the held-out images' boxes")
     test_annotations: str | None = setting(None, "file of the test images' boxes")
-    images_outside: bool = setting(False, "take files that a file_name leads to outside of the images' folder: by a path or a link")
+    images_outside: bool = setting(False, "read files outside of the images' folder, if a file_name leads there by a path or a link")
 
 
 DETECTION_DATA: dict[str, type[DetectionDataConfig]] = {"digit_scenes": DigitScenesConfig, "coco": CocoConfig}

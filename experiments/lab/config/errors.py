@@ -8,7 +8,7 @@ from lab.runs.masks import masked
 
 
 class UserError(Exception):
-    """Ends the run with exit status 1 and this message, without a traceback; passwords in addresses are masked in it."""
+    """An error of the user's input: the run ends with status 1 and this message, without a traceback; passwords in addresses are masked."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__(visible(masked(text)))
@@ -22,7 +22,7 @@ def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
 
 
 def unknown(what: str, got: str, choices: Iterable[str], *, show: int = 60) -> UserError:
-    """The error for a name that is not among `choices`: what was got, the nearest spelling, the choices."""
+    """Return the error for a name that is not among `choices`: it names the given name, the nearest spelling and the choices."""
     choices = sorted(choices)
     lines = [f"{what}: {got!r} is not known."]
     if close := nearest(got, choices):

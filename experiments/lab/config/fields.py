@@ -1,19 +1,20 @@
-"""Settings' fields with their meaning and their limits, which lab.config.schema.check enforces."""
+"""Fields of settings with their meaning and limits, which lab.config.schema.check enforces."""
 
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
 
-def setting(default: Any, meaning: str, *, code: bool = False) -> Any:
+def setting(default: Any, meaning: str, *, code: bool = False, words: tuple[str, ...] = ()) -> Any:
     """Return a setting of any type.
 
     Args:
-        default: its value where none is given.
-        meaning: its line in `--help` and in the documentation.
-        code: whether it names Python code, which a stranger's file must not choose (lab.runs.origin).
+        default: the value if none is given.
+        meaning: the setting's line in `--help` and in the documentation.
+        code: whether the setting names Python code, which a stranger's file must not choose (lab.runs.origin).
+        words: values of such a setting that name no code.
     """
-    return field(default=default, metadata={"meaning": meaning, "code": code})
+    return field(default=default, metadata={"meaning": meaning, "code": code, "words": words})
 
 
 def number(
@@ -25,7 +26,7 @@ def number(
     below: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A number with its range: `above` and `below` are outside the range, `least` and `most` inside."""
+    """Return a number with its range: `above` and `below` are outside the range, `least` and `most` inside."""
     return field(default=default, metadata={"meaning": meaning, "above": above, "least": least, "below": below, "most": most})
 
 
@@ -34,5 +35,5 @@ def choice(default: Any, *choices: str, meaning: str = "") -> Any:
 
 
 def some(factory: Callable[[], Any], meaning: str = "", **limits: Any) -> Any:
-    """A list or a map whose values lie in a range."""
+    """Return a list or a map whose values lie in a range."""
     return field(default_factory=factory, metadata={"meaning": meaning, **limits})

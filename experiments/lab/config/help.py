@@ -1,16 +1,24 @@
 """Every setting with its value, range and meaning, for `--help` and the documentation."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
+from omegaconf import DictConfig, OmegaConf
+
+from lab.config.errors import unknown
 from lab.config.schema import range_text
 from lab.config.settings import SEARCH, TRAIN, App, groups, typed
+
+WIDE = 110  # columns of a terminal from which meanings stand beside the settings
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A setting. value: its current value; `???` where one must be given."""
+    """One setting; value: its current value, `???` if it must be given."""
 
     name: str
     value: str
@@ -23,7 +31,7 @@ class Entry:
 
 
 def entries(app: App[Any], overrides: Sequence[str] = ()) -> list[Entry]:
-    """All settings of an app, under these overrides.
+    """Return all settings of an app, under these overrides.
 
     Raises:
         UserError: an override is wrong.
@@ -32,8 +40,6 @@ def entries(app: App[Any], overrides: Sequence[str] = ()) -> list[Entry]:
 
 
 def _walked(tree: Any, path: str = "") -> Iterator[Entry]:
-    from omegaconf import DictConfig, OmegaConf
-
     for item in fields(cast(Any, OmegaConf.get_type(tree))):
         name = f"{path}{item.name}"
         node = None if OmegaConf.is_missing(tree, item.name) else tree[item.name]
@@ -45,7 +51,7 @@ def _walked(tree: Any, path: str = "") -> Iterator[Entry]:
 
 
 def takes(item: Any) -> str:
-    """What a field takes: its choices, or its type and range."""
+    """Describe the values that a field takes: its choices, or its type and range."""
     if choices := item.metadata.get("choices"):
         return " | ".join(choices)
     kind = getattr(item.type, "__name__", str(item.type)) if isinstance(item.type, type) else str(item.type)
@@ -56,14 +62,12 @@ def takes(item: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    from omegaconf import OmegaConf
-
     plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     return "null" if plain is None else str(plain).lower() if isinstance(plain, bool) else str(plain)
 
 
 def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
-    """The part of `--help` that lists settings. Words without `=` name the groups or settings to list.
+    """Return the part of `--help` that lists settings; overrides without `=` name the groups or settings to list.
 
     Raises:
         UserError: an override is wrong.
@@ -72,14 +76,23 @@ def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
     found = entries(app, [word for word in overrides if "=" in word])
     shown = [each for each in found if not chosen or any(each.name == word or each.name.startswith(f"{word}.") for word in chosen)]
     if not shown:
-        from lab.config.errors import unknown
-
         raise unknown(f"--help {' '.join(chosen)}", chosen[0], {each.group for each in found} | set(groups(app)))
-    return "\n".join(f"  {f'{each.name}={each.value}':<38}  {each.meaning} ({each.takes})" for each in shown)
+    return "\n".join(_line(f"{each.name}={each.value}", f"{each.meaning} ({each.takes})") for each in shown)
+
+
+def _line(setting: str, meaning: str) -> str:
+    """Return a setting's line, wrapped if a narrower terminal shows it; a file or a pipe gets one line."""
+    line = f"  {setting:<38}  {meaning}"
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(line)
+    if len(line) <= width:
+        return line
+    if width >= WIDE and len(setting) <= 38:
+        return textwrap.fill(meaning, width, initial_indent=f"  {setting:<38}  ", subsequent_indent=" " * 42)
+    return f"  {setting}\n{textwrap.fill(meaning, width, initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
 
 
 def train_help(script: str, overrides: Sequence[str]) -> str:
-    """`--help` of train.py; with overrides, the settings under them.
+    """Return train.py's `--help`; with overrides, only the settings under them.
 
     Raises:
         UserError: as `settings_text`.
@@ -89,10 +102,10 @@ def train_help(script: str, overrides: Sequence[str]) -> str:
         return settings
     options = "\n".join(f"  {name:<11} {', '.join(each)}" for name, each in groups().items())
     return f"""usage: {script} [group=option ...] [group.setting=value ...]
-       -m, --multirun     a sweep: run every combination of comma-separated values; the same words again go on where it ended
+       -m, --multirun     a sweep: run every combination of comma-separated values; the same command again goes on where it ended
        --config-dir=PATH  options of your own, in groups as conf/ has them
        --cfg              print the resolved settings and stop
-       --help             this text; --help trainer lists one group, --help task=detection what another option has
+       --help             this text; --help trainer lists one group, --help task=detection the settings of another option
 
 groups and their options (conf/):
 {options}
@@ -108,14 +121,18 @@ examples:
   {script} loss=focal model=resnet50
   {script} loss=ce loss.label_smoothing=0.1 optim.lr=3e-4 trainer.epochs=20
   {script} model=timm model.name=regnety_004 data=folder data.root=/path/to/images
+  {script} data=table data.file=labels.csv data.image=path data.label=species
+  {script} data=webdataset 'data.shards=train-{{000..009}}.tar'
+  {script} task=regression loss=huber
   {script} experiment=fair_digits
   {script} -m loss=ce,focal,mae model=resnet18,resnet50 seed=0,1,2
   {script} -m search=optuna 'optim.lr=tag(log,interval(1e-4,1e-2))' loss=ce,focal
+  {script} loss=focal export.format=onnx   # for ONNX Runtime, too
   {script} resume=runs/RUN   # go on with a run that was interrupted"""
 
 
 def own_help(usage: str, about: str | None, overrides: Sequence[str]) -> str:
-    """`--help` of an app that takes a run's settings as train.py does; with overrides, the settings under them.
+    """Return `--help` of an app that takes a run's settings as train.py does; with overrides, only the settings under them.
 
     Raises:
         UserError: as `settings_text`.
@@ -126,5 +143,5 @@ def own_help(usage: str, about: str | None, overrides: Sequence[str]) -> str:
 
 {(about or "").strip()}
 
-settings, each with train.py's default and what it takes; the run's own hold where a run is named:
+settings, each with train.py's default and what it takes; a run that is named has its own values:
 {settings_text(TRAIN, [])}"""

@@ -1,4 +1,4 @@
-"""The settings of each loss: those of its signature, from loss_settings.py, and what the app adds."""
+"""Schemas of the losses' settings: from their signatures (loss_settings.py), and the app's additions."""
 
 from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar, TypeVar
@@ -11,17 +11,17 @@ Config = TypeVar("Config")
 
 @dataclass
 class LossConfig:
-    """takes: what the loss takes of a model: its logits, or their softmax or sigmoid. activation: what makes probabilities of its logits.
+    """takes: the loss's input: the model's logits, or their softmax or sigmoid. activation: turns its logits into probabilities.
 
-    kernels: whether it has any; what has none is plain torch.
+    kernels: whether the loss has kernels; otherwise it is plain torch.
     """
 
     takes: ClassVar[str] = "logits"
     activation: ClassVar[str] = "softmax"
     kernels: ClassVar[bool] = True
     name: str = setting("ce", "the loss")
-    implementation: str = choice("lossforge", "lossforge", "torch", meaning="whose code computes it")
-    fused_head: bool = setting(False, "compute it with the classifier's last layer, so that the logits of a training batch are never kept")
+    implementation: str = choice("lossforge", "lossforge", "torch", meaning="whose code computes the loss")
+    fused_head: bool = setting(False, "compute loss and last layer of the classifier together; logits are never in memory")
 
     @property
     def title(self) -> str:
@@ -45,7 +45,7 @@ class BceConfig(SigmoidConfig):
 
 @dataclass
 class AsymmetricConfig(SigmoidConfig):
-    # negatives count by p^γ₋: at the share of a rare class they would hardly be learned from
+    # negatives are weighted by p^γ₋, which is tiny if p starts at the share of a rare class: the model would hardly learn from them
     prior_bias: bool = setting(False, "start probabilities at the classes' mean share rather than at a half")
 
 
@@ -61,26 +61,26 @@ class PreferenceConfig(SigmoidConfig):
 
 @dataclass
 class BradleyTerryConfig(LossConfig):
-    """Of pairs."""
+    """The Bradley-Terry loss of pairs."""
 
     activation: ClassVar[str] = "sigmoid"
     kernels: ClassVar[bool] = False
     name: str = setting("bradley_terry", "the loss")
-    implementation: str = choice("lossforge", "lossforge", meaning="whose code computes it")
-    margin: float = number(0.0, "by how much the preferred one's reward shall lead", least=0)
+    implementation: str = choice("lossforge", "lossforge", meaning="whose code computes the loss")
+    margin: float = number(0.0, "by how much the preferred reward should exceed the rejected one", least=0)
     label_smoothing: float = number(0.0, "share of preferences that are taken to be swapped", least=0, most=0.5)
-    center_rewards_coefficient: float = number(0.0, "how strongly rewards are drawn to a mean of zero", least=0)
+    center_rewards_coefficient: float = number(0.0, "how strongly rewards are pulled to a mean of zero", least=0)
 
 
 @dataclass
 class CustomConfig(LossConfig):
-    """A loss of one's own, of lossforge's decorators or plain torch: a function or a module of (logits, target)."""
+    """A custom loss, from lossforge's decorators or plain torch: a function or a module of (logits, target)."""
 
-    name: str = setting("custom", "a loss of one's own")
+    name: str = setting("custom", "a custom loss")
     target: str = setting("???", "the loss, as module:name or path/to/file.py:name", code=True)
     hyper: dict[str, float] = some(dict, "its hyper-parameters, by name")
     probabilities: str = choice(
-        "auto", "auto", "softmax", "sigmoid", meaning="what its logits are trained for; auto: sigmoid for an element-wise loss"
+        "auto", "auto", "softmax", "sigmoid", meaning="how its logits become probabilities; auto: sigmoid for an element-wise loss"
     )
 
     @property
@@ -102,7 +102,7 @@ OWN: dict[str, type[LossConfig]] = {
     "preference_bce": PreferenceConfig,
     "preference_bce_probability": PreferenceConfig,
 }
-"""Losses of which the app sets more than their signature has."""
+"""Losses for which the app has settings beyond their signature."""
 LOSSES: dict[str, type[LossConfig]] = {
     name: with_settings(
         OWN.get(name, SigmoidConfig if activation == "sigmoid" else LossConfig), name, settings, takes=takes, activation=activation

@@ -15,7 +15,7 @@ def timm_name(name: str) -> str:
 
 
 def model_view(config: ModelConfig) -> dict[str, Any]:
-    """timm's `resolve_model_data_config` of the model, which need not be built for it; timm's defaults for a model it does not know.
+    """Return timm's `resolve_model_data_config` of a model without building it; timm's defaults for a model that timm does not know.
 
     Returns:
         input_size, crop_pct, crop_mode, interpolation, mean and std.
@@ -32,7 +32,7 @@ def model_view(config: ModelConfig) -> dict[str, Any]:
 
 
 def fill_from_model(data: PhotosConfig, model: ModelConfig) -> None:
-    """Give the settings that are null, which leave it to the model, the model's own values."""
+    """Replace the settings that are null by the model's own values."""
     names = ("image_size", "crop_pct", "crop_mode", "interpolation")
     if None not in (getattr(data, name) for name in names):
         return

@@ -6,10 +6,10 @@ from lab.config.errors import UserError
 
 
 def find(setting: str, target: str) -> Any:
-    """The object that `target` names, which `setting` has given; modules are looked for in the working directory, too.
+    """Return the object that `target` names, the value of `setting`; the working directory is searched for modules, too.
 
     Raises:
-        UserError: there is no such file, module or name, or the module's own code fails.
+        UserError: the file, module or name does not exist, or the module's own code fails.
     """
     from lossforge.losses.custom import named
 
@@ -22,7 +22,7 @@ def find(setting: str, target: str) -> Any:
 
 
 def made(setting: str, target: str, found: Any) -> Any:
-    """Return an object of the class `found`, made without arguments; what is not a class is returned as it is.
+    """Return an object of the class `found`, made without arguments; return `found` itself if it is not a class.
 
     Raises:
         UserError: the class's own code fails.

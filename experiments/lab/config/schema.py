@@ -12,23 +12,23 @@ from lab.config.loss_schema import LOSSES, LossConfig
 @dataclass
 class TaskConfig:
     name: str = setting("classification", "the task")
-    target: str | None = setting(None, "of task=custom: the lab.tasks.spec.TaskSpec, as module:name or path/to/file.py:name", code=True)
+    target: str | None = setting(None, "for task=custom: the lab.tasks.spec.TaskSpec, as module:name or path/to/file.py:name", code=True)
 
 
 @dataclass
 class ClassificationConfig(TaskConfig):
     calibration_bins: int = number(15, "bins of confidence in the calibration error", least=2, most=1000)
-    metrics: dict[str, str] = some(dict, "own metrics of (probability, target), by name: module:name or path/to/file.py:name", code=True)
+    metrics: dict[str, str] = some(dict, "custom metrics of (probability, target), by name: module:name or path/to/file.py:name", code=True)
 
 
 @dataclass
 class ModelConfig:
-    name: str = setting("???", "which one of timm's")
+    name: str = setting("???", "the timm model's name")
     pretrained: bool = setting(False, "begin with timm's weights, which are downloaded")
     weights: str | None = setting(None, "begin with the weights of a checkpoint: .pt or .safetensors")
-    freeze: list[str] = some(list, "parts that are not trained: names, globs, or backbone, all but the classifier")
+    freeze: list[str] = some(list, "parts that are not trained: names, globs, or backbone (all except the classifier)")
     checkpoint_activations: bool = setting(False, "compute blocks again in backward instead of keeping their activations")
-    args: dict[str, Any] = some(dict, "further arguments of timm's, or of one's own")
+    args: dict[str, Any] = some(dict, "more arguments of the timm or custom model, by name")
 
     @property
     def title(self) -> str:
@@ -37,15 +37,15 @@ class ModelConfig:
 
 @dataclass
 class ClassifierConfig(ModelConfig):
-    drop_rate: float = number(0.0, "share of features that dropout leaves out", least=0, below=1)
-    drop_path_rate: float | None = number(None, "share of blocks that stochastic depth leaves out", least=0, below=1)
+    drop_rate: float = number(0.0, "share of features that dropout sets to 0", least=0, below=1)
+    drop_path_rate: float | None = number(None, "share of blocks that stochastic depth skips", least=0, below=1)
 
 
 @dataclass
 class CustomModelConfig(ClassifierConfig):
-    """Called with num_classes, in_chans and img_size, those of them that it takes, and with args."""
+    """A custom model, called with `args` and those of num_classes, in_chans and img_size that it takes."""
 
-    name: str = setting("custom", "a model of one's own")
+    name: str = setting("custom", "a custom model")
     target: str = setting("???", "a callable that returns a torch.nn.Module, as module:name or path/to/file.py:name", code=True)
 
     @property
@@ -63,16 +63,19 @@ class DataConfig:
 
 @dataclass
 class SplitConfig:
-    """Which images are held out of a data set without a split of its own: a random share of each class."""
+    """Settings of the held-out images of a data set without a split of its own: a random share of each class."""
 
-    held_out: float = number(0.2, "share of the images held out, to choose the best epoch by", above=0, below=1)
-    split_seed: int = number(0, "decides which images are held out", least=0)
+    held_out: float = number(0.2, "share of the images held out, by which the best epoch is chosen", above=0, below=1)
+    split_seed: int = number(0, "seed of which images are held out", least=0)
 
 
 @dataclass
 class FoldConfig(SplitConfig):
-    folds: int = number(5, "parts that data.fold divides the images into", least=2)
-    fold: int | None = number(None, "the part held out in place of data.held_out, from 0", least=0)
+    folds: int = number(5, "number of parts that data.fold divides the images into", least=2)
+    fold: int | None = number(None, "the part held out instead of data.held_out, from 0", least=0)
+
+
+SAMPLERS = ("balanced", "weighted")
 
 
 @dataclass
@@ -87,48 +90,61 @@ class ImagesConfig(DataConfig):
     class_group: dict[Any, int] = some(dict, "group of a class's images, by its name or number", least=0)
     class_balance: float | None = number(None, "β of the class-balanced weights of training images", least=0, below=1)
     csv: str | None = setting(None, "file with a column path or index, and weight, group or both")
+    sampler: str | None = setting(
+        None, "draw training images balanced (by class), weighted, or by file.py:name; null: each once", code=True, words=SAMPLERS
+    )
 
 
 @dataclass
 class MemoryConfig(ImagesConfig):
-    """Images held in memory, whose training part can be made harder."""
+    """Images held in memory; the training images can be made harder to learn."""
 
-    train_share: float = number(1.0, "share of each class's training images that stay", above=0, most=1)
+    train_share: float = number(1.0, "share of each class's training images that are kept", above=0, most=1)
     imbalance: float = number(1.0, "times as many images of the first class as of the last", least=1)
     label_noise: float = number(0.0, "share of the training labels that become another class", least=0, below=1)
-    corruption_seed: int = number(0, "decides which images stay and which labels change", least=0)
+    corruption_seed: int = number(0, "seed of which images are kept and which labels change", least=0)
 
 
 @dataclass
 class DigitsConfig(FoldConfig, MemoryConfig):
-    test: float | None = number(None, "share kept apart, scored once at the end", above=0, below=1)
+    test: float | None = number(None, "share of test images, scored once at the end", above=0, below=1)
 
 
 @dataclass
 class DownloadedConfig(FoldConfig, MemoryConfig):
-    """Data sets with their own test images, which are held out unless `test` or `fold` hold out others."""
+    """Data sets with their own test images; these are held out, unless `test` or `fold` hold out training images."""
 
     held_out: float = number(0.1, "share of the training images held out with data.test=true", above=0, below=1)
-    test: bool = setting(False, "score the set's own test images once at the end; hold others out")
+    test: bool = setting(False, "score the set's own test images once at the end, and hold out training images")
     root: str | None = setting(None, "folder with the files; null: data/ of the repository")
-    download: bool = setting(True, "download what is not there")
+    download: bool = setting(True, "download missing files")
 
 
 @dataclass
 class PhotosConfig(FoldConfig, ImagesConfig):
-    """Images of any size, read by worker processes and seen as the model sees them."""
+    """Images of any size, read by worker processes and resized as the model expects."""
 
-    # a number from `fill_from_model` on
+    # None until `fill_from_model` sets it
     image_size: int | None = number(None, "pixels a side that the model sees; null: the model's own", least=8)  # type: ignore[assignment]
     crop_pct: float | None = number(None, "share of a held-out image's side that is seen; null: the model's", above=0, most=1)
     crop_mode: str | None = choice(None, "center", "border", "squash", meaning="how a held-out image is made square; null: the model's")
-    interpolation: str | None = choice(None, "bilinear", "bicubic", "nearest", "lanczos", meaning="of resizing; null: the model's own")
-    workers: int | None = number(None, "processes that read images; null: the share of the cores, up to 16", least=0)
+    interpolation: str | None = choice(None, "bilinear", "bicubic", "nearest", "lanczos", meaning="for resizing; null: the model's own")
+    workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
     color_jitter: float = number(0.4, "range of random brightness, contrast and saturation", least=0)
     auto_augment: str | None = setting(None, "timm's policy of augmentation, such as rand-m9-mstd0.5")
-    crop_scale: float = number(0.08, "least share of a training image that a random crop keeps", above=0, most=1)
+    crop_scale: float = number(0.08, "smallest share of a training image that a random crop keeps", above=0, most=1)
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     random_erase: float = number(0.0, "share of the training images with a box erased", least=0, most=1)
+    transform: str | None = setting(
+        None, "your own transform of training images, as module:name or path/to/file.py:name; null: ours", code=True
+    )
+    val_transform: str | None = setting(None, "the same of held-out images, as module:name or file.py:name; null: the model's", code=True)
+    channels: int | None = number(
+        None, "read images as they are: so many channels of 8 or 16 bits or floats; null: as RGB of 8 bits", least=1, most=12
+    )
+    normalization: str | None = choice(
+        None, "model", "measured", meaning="mean and deviation of pixels: the model's, or the training images'; null: model for RGB"
+    )
 
 
 @dataclass
@@ -139,38 +155,99 @@ class FolderConfig(PhotosConfig):
     train: str = setting("train", "folder in data.root with the training images")
     val: str | None = setting(None, "folder with the held-out images; null: val if it is there")
     test: str | None = setting(None, "folder with images scored once at the end")
-    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is looked at before the run")
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
     skip_corrupt: bool = setting(False, "leave out the images that cannot be read")
+
+
+@dataclass
+class TableConfig(PhotosConfig):
+    """Images and their labels in a table, a row an image.
+
+    A label is one class, several (a list in a cell, or a column of yes and no for each class; task=multilabel), or numbers (a column for
+    each; task=regression). Without a column `split` some images are held out at random.
+    """
+
+    name: str = setting("table", "the data set")
+    file: str = setting("???", "the table: .csv, .tsv or .parquet")
+    root: str | None = setting(None, "folder that the images' paths begin in; null: the table's folder")
+    image: str = setting("path", "column of the images' paths")
+    label: Any = setting("label", "column of the label; [a,b]: one for each class or number")
+    separator: str = setting(";", "what divides several labels in a text cell, for task=multilabel")
+    classes: list[str] | None = setting(None, "names of the classes in their order; null: those in the column, sorted")
+    split: str | None = setting(None, "column that says train, val or test; null: data.held_out, data.fold and data.test")
+    weight: str | None = setting(None, "column of the images' weights in the loss, or for data.sampler=weighted")
+    group: str | None = setting(None, "column of the images' groups: names or numbers")
+    test: float | None = number(None, "share of test images, scored once at the end", above=0, below=1)
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
+    skip_corrupt: bool = setting(False, "leave out the images that cannot be read")
+
+
+@dataclass
+class HubConfig(PhotosConfig):
+    """A data set of Hugging Face's library `datasets`, with images of one class each; code of a data set's repository is not run.
+
+    Without a held-out split some of the training images are held out.
+    """
+
+    name: str = setting("hf", "the data set")
+    path: str = setting("???", "name on the hub, a folder that save_to_disk wrote, or a folder of images")
+    subset: str | None = setting(None, "the data set's configuration, where it has several")
+    image: str | None = setting(None, "column of the images; null: the only one of images")
+    label: str | None = setting(None, "column of the classes; null: the only one of classes")
+    train: str = setting("train", "split to train on")
+    val: str | None = setting(None, "held-out split; null: validation, valid, val or dev if it is there")
+    test: str | None = setting(None, "split that is scored once at the end")
+    test_share: float | None = number(None, "share of test images where no split is held out, scored once at the end", above=0, below=1)
+
+
+@dataclass
+class ShardsConfig(PhotosConfig):
+    """WebDataset shards on disk: in a tar file the members of one name are a sample, such as 01.jpg and 01.cls; nothing is unpickled.
+
+    Shards are read at random positions, not as streams, so that order, parts and a continued run are as those of other images.
+    """
+
+    name: str = setting("webdataset", "the data set")
+    shards: str = setting("???", "tar files of training images: 'train-{000..009}.tar' or 'train-*.tar', in quotes")
+    val: str | None = setting(None, "tar files of held-out images; null: data.held_out or data.fold of data.shards")
+    test: str | None = setting(None, "tar files of images scored once at the end")
+    image: str | None = setting(None, "ending of a sample's image, such as jpg or left.png; null: the only one of images")
+    label: str | None = setting(None, "ending of a sample's class: cls, txt, json or json:FIELD; null: cls, else the only one")
+    classes: list[str] | None = setting(None, "names of the classes in their order; null: those in data.shards, sorted")
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
+    skip_corrupt: bool = setting(False, "leave out samples and ends of shards that cannot be read")
 
 
 @dataclass
 class CustomDataConfig(PhotosConfig):
     """A torch.utils.data.Dataset of (image, class index), with the names of its classes as `classes`.
 
-    The callable is asked for the splits train, val and test where it takes `split`, and may return None for the last two; without val,
-    `held_out` or a fold of train is held out.
+    If the callable takes `split`, it is called for train, val and test, and may return None for the last two; without val, `held_out` or a
+    fold of train is held out.
     """
 
-    name: str = setting("custom", "a data set of one's own")
+    name: str = setting("custom", "a custom data set")
     target: str = setting("???", "a callable that returns the data set, as module:name or path/to/file.py:name", code=True)
     args: dict[str, Any] = some(dict, "its arguments, by name")
 
 
 @dataclass
 class BoxLossConfig:
-    """auto is the detector's own: L1 of encoded boxes for RetinaNet, GIoU for FCOS."""
+    """The loss of boxes; auto is the detector's own: L1 of encoded boxes for RetinaNet, GIoU for FCOS."""
 
     name: str = setting("auto", "the loss of boxes")
-    weight: float = number(1.0, "factor beside the classes' loss", least=0)
+    weight: float = number(1.0, "factor of this loss; the classes' loss has 1", least=0)
 
 
-SCHEDULES = ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant")
+SCHEDULES = ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant", "range")
 
 
 @dataclass
 class ScheduleConfig:
-    name: str = choice("cosine", *SCHEDULES, meaning="how the learning rate falls (timm's schedules)")
-    warmup_epochs: float | None = number(None, "epochs in which it rises; null: a tenth of the run", least=0)
+    name: str = choice(
+        "cosine", *SCHEDULES, meaning="how the learning rate falls (timm's schedules); range: it rises from warmup_lr, for a test"
+    )
+    warmup_epochs: float | None = number(None, "epochs in which the learning rate rises; null: a tenth of the run", least=0)
     warmup_lr: float = number(1e-5, "learning rate at the start of the warm-up", least=0)
     min_lr: float = number(0.0, "learning rate at the end of the schedule", least=0)
     decay_epochs: float | None = number(
@@ -182,66 +259,73 @@ class ScheduleConfig:
 
 @dataclass
 class OptimConfig:
-    name: str = setting("adamw", "a timm optimiser (timm.optim.list_optimizers()) but adahessian, or custom")
-    target: str | None = setting(None, "of name=custom: a torch.optim.Optimizer class, as module:name or path/to/file.py:name", code=True)
+    name: str = setting("adamw", "a timm optimiser (timm.optim.list_optimizers()) except adahessian, or custom")
+    target: str | None = setting(None, "for name=custom: a torch.optim.Optimizer class, as module:name or path/to/file.py:name", code=True)
     lr: float = number(1e-3, "learning rate after the warm-up", above=0)
     weight_decay: float = number(0.05, "weight decay; biases and norms have none", least=0)
     momentum: float = number(0.9, "momentum of the optimisers that have one", least=0, below=1)
     layer_decay: float | None = number(None, "factor of the learning rate from layer to layer, towards the input", above=0, most=1)
     clip: float | None = number(None, "largest norm or value of gradients; null: not clipped", above=0)
-    clip_mode: str = choice("norm", "norm", "value", "agc", meaning="what clip limits: the whole norm, each value, or adaptively")
-    args: dict[str, Any] = some(dict, "further arguments of the optimiser")
+    clip_mode: str = choice(
+        "norm", "norm", "value", "agc", meaning="what clip limits: the norm of all gradients, each value, or adaptive (agc)"
+    )
+    args: dict[str, Any] = some(dict, "more arguments of the optimiser, by name")
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
 @dataclass
 class TrainerConfig:
     epochs: int = number(8, "how often to go through the training data", least=1)
-    max_updates: int | None = number(None, "updates after which the run ends earlier; null: none", least=1)
+    max_updates: int | None = number(None, "updates after which the run ends, if epochs have not ended it; null: no limit", least=1)
     device: str = setting("auto", "where to train: auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
-    deterministic: bool = setting(False, "the repeatable variant of each operation that has one")
-    tf32: bool = setting(True, "products of float32 by TF32, on GPUs that have it")
+    deterministic: bool = setting(False, "use the deterministic variant of each operation that has one")
+    tf32: bool = setting(True, "compute float32 products in TF32, on GPUs that have it")
     amp: str = choice("off", "off", "bf16", "fp16", meaning="mixed precision: forward under autocast, fp16 with a loss scale")
-    channels_last: bool = setting(False, "images and convolutions in channels-last memory format")
+    channels_last: bool = setting(False, "use channels-last memory format for images and convolutions")
     compile: bool = setting(False, "torch.compile the model")
     accumulate: int = number(1, "batches of each process that make up one update", least=1)
     parallel: str = choice("ddp", "ddp", "fsdp", meaning="several processes: ddp holds the model on each, fsdp shards it")
-    sync_batchnorm: bool = setting(False, "batch norms over the samples of all processes")
-    ema: float | None = number(None, "decay of the weights' exponential moving average, which is evaluated; null: none", above=0, below=1)
+    sync_batchnorm: bool = setting(False, "normalise batches over the samples of all processes")
+    ema: float | None = number(None, "decay of the weights' moving average, which is then evaluated; null: no average", above=0, below=1)
     ema_warmup: bool = setting(True, "let the decay of the average rise from 0")
     log_every: int = number(10, "updates between two records of figures", least=1)
     eval_every: int = number(1, "epochs between two evaluations", least=1)
     monitor: str | None = setting(None, "the held-out metric that marks the best epoch, such as loss; null: the task's own")
-    monitor_goal: str = choice("auto", "auto", "max", "min", meaning="which values of it are better; auto: lower ones of losses and errors")
-    patience: int | None = number(None, "evaluations in a row without a better one that end the run", least=1)
-    keep: int = number(0, "epochs whose checkpoints stay beside best.pt and last.pt, the last ones", least=0)
+    monitor_goal: str = choice("auto", "auto", "max", "min", meaning="which values are better; auto: smaller for losses and errors")
+    patience: int | None = number(None, "evaluations in a row without improvement after which the run ends", least=1)
+    keep: int = number(0, "how many of the last epochs keep their checkpoints, beside best.pt and last.pt", least=0)
     save_every: int = number(1, "epochs between two checkpoints", least=1)
     save_updates: int | None = number(None, "updates between two checkpoints within an epoch; null: none", least=1)
     save_minutes: float | None = number(10.0, "minutes between two checkpoints within an epoch; null: none", above=0)
     timing_warmup: int = number(10, "updates before times are measured", least=0)
-    max_nonfinite: int = number(10, "updates in a row without a finite loss or gradient that end the run", least=1)
+    max_nonfinite: int = number(10, "updates in a row without a finite loss or gradient after which the run ends", least=1)
     profile: bool = setting(False, "trace time and memory of a few updates, readable in Perfetto")
-    runs: str | None = setting(None, "folder of run folders; null: runs/ in the current folder")
-    callbacks: list[str] = some(list, "own code to call while it trains (lab.training.callbacks): module:name or file.py:name", code=True)
+    runs: str | None = setting(None, "folder of run folders; null: LOSSFORGE_RUNS, else the user's file, else runs/ here")
+    callbacks: list[str] = some(list, "custom code called in training (lab.training.callbacks): module:name or file.py:name", code=True)
+
+
+@dataclass
+class ExportConfig:
+    format: str = choice("pt2", "pt2", "onnx", meaning="what the best model is exported as; onnx: for ONNX Runtime, beside .pt2")
 
 
 @dataclass
 class TrackingConfig:
     enabled: bool = setting(True, "send the run to MLflow")
-    uri: str | None = setting(None, "store; null: MLFLOW_TRACKING_URI, else mlflow.db in the current folder")
+    uri: str | None = setting(None, "store; null: MLFLOW_TRACKING_URI, else the user's file, else mlflow.db here")
     experiment: str = setting("lossforge", "MLflow's experiment that the run belongs to")
-    tags: dict[str, str] = some(dict, "further tags of the run")
+    tags: dict[str, str] = some(dict, "more tags of the run")
     system_seconds: float = number(5.0, "seconds between two records of the machine's load", above=0)
     patience_seconds: float = number(60.0, "seconds to wait at the end for a store that fails", least=0)
     model: bool = setting(True, "export the best model, so that MLflow loads and serves it")
-    register: str | None = setting(None, "name in the model registry of which the best model becomes a new version")
-    writers: list[str] = some(list, "where else the run's figures go", choices=("tensorboard", "wandb"))
+    register: str | None = setting(None, "name in the model registry; the best model becomes its new version")
+    writers: list[str] = some(list, "other places that get the run's figures", choices=("tensorboard", "wandb"))
 
 
 @dataclass
 class TrainConfig:
     name: str | None = setting(None, "the run's name; null: loss-model-data")
-    seed: int = number(0, "of weights, order, augmentation and dropout", least=0)
+    seed: int = number(0, "seed of weights, order, augmentation and dropout", least=0)
     resume: str | None = setting(None, "a run's folder or checkpoint to go on with; auto: the newest unfinished run of these settings")
     trust: str | None = setting(None, "a file or folder whose settings may name code, for resume=, task.teacher= or checkpoint=")
     task: TaskConfig = field(default_factory=ClassificationConfig)
@@ -251,14 +335,15 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DigitsConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
 @dataclass
 class BenchConfig:
-    """What is measured: names or globs, all where none is given."""
+    """What to measure; filters take names or globs, and an empty one takes all."""
 
-    name: str | None = setting(None, "the run's name; null: made of the filters")
+    name: str | None = setting(None, "the run's name; null: made from the filters")
     mode: str = choice("measure", "measure", "profile", meaning="profile: a trace, and every kernel's time, registers and spills, for ours")
     suite: list[str] = some(list, "names of suites, or globs")
     loss: list[str] = some(list, "names of losses, or globs")
@@ -267,23 +352,23 @@ class BenchConfig:
     contenders: list[str] = some(list, "names of contenders, or globs")
     device: str = setting("auto", "where to measure: auto, cuda, cuda:N or cpu")
     milliseconds: float = number(80.0, "how long to repeat for each figure", above=0)
-    seed: int = number(0, "of the samples", least=0)
-    forward: bool = setting(True, "measure forward alone, too")
+    seed: int = number(0, "seed of the samples", least=0)
+    forward: bool = setting(True, "measure forward on its own, too")
     graphs: bool = setting(True, "measure replays of CUDA graphs, too")
     out: str | None = setting(None, "a file to write the report to as well (lossforge.bench.compare reads two)")
-    commit: str | None = setting(None, "the commit's name where the sources are no git checkout")
-    runs: str | None = setting(None, "folder of runs; null: runs/ in the current folder")
+    commit: str | None = setting(None, "the commit's name, if the sources are not a git checkout")
+    runs: str | None = setting(None, "folder of runs; null: as trainer.runs")
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
 def range_text(limits: Any) -> str:
-    """Say a range in words, such as 'above 0, at most 1'."""
+    """Return a range in words, such as 'above 0, at most 1'."""
     phrases = {"above": "above", "least": "at least", "below": "below", "most": "at most"}
     return ", ".join(f"{word} {limits[key]:g}" for key, word in phrases.items() if limits.get(key) is not None)
 
 
 def check(config: Any, path: str = "") -> None:
-    """Raise UserError for the first value outside its range or its choices, or that is nan or infinite."""
+    """Raise UserError for the first value that is nan, infinite, or outside its range or choices."""
     for item in fields(config):
         value = getattr(config, item.name)
         key = f"{path}{item.name}"
@@ -306,7 +391,7 @@ def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
 
 
 def _numbers(value: Any) -> list[int | float]:
-    """A number, or those of a list or a map, at any depth."""
+    """Return a number, or all numbers of a list or a map, at any depth."""
     if isinstance(value, (dict, list)):
         return [number for each in (value.values() if isinstance(value, dict) else value) for number in _numbers(each)]
     return [value] if isinstance(value, (int, float)) else []

@@ -5,9 +5,17 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from lab.config.choices import SCHEMAS, agree, schema_of
 from lab.config.command import config_folders
@@ -23,7 +31,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class App(Generic[Config]):
-    """An app's settings: conf/<name>.yaml and the groups that it lists, checked by `schema`. In some groups the option decides it."""
+    """An app's settings: conf/<name>.yaml and the groups that it lists, checked by `schema`, or by the schema of the chosen option."""
 
     name: str
     schema: type[Config]
@@ -42,27 +50,25 @@ class Settings(Generic[Config]):
     config: Config
 
     def tree(self) -> dict[str, Any]:
-        """The resolved settings as plain containers, without the credentials of addresses: they go into files, tags and messages."""
-        return cast(dict[str, Any], masked_tree(_plain(self.config)))
+        """Return the resolved settings as plain containers, with credentials masked, because they go into files, tags and messages."""
+        return cast(dict[str, Any], masked_tree(asdict(cast(Any, self.config))))
 
     def text(self) -> str:
-        """The resolved settings as YAML, as --cfg prints them."""
-        import yaml
-
+        """Return the resolved settings as YAML, as --cfg prints them."""
         return yaml.safe_dump(self.tree(), sort_keys=False)
 
     def flat(self) -> dict[str, str]:
-        """The resolved settings as one level of dotted names."""
+        """Return the resolved settings as one level of dotted names."""
         return flat(self.tree())
 
 
 def flat(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as one level of dotted names."""
+    """Return settings as one level of dotted names."""
     return {key: str(value) for key, value in _flatten(tree).items()}
 
 
 def value_of(overrides: Sequence[str], key: str) -> str | None:
-    """The value of `key` in the last override that sets it; None where none does."""
+    """Return the value of `key` in the last override that sets it; None if none does."""
     given = [override.value() for override in parsed(overrides) if override.key_or_group == key and not override.is_sweep_override()]
     return None if not given or given[-1] is None else resolved(f"{key}=", str(given[-1]))
 
@@ -78,23 +84,19 @@ def given_names(overrides: Sequence[str]) -> set[str]:
 
 
 def resolved(what: str, text: str) -> str:
-    """The text with its `${...}`, such as `${oc.env:HOME}`, resolved; `what` says in an error where it stands."""
+    """Resolve `${...}` in a text, such as `${oc.env:HOME}`; an error message names it by `what`."""
     if "${" not in text:
         return text
-    from omegaconf import OmegaConf
-
     with _refusing(what + text):
         return str(OmegaConf.create({"text": text}).text)
 
 
 def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
-    """Each group that the app has, with its options: those of conf/ and of the user's own config folders.
+    """Return each group of the app with its options, from conf/ and the user's config folders.
 
     Raises:
-        UserError: two folders have the same option, of which only the first would be read.
+        UserError: two folders have the same option; only the first would be read.
     """
-    import yaml
-
     defaults = yaml.safe_load((CONF / f"{app.name}.yaml").read_text(encoding="utf-8"))["defaults"]
     found: dict[str, list[str]] = {}
     for name in sorted(name for each in defaults if isinstance(each, dict) for name in each):
@@ -108,7 +110,7 @@ def groups(app: App[Any] = TRAIN) -> dict[str, list[str]]:
 
 
 def load(overrides: Sequence[str]) -> Settings[TrainConfig]:
-    """The settings of a training run, as `load_for` says."""
+    """Return the settings of a training run, as `load_for`."""
     return load_for(TRAIN, overrides)
 
 
@@ -122,7 +124,7 @@ def load_for(app: App[Config], overrides: Sequence[str]) -> Settings[Config]:
 
 
 def typed(app: App[Any], overrides: Sequence[str]) -> Any:
-    """The settings in their schemas, as OmegaConf nodes, before required values are checked.
+    """Return the settings in their schemas, as OmegaConf nodes, before required values are checked.
 
     Raises:
         UserError: as `load_for`.
@@ -134,18 +136,16 @@ def typed(app: App[Any], overrides: Sequence[str]) -> Any:
 
 
 def reload(tree: Mapping[str, Any], overrides: Sequence[str]) -> Settings[TrainConfig]:
-    """The settings of a finished run, changed by these overrides: single settings, or all of a group.
+    """Return the settings of a finished run, changed by these overrides: single settings, or all of a group.
 
     Raises:
         UserError: as `load_for`.
     """
-    from omegaconf import OmegaConf
-
     known = groups(TRAIN)
     chosen, values = _sorted(overrides, known)
     composed = OmegaConf.create(dict(tree))
     if preset := [word for word in chosen if word.startswith("experiment=")]:
-        raise UserError(f"{preset[0]}: the run's own settings hold; give those that shall be others by name.")
+        raise UserError(f"{preset[0]}: a preset would replace the run's own settings; give the settings to change by name.")
     with _refusing():
         if chosen:
             fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
@@ -156,8 +156,12 @@ def reload(tree: Mapping[str, Any], overrides: Sequence[str]) -> Settings[TrainC
 
 
 def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list[str], list[Any]]:
-    """(options of groups, overrides of single settings)"""
+    """Divide overrides into options of groups and overrides of single settings."""
     chosen, values = [], []
+    if (times := sum(word.startswith("data.shards=") for word in overrides)) > 1:
+        raise UserError(
+            f"data.shards is given {times} times; if the shell expanded {{0..9}}, put quotes around it: 'data.shards=train-{{0..9}}.tar'."
+        )
     for override in parsed(overrides):
         key = override.key_or_group
         if key.startswith(("hydra/", "hydra.")):
@@ -171,7 +175,7 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
             raise UserError(f"{override.input_line}: several values are run by --multirun (-m).")
         if key in known:
             option = _option(key, override, known[key])
-            if option != "null":  # of experiment, which is none anyway
+            if option != "null":  # experiment=null is the default
                 chosen.append(f"{key}={option}")
         else:
             values.append(override)
@@ -179,12 +183,7 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
 
 
 def _composed(app: App[Any], chosen: list[str]) -> Any:
-    import yaml
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-
-    own_program = GlobalHydra.instance().hydra  # of a user whose program is a Hydra app, and trains
+    own_program = GlobalHydra.instance().hydra  # set if a user's own Hydra app calls us
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -195,18 +194,16 @@ def _composed(app: App[Any], chosen: list[str]) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "conf/"
-        raise UserError(f"{where}: is no YAML: {' '.join(filter(None, (error.context, error.problem)))}") from None
+        raise UserError(f"{where}: is not valid YAML: {' '.join(filter(None, (error.context, error.problem)))}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"conf/ with {' '.join(chosen)}: a file is no YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"conf/ with {' '.join(chosen)}: a file is not valid YAML: {' '.join(str(error).split())}") from None
     finally:
         GlobalHydra.instance().hydra = own_program
 
 
 @contextmanager
 def _refusing(what: str = "") -> Iterator[None]:
-    """Turn OmegaConf's errors into one line; `what` names the text where the error does not."""
-    from omegaconf.errors import OmegaConfBaseException
-
+    """Turn OmegaConf's errors into one line; `what` names the text if the error does not."""
     try:
         yield
     except OmegaConfBaseException as error:
@@ -216,15 +213,13 @@ def _refusing(what: str = "") -> Iterator[None]:
         raise UserError(f"{what or error.full_key or 'conf/'}: {said}{hint}") from None
 
 
-def _words(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of OmegaConf's error, without the names of our classes, which nobody can set."""
-    return re.sub(r"^Key '.*' not in '.*'$", "there is no such setting.", str(error).splitlines()[0])
+    return re.sub(r"^Key '.*' not in '.*'$", "no such setting.", str(error).splitlines()[0])
 
 
 def _changed(app: App[Any], composed: Any, values: list[Any], known: dict[str, list[str]]) -> Any:
-    """The composed settings in their schemas, with single settings changed."""
-    from omegaconf import OmegaConf
-
+    """Return the composed settings in their schemas, with single settings changed."""
     for override in values:
         if override.key_or_group == "task.target" and "task" in composed:  # it decides the schema
             OmegaConf.update(composed, "task.target", override.value(), force_add=True)
@@ -235,10 +230,7 @@ def _changed(app: App[Any], composed: Any, values: list[Any], known: dict[str, l
 
 
 def _settled(app: App[Config], tree: Any) -> Settings[Config]:
-    """Complete, checked settings."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
-
+    """Return complete, checked settings."""
     with _refusing():
         if missing := sorted(OmegaConf.missing_keys(tree)):
             raise UserError(f"{', '.join(missing)}: must be given, for example {missing[0]}=...")
@@ -247,18 +239,16 @@ def _settled(app: App[Config], tree: Any) -> Settings[Config]:
         except InterpolationResolutionError:
             raise
         except OmegaConfBaseException as error:
-            raise UserError(f"{error.full_key}: {_words(error)}") from None
+            raise UserError(f"{error.full_key}: {_first_line(error)}") from None
     check(config)
     app.agree(config)
     return Settings(config)
 
 
 def each_value(override: Any) -> list[str]:
-    """The overrides of one value each that a sweep override stands for."""
+    """Return the overrides of one value each that a sweep override stands for."""
     if not override.is_sweep_override():
         return [override.input_line]
-    from hydra.errors import HydraException
-
     try:
         return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     except HydraException:
@@ -266,27 +256,24 @@ def each_value(override: Any) -> list[str]:
 
 
 def quoted(text: object) -> str:
-    """A value that the grammar of overrides takes as it is."""
+    """Quote a value, so that the grammar of overrides takes it literally."""
     return "'" + str(text).replace("'", "\\'") + "'"
 
 
 def override_of(name: str, value: object) -> str:
-    """An override as a shell takes it, quoted where the grammar of overrides or the shell needs it."""
+    """Return an override as a shell takes it, quoted where the grammar of overrides or the shell needs it."""
     plain = re.fullmatch(r"[\w./:@%+\\-]+", str(value), re.ASCII)
     word = f"{name}={value if plain else quoted(value)}"
     return word if plain else shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def absolute(path: str | None, default: str | Path) -> Path:
-    """Return the path that the user gave, else the default; relative to the folder in which the command was given."""
+    """Return the path that the user gave, else the default; it is relative to the current folder."""
     return Path(os.path.expanduser(path) if path else default).absolute()
 
 
 def parsed(overrides: Sequence[str]) -> list[Any]:
     """Parse overrides by Hydra's grammar."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
             raise UserError(f"{word!r}: expected name=value, such as loss=focal or optim.lr=1e-3 (--help lists the groups).")
@@ -302,13 +289,14 @@ def parsed(overrides: Sequence[str]) -> list[Any]:
 
 
 def _with_equals(word: str) -> str:
-    """Quote a plain value that holds `=`, such as a folder's name: the grammar takes it no other way."""
+    """Quote a plain value that holds `=`, such as a folder's name, or `{0..9}`, because the grammar refuses it otherwise."""
     name, _, value = word.partition("=")
-    return f"{name}={quoted(value)}" if "=" in value and not re.search(r"""['"\\,()\[\]{}$]""", value) else word
+    rest = re.sub(r"\{\d+\.\.\d+\}", "", value)
+    return f"{name}={quoted(value)}" if ("=" in value or rest != value) and not re.search(r"""['"\\,()\[\]{}$]""", rest) else word
 
 
 def _option(group: str, override: Any, options: list[str]) -> str:
-    """The option that an override names, which must be one of the group's."""
+    """Return the option that an override names; it must be one of the group's."""
     given = override.value()
     value = resolved(f"{group}=", given) if isinstance(given, str) else override.get_value_element_as_str()
     if value not in options and not (group == "experiment" and value == "null"):
@@ -317,10 +305,7 @@ def _option(group: str, override: Any, options: list[str]) -> str:
 
 
 def _typed(app: App[Any], composed: Any) -> Any:
-    """The composed YAML in its schema: a name or type that the schema does not have is an error."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
+    """Return the composed YAML in its schema; a name or type that the schema does not have is an error."""
     schema = OmegaConf.structured(app.schema)
     for group, schemas in app.by_option.items():
         if not OmegaConf.is_dict(composed.get(group)):
@@ -332,58 +317,39 @@ def _typed(app: App[Any], composed: Any) -> Any:
         key = error.full_key or "?"
         near = nearest(key, _names(schema))
         hint = f"\nDid you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"conf/ sets {key}: {_words(error)}{hint}") from None
+        raise UserError(f"conf/ sets {key}: {_first_line(error)}{hint}") from None
 
 
 def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]]) -> None:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     key = override.key_or_group.replace("/", ".")
     if key in app.named_by_group:
         group = key.removesuffix(".name")
         option = _option(group, override, known[group])
         raise UserError(f"{override.input_line}: write {group}={option}; the name decides which settings {group} has.")
     owner, item = _locate(tree, key)
-    if item is None and not _is_map_entry(owner):
+    if item is None and (owner is None or is_dataclass(OmegaConf.get_type(owner))):  # else it is an entry of a map
         _refuse_name(app, tree, key, known)
     value = override.value()
     if isinstance(value, (int, float)) and item is not None and item.type in (str, str | None):
-        value = (override.input_line or "").partition("=")[2]  # commit=3319e81 is no number
+        value = (override.input_line or "").partition("=")[2]  # commit=3319e81 is a text, not a number
     try:
         OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         wanted = _wanted(item) if item is not None else "another type"
-        raise UserError(f"{override.input_line}: {wanted} is expected.\n{_words(error)}") from None
+        raise UserError(f"{override.input_line}: {wanted} is expected.\n{_first_line(error)}") from None
 
 
 def _locate(tree: Any, key: str) -> tuple[Any, Any]:
-    """The node that holds `key` and the schema's field of it (None where it has no such field)."""
-    owner: Any = tree
-    *path, last = key.split(".")
-    from omegaconf import DictConfig, OmegaConf
-
-    for part in path:
-        if not isinstance(owner, DictConfig) or part not in owner:
-            return None, None
-        owner = owner[part]
+    """Return the node that holds `key`, and its field in the schema (None if it has no such field)."""
+    head, _, last = key.rpartition(".")
+    owner = OmegaConf.select(tree, head) if head else tree
     if not isinstance(owner, DictConfig):
         return None, None
-    kind = OmegaConf.get_type(owner)
-    if kind is not None and is_dataclass(kind):
-        return owner, next((item for item in fields(kind) if item.name == last), None)
-    return owner, None
-
-
-def _is_map_entry(owner: Any) -> bool:
-    from omegaconf import OmegaConf
-
-    return owner is not None and not is_dataclass(OmegaConf.get_type(owner))
+    kind: Any = OmegaConf.get_type(owner)
+    return owner, next((item for item in fields(kind) if item.name == last), None) if is_dataclass(kind) else None
 
 
 def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]) -> None:
-    from omegaconf import DictConfig, OmegaConf
-
     head, _, last = key.rpartition(".")
     while head and not isinstance(OmegaConf.select(tree, head), DictConfig):
         head, _, last = head.rpartition(".")
@@ -405,7 +371,7 @@ def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]
 
 
 def _within_groups(app: App[Any], tree: Any, last: str) -> list[str]:
-    """Settings of groups whose own name is `last`, else those spelled most like it."""
+    """Return settings of groups whose own name is `last`, else those with the nearest spelling."""
     here = {name: name.rpartition(".")[2] for name in _names(tree) if "." in name}
     others = {
         f"{group}.{item.name} of {group}={option}": item.name
@@ -429,17 +395,7 @@ def _wanted(item: Any) -> str:
 
 
 def _names(tree: Any) -> list[str]:
-    from omegaconf import OmegaConf
-
     return [key for key in _flatten(OmegaConf.to_container(tree, resolve=False)) if key]
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _flatten(tree: Any, path: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, on the batch's device."""
+"""Augmentation of batches, on the batch's device."""
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +8,11 @@ from lab.data.batch import Batch
 
 
 def random_affine(images: Tensor, generator: torch.Generator, *, turn: float = 0.2, scale: float = 0.1, shift: float = 0.125) -> Tensor:
-    """Turn, scale and shift each image by its own small random amount.
+    """Rotate, scale and shift each image by its own small random amount.
 
     Args:
         images: (N, C, H, W)
-        generator: on the images' device.
+        generator: a generator on the images' device.
         turn: largest angle in radians.
         scale: largest relative change of size.
         shift: largest move, as a share of the image's side.
@@ -40,9 +40,9 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, pad: int = 4) -
 
 
 class Mix:
-    """Mixup and cutmix: blend each sample with another one of its batch, or paste a box of that one into it.
+    """Mixup and cutmix: blend each sample with another sample of its batch, or paste a box of that sample into it.
 
-    The loss gets the pair of classes and the first one's share; no one-hot target is built.
+    The loss gets both classes and the first one's share; no one-hot target is built.
     """
 
     def __init__(self, mixup: float, cutmix: float, probability: float, device: torch.device, seed: int) -> None:
@@ -74,7 +74,7 @@ class Mix:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         self.host_generator.set_state(state["host"])
-        if state["device"].shape == self.device_generator.get_state().shape:  # a GPU's generator cannot go on as a CPU's
+        if state["device"].shape == self.device_generator.get_state().shape:  # the states of GPU and CPU generators differ
             self.device_generator.set_state(state["device"])
 
     def _draw(self) -> float:

@@ -15,13 +15,12 @@ class Tensors(Protocol):
     def __len__(self) -> int: ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors that are there, by name."""
-        ...
+        """Return all tensors that the batch has, by name."""
 
 
 @dataclass
 class Batch:
-    """Images with their classes; a mixup pair adds the second class of each sample and the first one's share, a teacher its logits."""
+    """Images with their classes; mixup adds each sample's second class and the share of its first, a teacher its logits."""
 
     images: Tensor  # (N, C, H, W)
     target: Tensor  # (N,) class indices, or (N, C) from 0 to 1

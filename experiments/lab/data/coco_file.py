@@ -1,4 +1,7 @@
-"""COCO annotation files: read once, every fault found and named by its id."""
+"""COCO annotation files: read once; every fault is named with its id.
+
+The indexes of pycocotools and faster-coco-eval take a file as it is: a fault in it would end the run later, without the entry's id.
+"""
 
 import json
 import math
@@ -20,12 +23,12 @@ from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrup
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
-VISIBLE = 0.5  # a box with less of its area inside the image is a mistake, such as corners given as width and height
+VISIBLE = 0.5  # smallest share of a box inside the image; less is taken as a mistake, such as corners given as width and height
 
 
 @dataclass
 class CocoFile:
-    """Images and their boxes; image i has the boxes offsets[i] to offsets[i + 1]."""
+    """Images and their boxes; image i has the boxes from offsets[i] to offsets[i + 1]."""
 
     path: Path
     classes: list[str]
@@ -46,11 +49,11 @@ class CocoFile:
         return slice(self.offsets[position], self.offsets[position + 1])
 
     def counts(self) -> Tensor:
-        """(C,) boxes of each class, crowds aside."""
+        """Return the number of boxes of each class (C,), without crowds."""
         return torch.bincount(self.labels[~self.crowd], minlength=len(self.classes))
 
     def most_boxes(self) -> tuple[int, int]:
-        """The largest number of boxes of an image, crowds aside, and that image's id."""
+        """Return the largest number of boxes of an image, without crowds, and that image's id."""
         counts = [int((~self.crowd[self.rows(i)]).sum()) for i in range(len(self))]
         most = max(range(len(self)), key=counts.__getitem__)
         return counts[most], self.image_ids[most]
@@ -59,7 +62,7 @@ class CocoFile:
         """Decode an image to RGB.
 
         Raises:
-            UserError: it cannot be read, or is not what the annotations say.
+            UserError: the image cannot be read, or its size differs from the annotations.
         """
         path = self.files[position]
         try:
@@ -73,18 +76,18 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
 
     Args:
         path: the JSON file.
-        folder: what its file names count from.
+        folder: the folder that its file names are relative to.
         settings: the names of the settings that gave `path` and `folder`.
-        check: "off", "headers" (each image is opened, and decoded where its end is missing) or "pixels" (each image is decoded).
-        skip_corrupt: leave corrupt images and boxes out, and say so in a line.
-        outside: take files outside of `folder`, too.
+        check: "off", "headers" (open each image, and decode it if its end is missing) or "pixels" (decode each image).
+        skip_corrupt: leave out corrupt images and boxes, and print how many.
+        outside: read files outside of `folder`, too.
 
     Raises:
-        UserError: there is no such file or folder, it is no COCO file, or it has corrupt entries that are not to be skipped.
+        UserError: a path does not exist, the file is not a COCO file, or it has corrupt entries that are not to be skipped.
     """
     tree = _load(path, settings[0])
     if not folder.is_dir():
-        raise UserError(f"{settings[1]}={folder}: there is no such folder.")
+        raise UserError(f"{settings[1]}={folder}: no such folder.")
     names = _categories(path, settings[0], tree["categories"])
     faults = Faults(path)
     leaves = None if outside else leads_out(folder)
@@ -122,12 +125,12 @@ def _load(path: Path, setting: str) -> dict[str, Any]:
     keys = ("images", "annotations", "categories")
     lacking = [key for key in keys if not (isinstance(tree, dict) and isinstance(tree.get(key), list))]
     if lacking:
-        raise UserError(f"{setting}={path}: is no COCO file for detection: it has no list {' and no list '.join(lacking)}.")
+        raise UserError(f"{setting}={path}: is not a COCO file for detection: it has no list {' and no list '.join(lacking)}.")
     return tree
 
 
 def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
-    """Return the names by id, in the order of the ids; a name that is given twice gets its id added."""
+    """Return the names by id, in the order of the ids; append the id to a name that is given twice."""
     names: dict[int, str] = {}
     for entry in entries:
         category_id, name = (entry.get("id"), entry.get("name")) if isinstance(entry, dict) else (None, None)
@@ -146,7 +149,7 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
 
 
 def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[str], bool] | None) -> Images:
-    """Return file and size of the images that are as they should be, by id; `leaves` says which file names lead out of the folder."""
+    """Return file and size of each valid image, by id; `leaves` says whether a file name leads out of the folder."""
     found: Images = {}
     for entry in entries:
         if not isinstance(entry, dict) or type(entry.get("id")) is not int:
@@ -167,7 +170,7 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
 def leads_out(folder: Path) -> Callable[[str], bool]:
     """Return a function that says whether a file name leads out of a folder: as an absolute path, by `..` or through a link.
 
-    The folder itself may be a link. Links are looked up for a folder at once, as in `_listing`.
+    The folder itself may be a link. Links are listed a folder at a time, as in `_listing`.
     """
     root = os.path.realpath(folder)
 
@@ -176,7 +179,7 @@ def leads_out(folder: Path) -> Callable[[str], bool]:
 
     @cache
     def links(parent: str) -> set[str] | None:
-        """Return the links in a folder; None where it is outside."""
+        """Return the links in a folder; None if the folder is outside."""
         if not inside(parent):
             return None
         try:
@@ -196,13 +199,13 @@ def leads_out(folder: Path) -> Callable[[str], bool]:
 
 
 def _readable(found: Images, folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> Images:
-    """Return the images whose files are there and can be read."""
+    """Return the images whose files exist and can be read."""
     there = _listing(folder)
     missing = [image_id for image_id, (file, _) in found.items() if file not in there and not os.path.isfile(file)]
     if missing and len(missing) == len(found):
         file = found[missing[0]][0]
         raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
-    _drop(found, ((image_id, "there is no such file") for image_id in missing), faults)
+    _drop(found, ((image_id, "no such file") for image_id in missing), faults)
     _drop(found, find_corrupt(cast(Files, found), (faults.path, folder), check).items(), faults)
     return found
 
@@ -220,18 +223,18 @@ def _listing(folder: Path) -> set[str]:
 
 
 def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults) -> dict[int, list[Row]]:
-    """Return the boxes of each image that can be used; those of a corrupt image are no faults of their own."""
+    """Return the boxes of each usable image; a corrupt image's boxes are not reported again."""
     known = {entry["id"] for entry in tree["images"] if isinstance(entry, dict) and type(entry.get("id")) is int}
     index = {category_id: i for i, category_id in enumerate(names)}
     rows: dict[int, list[Row]] = {image_id: [] for image_id in images}
     for number, entry in enumerate(tree["annotations"]):
         if not isinstance(entry, dict):
-            faults.add(f"annotation number {number}: {entry!r:.100} is no annotation")
+            faults.add(f"annotation number {number}: {entry!r:.100} is not an annotation")
             continue
         image_id = entry.get("image_id")
         try:
             if type(image_id) is not int or image_id not in known:
-                raise CorruptError("there is no such image")
+                raise CorruptError("no such image")
             if image_id in images:
                 rows[image_id].append(_row(entry, images[image_id][1], index))
         except CorruptError as error:
@@ -251,7 +254,7 @@ def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) ->
     left, top, right, bottom = max(x, 0), max(y, 0), min(x + width, size[1]), min(y + height, size[0])
     if max(right - left, 0) * max(bottom - top, 0) < VISIBLE * width * height:
         raise CorruptError(f"bbox {box} is mostly outside of the image ({size[1]}×{size[0]}); [x, y, width, height] is expected")
-    # a box inside keeps its numbers to the last bit
+    # a box that lies inside keeps its numbers exactly
     inside = box if (left, top, right, bottom) == (x, y, x + width, y + height) else [left, top, right - left, bottom - top]
     if area is None or not _is_finite(area) or area <= 0:
         area = inside[2] * inside[3]

@@ -1,4 +1,4 @@
-"""Image files: opened in one way, and looked at before a run starts, so that every fault is named at once."""
+"""Image files: opened in one way, and checked before a run starts, so that all faults are named at once."""
 
 import contextlib
 import hashlib
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,26 +17,38 @@ from PIL import Image, ImageOps
 from lab.config.errors import UserError
 from lab.config.settings import ROOT
 
-FEW = 5000  # images that are looked at within seconds
+FEW = 5000  # so many images are checked within seconds
 CACHE = ROOT / "data" / "checked"
 Entry = TypeVar("Entry")
 SHOWN = 10
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
 Size = tuple[int, int]  # height, width
 Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have
+Fault = Callable[[tuple[str, Size | None]], str]
+
+
+class ImageBytes(BytesIO):
+    """An image in memory with the name of its file."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.name = name
+
+
+ImageFile = str | Path | ImageBytes
 
 
 class CorruptError(Exception):
-    """An entry that cannot be used, and why."""
+    """An entry that cannot be used; the message says why."""
 
 
-# PIL says SyntaxError of a damaged PNG
+# PIL raises SyntaxError for a damaged PNG
 UNREADABLE = (CorruptError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
 
 
 @dataclass
 class Faults:
-    """The faults of a data set, an entry a line."""
+    """The faults of a data set, a line each."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -53,16 +66,16 @@ class Faults:
 
 
 def hidden(path: Path, folder: Path) -> bool:
-    """Tell whether a file, or a folder between `folder` and it, is hidden, as the files that macOS writes beside others (._x.jpg) are."""
+    """Return whether a file, or a folder between `folder` and it, is hidden; macOS writes such files beside images (._x.jpg)."""
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def open_image(path: str | Path, size: Size | None = None) -> Image.Image:
+def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:
     """Open an image without decoding its pixels yet.
 
     Args:
         path: the file.
-        size: height and width that it must have; an EXIF orientation is followed only where it leads to them.
+        size: height and width that it must have; an EXIF orientation is applied only if it leads to them.
 
     Raises:
         one of UNREADABLE.
@@ -77,8 +90,8 @@ def open_image(path: str | Path, size: Size | None = None) -> Image.Image:
     return image
 
 
-def read_rgb(path: str | Path) -> Image.Image:
-    """Decode an image to RGB, turned as people see it.
+def read_rgb(path: ImageFile) -> Image.Image:
+    """Decode an image to RGB, rotated by its EXIF orientation.
 
     Raises:
         one of UNREADABLE.
@@ -89,27 +102,31 @@ def read_rgb(path: str | Path) -> Image.Image:
 
 
 def unreadable(name: str | Path, error: BaseException) -> UserError:
-    """Make the error for an image that turns out to be damaged while the run goes on."""
+    """Return the error for an image that is found to be damaged during the run."""
     return UserError(
         f"{name}: {reason(error)}.\ndata.check=pixels with data.skip_corrupt=true finds such images before the run and leaves them out."
     )
 
 
-def find_corrupt(files: Files, about: Sequence[Path], check: str) -> dict[int, str]:
-    """Say what is wrong with each file, by id; what was found in many files is kept until one of the paths in `about` changes.
+def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault | None = None) -> dict[int, str]:
+    """Return what is wrong with each bad file, by id; results for many files are cached until a path in `about` changes.
 
-    check: "off", "headers" (each image is opened, and decoded where its end is missing) or "pixels" (each image is decoded).
+    check: "off", "headers" (open each image, and decode it if its end is missing) or "pixels" (decode each image).
+    fault: returns what is wrong with a file, empty if nothing; None for what `check` says of images in RGB.
     """
-    return {} if check == "off" else cached(partial(_look, check=check), files, about, check)
+    known = check if fault is None else f"{check} {fault}"
+    return {} if check == "off" else cached(partial(faulty, fault=fault or partial(fault_of, check=check)), files, about, known)
 
 
-def _look(files: Files, check: str) -> dict[int, str]:
+def faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int, str]:
+    """Return what is wrong with each bad file, by id, as `fault` says."""
     with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        said: Iterable[str] = pool.map(partial(_fault, check=check), files.values())
+        said: Iterable[str] = pool.map(fault, files.values())
         return {number: each for number, each in zip(files, said, strict=True) if each}
 
 
-def _fault(file: tuple[str, Size | None], check: str) -> str:
+def fault_of(file: tuple[ImageFile, Size | None], check: str) -> str:
+    """Return what is wrong with an image in RGB; empty if nothing."""
     try:
         with open_image(*file) as opened:
             if check == "pixels" or not _ends(file[0], opened.format):
@@ -119,9 +136,11 @@ def _fault(file: tuple[str, Size | None], check: str) -> str:
     return ""
 
 
-def _ends(path: str, kind: str | None) -> bool:
-    """Tell whether the file ends as its format does; a truncated file does not, nor one that something was added to."""
+def _ends(path: ImageFile, kind: str | None) -> bool:
+    """Return whether the file ends as its format does; a truncated file does not, nor does one with data appended."""
     end = ENDS.get(kind or "", b"")
+    if isinstance(path, ImageBytes):
+        return path.getvalue().endswith(end)
     with open(path, "rb") as file:
         file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
         return file.read() == end
@@ -134,10 +153,10 @@ def reason(error: BaseException) -> str:
 def cached(
     look: Callable[[dict[int, Entry]], dict[int, str]], images: dict[int, Entry], about: Sequence[Path], check: str
 ) -> dict[int, str]:
-    """Keep what `look` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
+    """Cache what `look` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
 
-    Of many images it looks anew only at those that were wrong the last time, unless a file or folder of `about` has changed since.
-    An image that was good and is written over in its place is not noticed here, but named when it is read.
+    With many images, it looks again only at those that were wrong the last time, unless a file or folder of `about` has changed since.
+    A good image that is overwritten in place is not noticed here, but it is named when it is read.
     """
     if len(images) < FEW:
         return look(images)
@@ -149,7 +168,7 @@ def cached(
     if wrong is not None:
         return look({image_id: images[image_id] for image_id in wrong if image_id in images})
     found = look(images)
-    with contextlib.suppress(OSError):  # a folder that cannot be written to costs the next start its time
+    with contextlib.suppress(OSError):  # without a writable folder the next start checks all images again
         CACHE.mkdir(parents=True, exist_ok=True)
         draft = stamp.with_name(f".{stamp.name}.{os.getpid()}")
         draft.write_text(json.dumps(list(found)))

@@ -1,4 +1,4 @@
-"""Loading by worker processes: which samples come when, an epoch at a time, and how the workers end."""
+"""Loading by worker processes: the order of samples, one epoch at a time, and how workers end."""
 
 import multiprocessing
 import os
@@ -12,26 +12,27 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from lab.config.errors import UserError
+from lab.data.sampler import order_of
 from lab.data.seeds import seed_of
 from lab.processes import distributed
 from lab.processes.ranks import launched_here
 
-MOST_WORKERS = 16  # where a setting leaves it open
+MOST_WORKERS = 16  # if data.workers is null
 
 
 class Shares:
-    """How the samples of an epoch are shared out: every batch among all ranks.
+    """How the samples of an epoch are divided among all ranks, batch by batch.
 
-    A batch has `batch_size` samples a rank; the last one has what is left, as even as can be. Where that is less than two samples a rank,
-    which batch norm cannot normalise by, the last two batches have as many each, or are one. So all ranks have as many batches, none
-    of one sample but where the batch size or the number of samples leaves no choice, and a sample is in one batch of one rank.
+    A batch has `batch_size` samples a rank; the last batch has the rest, divided as evenly as possible. If that is less than two samples a
+    rank, which batch norm cannot normalise, the last two batches get equal sizes or become one. So all ranks have equally many batches, a
+    batch has one sample only if the batch size or the number of samples allows no other, and each sample is in one batch of one rank.
 
     Raises:
         UserError: there are fewer samples than ranks.
     """
 
     def __init__(self, samples: int, batch_size: int, rank_of: tuple[int, int] | None = None) -> None:
-        """rank_of: another rank and number of ranks than those of this process."""
+        """Divide samples; `rank_of` is (rank, number of ranks), this process's if None."""
         self.rank, self.ranks = rank_of or (distributed.rank(), distributed.ranks())
         if samples < self.ranks:
             raise UserError(f"{samples} samples cannot be shared out among {self.ranks} processes: start no more than there are samples.")
@@ -50,19 +51,19 @@ class Shares:
         return len(self.sizes)
 
     def of(self, order: Tensor) -> list[Tensor]:
-        """This rank's part of each batch, of samples (N,) in the order of the epoch."""
+        """Return this rank's part of each batch, from samples (N,) in the order of the epoch."""
         return [batch[self.rank :: self.ranks] for batch in order.split(self.sizes)]
 
 
 class SeededBatches(Sampler[list[tuple[int, int]]]):
     """Batches of positions in the data set, each position with the seed of its augmentation.
 
-    Without a seed it goes once through all positions in order. With a seed it gives shuffled epochs without an end, from the one that
-    `begin` names. The order of an epoch follows from the seed and the epoch's number, so that any batch can be the first.
+    Without a seed it goes once through all positions in order. With a seed it gives shuffled epochs without end, beginning with the epoch
+    that `begin` names. An epoch's order depends only on the seed and the epoch's number, so that any batch can be the first.
     """
 
-    def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
-        self.samples, self.seed = samples, seed
+    def __init__(self, samples: int, batch_size: int, seed: int | None, chances: Tensor | None = None) -> None:
+        self.samples, self.seed, self.chances = samples, seed, chances
         self.shares = Shares(samples, batch_size)
         self.begin(1)
 
@@ -81,7 +82,7 @@ class SeededBatches(Sampler[list[tuple[int, int]]]):
         epoch, first = self.epoch, self.batch
         while True:
             generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
-            order = torch.randperm(self.samples, generator=generator)
+            order = order_of(self.samples, self.chances, generator)
             yield from self._batches(order, torch.randint(2**62, (self.samples,), generator=generator), first)
             epoch, first = epoch + 1, 0
 
@@ -91,10 +92,10 @@ class SeededBatches(Sampler[list[tuple[int, int]]]):
 
 
 class Epochs:
-    """What a DataLoader makes of `SeededBatches`, an epoch at a time.
+    """Divide the batches that a DataLoader makes from `SeededBatches` into epochs.
 
-    Training data is read on without an end: while an epoch's last batches are trained on, and while the model is evaluated and saved,
-    the workers prepare the next epoch's first ones. Each iteration is the epoch after the one before, unless `begin` says otherwise.
+    Training data is read without end: while the model trains on an epoch's last batches, and while it is evaluated and saved, the workers
+    prepare the first batches of the next epoch. Each iteration is the next epoch, unless `begin` names another.
     """
 
     def __init__(self, loader: "DataLoader[Any]", sampler: SeededBatches) -> None:
@@ -103,7 +104,7 @@ class Epochs:
         self.next = (1, 0)  # epoch, and number of the batch
 
     def begin(self, epoch: int, batch: int = 0) -> None:
-        """Let the next iteration be this epoch's, from its batch number `batch` on."""
+        """Let the next iteration be this epoch, from its batch number `batch` on."""
         if (epoch, batch) != self.next:
             self.next, self.coming = (epoch, batch), None
 
@@ -111,7 +112,7 @@ class Epochs:
         try:
             yield from self._batches()
         except UserError as error:
-            # a worker's error comes with the traceback in front
+            # a worker's error begins with its traceback
             raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
 
     def _batches(self) -> Iterator[Any]:
@@ -130,7 +131,7 @@ class Epochs:
 
 
 class Reading(Protocol):
-    """The settings that reading by workers needs."""
+    """Settings of loading by workers."""
 
     batch_size: int
     eval_batch_size: int
@@ -138,27 +139,34 @@ class Reading(Protocol):
 
 
 class WorkerLoader:
-    """The part of a loader that every data set of files shares.
+    """Base class of loaders of data sets of files.
 
     Args:
-        dataset: asked for a sample by its position and a seed.
+        dataset: returns a sample for its position and a seed.
         config: batch sizes and workers.
-        device: where batches are wanted.
-        seed: of the order and the augmentation; None for data that is evaluated.
-        collate: from samples to a batch; None for torch's.
+        device: the device of the batches.
+        seed: the seed of order and augmentation; None for data that is evaluated.
+        collate: makes a batch from samples; None for torch's.
+        chances: of the samples to be drawn (N,); None for each once.
     """
 
     def __init__(
-        self, dataset: Any, config: Reading, device: torch.device, seed: int | None, collate: Callable[[list[Any]], Any] | None = None
+        self,
+        dataset: Any,
+        config: Reading,
+        device: torch.device,
+        seed: int | None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        chances: Tensor | None = None,
     ) -> None:
         train, workers = seed is not None, number_of_workers(config.workers)
         self.device, self.samples = device, len(dataset)
-        sampler = SeededBatches(len(dataset), config.batch_size if train else config.eval_batch_size, seed)
+        sampler = SeededBatches(len(dataset), config.batch_size if train else config.eval_batch_size, seed, chances)
         loader = DataLoader(
             dataset,
             batch_sampler=sampler,
             collate_fn=collate,
-            # the workers' own seeds, which nothing uses, are not to be drawn from the global generator
+            # the workers' seeds, which nothing uses, must not be drawn from the global generator
             generator=torch.Generator(),
             num_workers=workers,
             worker_init_fn=ignore_signals,
@@ -175,7 +183,7 @@ class WorkerLoader:
 
 
 def number_of_workers(wanted: int | None) -> int:
-    """As many as are wanted, but no more than there are cores; None: this process's share of the cores, up to MOST_WORKERS."""
+    """Return the wanted number, but at most the number of cores; for None, this process's share of the cores, up to MOST_WORKERS."""
     cores = len(os.sched_getaffinity(0))
     if wanted is None:
         return max(1, min(MOST_WORKERS, cores // launched_here()))
@@ -185,8 +193,8 @@ def number_of_workers(wanted: int | None) -> int:
 def ignore_signals(_worker: int) -> None:
     """Make a new worker ignore signals that go to all processes; only the run's own process ends it.
 
-    Ctrl-C goes to every process of the terminal's group, a scheduler's SIGTERM often to every process of the job; a worker that died of
-    it would take the run with it before its checkpoint is written.
+    Ctrl-C goes to every process of the terminal's group, and a scheduler's SIGTERM often to every process of the job. A worker that dies
+    from it would end the run before its checkpoint is written.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -194,7 +202,7 @@ def ignore_signals(_worker: int) -> None:
 
 
 def _end_with_the_run() -> None:
-    """The run's process ends its workers by SIGTERM, too."""
+    """Wait for SIGTERM from the run's process, and end this worker."""
     run = multiprocessing.parent_process()
     while run is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != run.pid:
         pass

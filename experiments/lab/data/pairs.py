@@ -19,9 +19,9 @@ from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resi
 
 @dataclass
 class PairBatch(Batch):
-    """Pair i is images 2i and 2i + 1; its target is 1 where the first is preferred. Weights and groups are the pairs'."""
+    """Pair i is images 2i and 2i + 1; its target is 1 if the first is preferred. Weights and groups belong to pairs."""
 
-    truth: Tensor | None = None  # (pairs,) 1 where the first digit is the larger, else 0
+    truth: Tensor | None = None  # (pairs,) 1 if the first digit is the larger, else 0
     share: Tensor | None = None  # (pairs,) share of the votes for the first
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class PairLoader(MemoryLoader):
     def __init__(
         self, digits: Split, pairs: "Pairs", config: DigitPairsConfig, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]
     ) -> None:
-        """digits: the images that the pairs are of."""
+        """Make batches of `pairs` from the images of `digits`."""
         notes = Annotations(pairs.weight if config.votes > 1 else None, pairs.group if len(config.rationality) > 1 else None)
         keys = ["-".join(digits.keys[i] for i in pair) for pair in pairs.digits.tolist()]
         super().__init__(Split(digits.images[pairs.digits], pairs.preferred, keys), notes, batch_size, device, norm)
@@ -62,13 +62,13 @@ class Pairs:
 
 
 def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
-    """Draw training pairs of training digits, and held-out and test pairs of digits of their own.
+    """Draw training pairs from training digits, and held-out and test pairs from other digits.
 
     Args:
-        config: the pairs.
-        device: where batches are wanted.
-        seed: of the order and the augmentation.
-        saved: what a saved model was trained with; None computes it from the training images.
+        config: the settings of the pairs.
+        device: the device of the batches.
+        seed: the seed of order and augmentation.
+        saved: mean and standard deviation of a saved model; None computes them from the training images.
     """
     if config.votes % 2 == 0:
         raise UserError(f"data.votes={config.votes}: an odd number is expected, so that no pair is tied.")
@@ -95,11 +95,11 @@ def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved:
 
 
 def draw_pairs(labels: Tensor, count: int, config: DigitPairsConfig, part: int) -> Pairs:
-    """Draw pairs of different digits, judged by annotators who follow Bradley and Terry.
+    """Draw pairs of different digits, with votes of annotators who follow Bradley and Terry.
 
     Args:
         labels: (N,) the digits to choose from.
-        count: of pairs.
+        count: number of pairs.
         config: votes, rationality and seed.
         part: 0 for training, 1 for held-out and 2 for test pairs, which are drawn from different random numbers.
     """
@@ -117,5 +117,5 @@ def draw_pairs(labels: Tensor, count: int, config: DigitPairsConfig, part: int) 
 
 
 def _each(images: Tensor, generator: Any) -> Tensor:
-    """Move both images of a pair, each in its own way. images: (N, 2, C, H, W)"""
+    """Augment both images of each pair independently. images: (N, 2, C, H, W)"""
     return random_affine(images.flatten(0, 1), generator).view_as(images)

@@ -1,7 +1,5 @@
 """Preference weights and groups of samples: a map from classes in the config, or columns of a CSV file."""
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from lab.config.errors import UserError, unknown
 from lab.config.schema import ImagesConfig
+from lab.data.cells import numbers, read_cells, rows_of, texts
 
 COLUMNS = ("path", "index", "label", "weight", "group")
 
@@ -29,9 +28,9 @@ def annotate(config: ImagesConfig, targets: Tensor, classes: Sequence[str], keys
         config: data.class_weight or data.class_balance, and data.class_group; or data.csv.
         targets: (N,) classes.
         classes: names of the classes.
-        keys: what the CSV file calls each sample (its path, or its index).
-        needed: of training samples, which data.class_balance weighs; one that the CSV file lacks is an error. Of others it counts
-            with weight 1 in group 0.
+        keys: the name of each sample in the CSV file (its path, or its index).
+        needed: True for training samples: data.class_balance weights them, and each must be in the CSV file. Other samples that the file
+            lacks get weight 1 and group 0.
     """
     if config.csv and (config.class_weight or config.class_group):
         raise UserError("data.csv and data.class_weight / data.class_group both give weights; use one of them.")
@@ -58,14 +57,14 @@ def _from_map(setting: str, given: dict[Any, Any], classes: Sequence[str], defau
         return None
     values: list[Any] = [default] * len(classes)
     for key, value in given.items():
-        values[_class(str(key), classes, setting)] = value
+        values[class_of(str(key), classes, setting)] = value
     if None in values:
         lacking = [classes[i] for i, value in enumerate(values) if value is None]
         raise UserError(f"{setting}: every class needs a group; none is given for {', '.join(lacking[:10])}.")
     return values
 
 
-def _class(label: str, classes: Sequence[str], where: str) -> int:
+def class_of(label: str, classes: Sequence[str], where: str) -> int:
     """Return the index of a class given by its name or its number."""
     if label in classes:
         return list(classes).index(label)
@@ -75,41 +74,34 @@ def _class(label: str, classes: Sequence[str], where: str) -> int:
 
 
 def _from_csv(path: Path, targets: Tensor, classes: Sequence[str], keys: Sequence[str], *, needed: bool) -> Annotations:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            header = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = header
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"data.csv={path}: cannot be read: {error}") from None
-    key = _key_column(path, header)
-    position = {name: i for i, name in enumerate(keys)}
-    weight = torch.ones(len(keys))
-    group = torch.zeros(len(keys), dtype=torch.int64)
-    seen: dict[str, int] = {}
-    for number, row in enumerate(rows, start=2):
-        where = f"{path}, row {number}"
-        name = _cell(row, key, where)
-        if name in seen:
-            raise UserError(f"{where}, column {key}: {name!r} was already given in row {seen[name]}.")
-        seen[name] = number
-        i = position.get(name)
-        label = _class(_cell(row, "label", where), classes, f"{where}, column label") if "label" in header else None
-        row_weight = _weight(_cell(row, "weight", where), where) if "weight" in header else 1.0
-        row_group = _group(_cell(row, "group", where), where) if "group" in header else 0
-        if i is None:
-            continue
-        if label is not None and label != int(targets[i]):
-            raise UserError(f"{where}, column label: {classes[label]!r}, but the sample's class is {classes[int(targets[i])]!r}.")
-        weight[i], group[i] = row_weight, row_group
-    if needed and (lacking := [name for name in keys if name not in seen]):
-        has = f"such as {rows[0][key]!r}" if rows else "none"
+    table, where = read_cells(path, "data.csv"), rows_of(path)
+    key = _key_column(path, list(table.columns))
+    names = texts(table, key, where)
+    first: dict[str, int] = {}
+    for number, name in enumerate(names):
+        if first.setdefault(name, number) != number:
+            raise UserError(f"{where(number)}, column {key}: {name!r} was already given in {where(first[name]).rpartition(', ')[2]}.")
+    rows = [first.get(name, -1) for name in keys]  # -1 is the default after the last row
+    if "label" in table:
+        labels = [class_of(text, classes, f"{where(row)}, column label") for row, text in enumerate(texts(table, "label", where))]
+        for row, target in zip(rows, targets.tolist(), strict=True):
+            if row >= 0 and labels[row] != target:
+                raise UserError(f"{where(row)}, column label: {classes[labels[row]]!r}, but the sample's class is {classes[target]!r}.")
+    if needed and (lacking := [name for name in keys if name not in first]):
+        has = f"such as {names[0]!r}" if names else "none"
         raise UserError(
             f"{path}: {len(lacking)} of {len(keys)} training samples have no row; the first is {lacking[0]!r}.\n"
-            f"The file's column {key} has {len(rows)} rows, {has}."
+            f"The file's column {key} has {len(names)} rows, {has}."
         )
-    return Annotations(weight if "weight" in header else None, group if "group" in header else None)
+    weight = group = None
+    if "weight" in table:
+        weight = torch.cat([numbers(table, "weight", where, 0.0), torch.ones(1)])[rows]
+    if "group" in table:
+        given = texts(table, "group", where)
+        if odd := [row for row, text in enumerate(given) if not text.isdecimal()]:
+            raise UserError(f"{where(odd[0])}, column group: {given[odd[0]]!r}; a whole number of at least 0 is expected.")
+        group = torch.tensor([*map(int, given), 0])[rows]
+    return Annotations(weight, group)
 
 
 def _key_column(path: Path, header: list[str]) -> str:
@@ -121,26 +113,3 @@ def _key_column(path: Path, header: list[str]) -> str:
             f"{path}, row 1: needs a column path or index, and a column weight or group or both; it has {', '.join(header) or 'none'}."
         )
     return found[0]
-
-
-def _cell(row: dict[str, str | None], column: str, where: str) -> str:
-    value = (row.get(column) or "").strip()
-    if not value:
-        raise UserError(f"{where}, column {column}: is empty.")
-    return value
-
-
-def _weight(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise UserError(f"{where}, column weight: {text!r}; a finite number of at least 0 is expected.")
-    return value
-
-
-def _group(text: str, where: str) -> int:
-    if not text.isdecimal():
-        raise UserError(f"{where}, column group: {text!r}; a whole number of at least 0 is expected.")
-    return int(text)

@@ -17,19 +17,19 @@ from lab.config.errors import UserError
 from lab.data.loading import number_of_workers
 from lab.data.split import split
 
-DRAWING = 1  # counted up when other pictures are drawn from the same settings, so that no old folder is taken for the new one
+DRAWING = 1  # a version, increased when the same settings give other pictures, so that an old folder is not reused
 LUMA = np.array([0.299, 0.587, 0.114])
-CONTRAST = 0.4  # of a digit's ink to what lies under it
+CONTRAST = 0.4  # smallest contrast of a digit's ink to the background under it
 TRIES = 40
-FEW = 100  # scenes that are drawn sooner than worker processes start
+FEW = 100  # so few scenes are drawn faster than worker processes start
 PARTS = ("train", "val", "test")
 
 
 def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
-    """Return the folder under `root` with the scenes of these settings, and draw them if they are not there yet.
+    """Return the folder under `root` with the scenes of these settings; draw them if the folder does not exist yet.
 
-    It holds images/ and a file instances_<part>.json for each part. It appears whole or not at all, also
-    when several processes want it at once.
+    It holds images/ and a file instances_<part>.json for each part. The folder is either complete or absent, even if several processes
+    make it at once.
 
     Raises:
         UserError: the folder cannot be written, or the settings allow no scene.
@@ -49,14 +49,14 @@ def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
-        # another process may have been first
+        # another process may have made it first
         if not folder.is_dir():
             raise UserError(f"data.root={root}: the scenes cannot be written: {error.strerror or str(error).splitlines()[-1]}") from None
     return folder
 
 
 def _settings(config: DigitScenesConfig) -> dict[str, Any]:
-    """Return the settings that decide the pictures; those of test scenes only where there are any, so that older folders are found."""
+    """Return the settings that decide the pictures; those of test scenes only if there are any, so that older folders are found."""
     loading = {item.name for item in fields(DetectionDataConfig)} | (set() if config.test else {"test", "test_scenes"})
     return {"drawing": DRAWING} | {item.name: getattr(config, item.name) for item in fields(config) if item.name not in loading}
 
@@ -78,10 +78,10 @@ def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @dataclass
 class Drawing:
-    """Draws, writes and describes the scenes of a part, each by its number, in whichever process is asked for it."""
+    """Draw, write and describe the scenes of a part by their number, in any process."""
 
     config: DigitScenesConfig
-    part: int  # of PARTS
+    part: int  # index in PARTS
     glyphs: np.ndarray
     labels: np.ndarray
     folder: Path
@@ -124,17 +124,13 @@ def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tup
 
 
 def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[tuple[int, list[int]]]]]:
-    """Draw all scenes in their order, by worker processes where the scenes are many."""
+    """Draw all scenes in their order; use worker processes if there are many."""
     import torch
     from torch.utils.data import DataLoader
 
     workers = number_of_workers(drawing.config.workers) if len(drawing) > FEW else 0
-    # a generator of its own: whether scenes were there already must not change a run
-    return DataLoader(cast(Any, drawing), batch_size=None, collate_fn=_as_it_is, num_workers=workers, generator=torch.Generator())
-
-
-def _as_it_is(scene: Any) -> Any:
-    return scene
+    # a separate generator, because drawing scenes must not change the run's random numbers
+    return DataLoader(cast(Any, drawing), batch_size=None, num_workers=workers, generator=torch.Generator())
 
 
 def draw_scene(
@@ -146,7 +142,7 @@ def draw_scene(
         config: sizes, counts and limits.
         glyphs: (N, 8, 8) ink in [0, 1] to choose from.
         labels: (N,) classes.
-        random: where all chance comes from.
+        random: the source of all random numbers.
     """
     canvas = _background(config, random)
     found: list[tuple[int, list[int]]] = []
@@ -164,7 +160,7 @@ def draw_scene(
 
 
 def _ink(glyph: np.ndarray, pixels: int) -> np.ndarray:
-    """Enlarge a glyph smoothly to coverage in [0, 1], and cut it to the rows and columns that hold ink."""
+    """Enlarge a glyph smoothly to coverage in [0, 1], and crop it to the rows and columns with ink."""
     large = np.asarray(Image.fromarray(glyph).resize((pixels, pixels), Image.Resampling.BICUBIC))
     ink = ((large - 0.35) / 0.3).clip(0, 1)
     rows, columns = (np.flatnonzero((ink > 0.25).any(axis)) for axis in (1, 0))
@@ -183,7 +179,7 @@ def _far_enough(config: DigitScenesConfig, one: list[int], two: list[int]) -> bo
 
 
 def _paint(patch: np.ndarray, ink: np.ndarray, random: np.random.Generator) -> None:
-    """Blend a random colour into the patch, one that stands out from it."""
+    """Blend a random colour that stands out into the patch."""
     colours = random.random((64, 3))
     contrast = np.abs(colours @ LUMA - (patch.mean((0, 1)) @ LUMA))
     colour = colours[np.argmax(contrast > CONTRAST) if (contrast > CONTRAST).any() else contrast.argmax()]

@@ -1,4 +1,4 @@
-"""Randomness that a resumed run repeats: seeds, and states of the generators."""
+"""Random numbers that a resumed run repeats: seeds, and states of generators."""
 
 import random
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ import torch
 
 
 def seed_of(*numbers: int) -> int:
-    """Mix numbers, such as a run's seed, an epoch and a batch, into a seed below 2⁶³; near numbers give unrelated seeds."""
+    """Mix numbers, such as a run's seed, an epoch and a batch, into a seed below 2⁶³; similar numbers give unrelated seeds."""
     return int(numpy.random.SeedSequence(numbers).generate_state(1, numpy.uint64)[0] >> 1)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python's, numpy's and torch's CPU generators inside; outside they go on as if nothing had been drawn."""
+    """Seed Python's, numpy's and torch's CPU generators inside the block; restore their states after it."""
     before = host_state()
     random.seed(seed)
     numpy.random.seed(seed % 2**32)

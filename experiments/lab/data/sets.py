@@ -1,7 +1,7 @@
-"""Data sets and their splits; those that are held in memory on the device: digits, MNIST, CIFAR."""
+"""Data sets and their splits; data sets that are held in the device's memory: digits, MNIST, CIFAR."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from lab.config.settings import ROOT, absolute
 from lab.config.task_schema import DigitPairsConfig
 from lab.data.batch import Batch
 from lab.data.loading import Shares
+from lab.data.sampler import order_of
 from lab.data.samples import Annotations
 from lab.data.seeds import seed_of
 from lab.data.split import held_out_by, split
@@ -25,7 +26,7 @@ class Loader(Protocol):
     """Batches of one task, on the device."""
 
     samples: int
-    keys: list[str]  # what each sample is called, by its position
+    keys: list[str]  # the name of each sample, by its position
 
     def __len__(self) -> int: ...
 
@@ -34,76 +35,42 @@ class Loader(Protocol):
     def begin(self, epoch: int, batch: int = 0) -> None:
         """Let the next iteration begin at this epoch's batch number `batch`; without this call, the next epoch follows.
 
-        What an epoch brings, its order and its augmentation, follows from the seed and its number.
+        An epoch's order and augmentation depend only on the seed and the epoch's number.
         """
-        ...
 
 
 @dataclass
 class Norm:
-    """What pixels from 0 to 1 are normalised by, a number a channel."""
+    """Mean and standard deviation of each channel, which normalise pixels from 0 to 1."""
 
     mean: list[float]
     std: list[float]
 
 
-class Sets(Protocol):
-    """The data of any task, as the trainer reads it."""
-
-    @property
-    def classes(self) -> list[str]:
-        """Their names, in the order of the indices."""
-        ...
-
-    @property
-    def norm(self) -> Norm:
-        """What the images are normalised by."""
-        ...
-
-    @property
-    def train(self) -> Loader:
-        """What the model is trained on."""
-        ...
-
-    @property
-    def val(self) -> Loader:
-        """What is evaluated after each epoch."""
-        ...
-
-    @property
-    def test(self) -> Loader | None:
-        """Scored once, at the end; None where there is none."""
-        ...
-
-    @property
-    def held_out(self) -> str:
-        """Which images `val` has, in words."""
-        ...
-
-    @property
-    def plain(self) -> Callable[[], Loader] | None:
-        """Makes a loader of the training samples as if they were held out: in order, without augmentation."""
-        ...
-
-
 @dataclass
 class Data:
-    classes: list[str]
+    """The data of a task, as the trainer reads it.
+
+    train: the training samples. val: the held-out samples, evaluated after each epoch. test: the test samples, scored once at the end.
+    """
+
+    classes: list[str]  # in the order of their indices
     channels: int
-    norm: Norm
+    norm: Norm  # normalises the images
     train: Loader
     val: Loader
-    groups: int  # 0 where the data has no groups
-    counts: Tensor  # (C,) training samples
+    groups: int = 0  # 0 where the data has no groups
+    counts: Tensor = field(default_factory=lambda: torch.zeros(0))  # (C,) training samples, or boxes
     test: Loader | None = None
-    held_out: str = ""
-    plain: Callable[[], Loader] | None = None
+    held_out: str = ""  # which images are held out, in words
+    plain: Callable[[], Loader] | None = None  # makes a loader of the training samples in order, without augmentation
+    notes: list[str] = field(default_factory=list)  # messages about the data, for the user
 
 
 @dataclass
 class Split:
     images: Tensor  # (N, C, H, W), uint8 or float
-    targets: Tensor  # (N,)
+    targets: Tensor  # (N,) classes, or (N, K) numbers
     keys: list[str]
 
     def only(self, positions: list[int]) -> "Split":
@@ -112,7 +79,7 @@ class Split:
 
 @dataclass
 class Splits:
-    """The images of a set; `held_out` says in words which ones are held out."""
+    """The images of a data set; `held_out` says in words which ones are held out."""
 
     classes: list[str]
     train: Split
@@ -122,9 +89,9 @@ class Splits:
 
 
 class MemoryLoader:
-    """Batches of images that lie on the device; only one permutation an epoch is copied from the host.
+    """Batches of images that are held on the device; only one permutation an epoch is copied from the host.
 
-    Several batches' images are made at once, because small ones cost the host more time than the device.
+    Several batches are made at once, because small batches cost the host more time than the device.
     """
 
     TOGETHER, ELEMENTS = 16, 2**24  # most batches made at once, and most elements of them
@@ -138,11 +105,12 @@ class MemoryLoader:
         self.shares = Shares(self.samples, batch_size)
         self.augment: Any = None
         self.seed: int | None = None
-        self.kept: tuple[int, list[Batch]] = 0, []  # several short epochs: the first one's number, and the batches of all
+        self.chances: Tensor | None = None
+        self.kept: tuple[int, list[Batch]] = 0, []  # the first epoch's number, and the batches of several short epochs
         self.begin(1)
 
-    def shuffled(self, seed: int, augment: Any) -> "MemoryLoader":
-        self.seed, self.augment, self.kept = seed, augment, (0, [])
+    def shuffled(self, seed: int, augment: Any, chances: Tensor | None = None) -> "MemoryLoader":
+        self.seed, self.augment, self.chances, self.kept = seed, augment, chances, (0, [])
         return self
 
     def begin(self, epoch: int, batch: int = 0) -> None:
@@ -171,7 +139,7 @@ class MemoryLoader:
             yield from made[max(first - start, 0) :]
 
     def _made(self, group: list[Tensor], epoch: int, start: int) -> list[Batch]:
-        """Make a batch of the samples of each index; the first one is batch `start` of the epoch."""
+        """Make a batch for each index tensor; the first is batch `start` of the epoch."""
         every, sizes = torch.cat(group), [len(index) for index in group]
         images = self.images[every]
         scaled = images.float() / 255 if images.dtype == torch.uint8 else images
@@ -189,15 +157,15 @@ class MemoryLoader:
     def _order(self, epoch: int) -> Tensor:
         if self.seed is None:
             return torch.arange(self.samples, device=self.device)
-        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed_of(self.seed, epoch)))
+        order = order_of(self.samples, self.chances, torch.Generator().manual_seed(seed_of(self.seed, epoch)))
         return order.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else order
 
 
 def norm_of(images: Tensor, saved: Norm | None) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation (C,), a saved model's or those of training images (N, C, H, W), uint8 or from 0 to 1.
+    """Return mean and standard deviation (C,) of a saved model, else of training images (N, C, H, W), uint8 or from 0 to 1.
 
     Raises:
-        UserError: the saved model takes images of other channels.
+        UserError: the saved model takes another number of channels.
     """
     if saved:
         check_channels(saved, images.shape[1])
@@ -207,7 +175,7 @@ def norm_of(images: Tensor, saved: Norm | None) -> tuple[Tensor, Tensor]:
 
 
 def check_channels(saved: Norm, channels: int) -> None:
-    """Raise UserError unless the saved model takes images of so many channels."""
+    """Raise UserError unless the saved model takes this number of channels."""
     if len(saved.mean) != channels:
         raise UserError(f"data: its images have {channels} channels; the model takes {len(saved.mean)}.")
 
@@ -225,7 +193,7 @@ def resize_all(images: Tensor, size: int) -> Tensor:
 
 
 def digits(config: DigitsConfig | DigitPairsConfig) -> Splits:
-    """Scikit-learn's handwritten digits."""
+    """Return scikit-learn's handwritten digits."""
     from sklearn.datasets import load_digits
 
     known = load_digits()
@@ -237,7 +205,7 @@ def digits(config: DigitsConfig | DigitPairsConfig) -> Splits:
 
 
 def downloaded(config: DownloadedConfig) -> Splits:
-    """MNIST or CIFAR, by torchvision."""
+    """Return MNIST or CIFAR, by torchvision."""
     import socket
 
     from torchvision import datasets
@@ -279,5 +247,5 @@ def downloaded(config: DownloadedConfig) -> Splits:
 
 def existing_folder(setting: str, path: Path) -> Path:
     if not path.is_dir():
-        raise UserError(f"{setting}={path}: there is no such folder.")
+        raise UserError(f"{setting}={path}: no such folder.")
     return path

@@ -1,4 +1,4 @@
-"""Which images are trained on, which are held out to choose by, and which are scored once at the end."""
+"""Divide images into those to train on, those held out to choose the best epoch, and those scored once at the end."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +10,34 @@ from lab.config.schema import FoldConfig, SplitConfig
 Positions = list[int]
 
 
+def split_any(config: SplitConfig, samples: int, test: float | None = None) -> list[Positions]:
+    """Draw the positions of training, held-out and test samples without classes, at random by data.split_seed.
+
+    Raises:
+        UserError: a part would have no sample, or the fold does not exist.
+    """
+    from sklearn.model_selection import KFold, train_test_split
+
+    rest: Positions = list(range(samples))
+    tested: Positions = []
+    fold, setting = fold_of(config), held_out_by(config)
+    try:
+        if test is not None:
+            setting = f"data.test={test}"
+            rest, tested = train_test_split(rest, test_size=ceil(test * samples), random_state=config.split_seed)
+            setting = held_out_by(config)
+        if fold is None:
+            train, val = train_test_split(rest, test_size=ceil(config.held_out * samples), random_state=config.split_seed)
+        else:
+            folds = KFold(fold.folds, shuffle=True, random_state=config.split_seed)
+            train, val = ([rest[i] for i in part] for part in list(folds.split(rest))[fold.fold or 0])
+    except ValueError as error:
+        raise UserError(f"{setting}: {samples} samples cannot be divided so: {error}") from None
+    return [train, val, tested]
+
+
 def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], test: float | None = None) -> list[Positions]:
-    """Draw the positions of the training, the held-out and the test samples: shares of each class, at random by data.split_seed.
+    """Draw the positions of training, held-out and test samples: a share of each class, at random by data.split_seed.
 
     Test samples are drawn first, so that they are the same for every fold.
 
@@ -22,7 +48,7 @@ def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], t
         test: share of test samples; None for none.
 
     Raises:
-        UserError: the shares leave a class without a sample in one of the parts, or there is no such fold.
+        UserError: a part would have no sample of a class, or the fold does not exist.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -59,7 +85,7 @@ def fold_of(config: SplitConfig) -> FoldConfig | None:
     """Return the settings of the fold that is held out, if one is.
 
     Raises:
-        UserError: there is no such fold.
+        UserError: the fold does not exist.
     """
     if not isinstance(config, FoldConfig) or config.fold is None:
         return None
@@ -79,7 +105,7 @@ def _refuse_rare(config: SplitConfig, targets: Sequence[int], classes: Sequence[
 
 
 def _set_aside(config: SplitConfig, targets: Sequence[int], among: Positions, count: int, setting: str) -> tuple[Positions, Positions]:
-    """Take `count` of the positions, of each class its share; return (the others, those)."""
+    """Take `count` of the positions, with equal shares of each class; return (the rest, those taken)."""
     from sklearn.model_selection import train_test_split
 
     labels = [targets[i] for i in among]

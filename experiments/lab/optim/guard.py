@@ -1,4 +1,4 @@
-"""Non-finite losses: seen, counted and kept on the device, so that no step waits for the host."""
+"""Non-finite losses: found, counted and kept on the device, so that no step waits for the host."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from lab.processes import distributed
 
 
 class NonFiniteError(Exception):
-    """Too many updates in a row had a loss that is nan or infinite."""
+    """Too many updates in a row had a nan or infinite loss."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Kept:
 
 
 class Guard:
-    """Counts updates whose loss is not finite and keeps the batch that ended the longest streak.
+    """Count updates whose loss is not finite, and keep the batch that ended the longest streak.
 
     `total`, `streak` and `longest` are 0-d tensors on the device. Once `longest` has reached `limit`, the kept batch stays.
     """
@@ -37,7 +37,7 @@ class Guard:
 
     @contextmanager
     def buffers_undone(self) -> Iterator[list[Tensor]]:
-        """Yield a list for the update's verdict; a bad update leaves running statistics as they were."""
+        """Yield a list for the flag "this update is bad"; a bad update leaves running statistics as they were."""
         copies = Copies(self.buffers)
         verdict: list[Tensor] = []
         yield verdict
@@ -61,13 +61,13 @@ class Guard:
         self.longest = torch.maximum(self.longest, self.streak)
 
     def evidence(self) -> dict[str, Tensor | int]:
-        """The last bad micro-batch and the number of its update; waits for the device."""
+        """Return the last bad micro-batch and the number of its update; waits for the device."""
         slots = [(int(slot.update), slot) for slot in self.kept.values()]
         update, slot = max(slots, key=lambda pair: pair[0])
         return {"update": update} | {name: value.cpu() for name, value in slot.tensors.items()}
 
     def state(self) -> dict[str, Any]:
-        """Counters, and the kept batch if there has been one; waits for the device."""
+        """Return the counters, and the kept batch if there is one; waits for the device."""
         counters = {name: getattr(self, name) for name in ("total", "streak", "longest")}
         return {**counters, "evidence": distributed.of_highest(self.evidence(), "update") if self.longest else None}
 

@@ -1,6 +1,10 @@
-"""Optimiser steps that are undone on the device if the update was bad, so that the host need not wait to know."""
+"""Undo bad optimiser steps on the device, so that the host need not wait to know whether they are bad.
+
+torch's GradScaler waits for its flag before each step of an optimiser that is not fused.
+"""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -10,11 +14,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from lab.processes.parallel import own_part
 
-CHUNK = 2**26  # bytes that are compared at a time: they take three times as much
+CHUNK = 2**26  # bytes that are copied at a time; this takes three times as much memory
 
 
 class Copies:
-    """Copies of tensors, restored by a flag on the device. It takes few launches: a model has hundreds of tensors."""
+    """Copies of tensors, restored if a flag on the device is set. A model has hundreds of tensors, so they are copied in a few launches."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.groups = list(_groups(tensors))
@@ -29,27 +33,27 @@ class Copies:
 
 
 class LateFlag:
-    """A flag on its way from the device to the host."""
+    """A flag that is copied from the device to the host without waiting."""
 
     def __init__(self, flag: Tensor) -> None:
-        self.value, self.arrived = flag, None
+        self.value, self.copied = flag, None
         if flag.is_cuda:
             self.value = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)
-            self.arrived = torch.cuda.Event()
-            self.arrived.record()
+            self.copied = torch.cuda.Event()
+            self.copied.record()
 
     def __bool__(self) -> bool:
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         return bool(self.value)
 
 
 class Undo:
-    """Steps an optimiser, and undoes steps that a flag on the device marks as bad: all state is then bitwise as before.
+    """Step an optimiser, and undo steps that a flag on the device marks as bad: all state is then bitwise as before.
 
-    Parameters and state on the device are copied before a step, which takes as much memory again while it runs, and put back at once.
-    The host's own values, counts of steps for example, and entries that a step made are put back before the next step: the host then
-    waits for the last update's flag, which the device knows long before it has done the work in hand.
+    Parameters and state on the device are copied before a step, which doubles their memory while it runs, and restored right after a bad
+    one. Values on the host, such as counts of steps, and entries that a step added are restored before the next step. The host then waits
+    for the last update's flag, which is ready long before the device has finished its queued work.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -59,16 +63,18 @@ class Undo:
 
     def step(self, bad: Tensor) -> None:
         self.settle()
-        before = [(place, {key: _same(value) for key, value in place.items()}) for place in self._places()]
+        before = [(mapping, {key: _same(value) for key, value in mapping.items()}) for mapping in self._mappings()]
         values = [value for _, old in before for value in old.values()]
-        tensors = {id(leaf): own_part(leaf) for value in values for leaf in _tensors(value)}.values()
+        leaves = tree_leaves([value for value in values if isinstance(value, (Tensor, list, tuple))])
+        tensors = {id(leaf): own_part(leaf) for leaf in leaves if isinstance(leaf, Tensor)}.values()
         copies = Copies(tensor for tensor in tensors if tensor.device == bad.device)
-        self.put_back = [_copied_back(tensor) for tensor in tensors if tensor.device != bad.device]
-        self.put_back += [_drawn_back(value) for value in values if isinstance(value, Random)]
+        self.put_back = [partial(tensor.copy_, tensor.clone()) for tensor in tensors if tensor.device != bad.device]
+        self.put_back += [partial(value.setstate, value.getstate()) for value in values if isinstance(value, Random)]
         self.optimizer.step()
         copies.put_back(bad)
-        for place, old in before:
-            self.put_back += [_set_back(place, old, key) for key in place if key not in old or _differ(place[key], old[key])]
+        for mapping, old in before:
+            self.put_back += [partial(mapping.pop, key) for key in mapping if key not in old]
+            self.put_back += [partial(mapping.update, {key: old[key]}) for key in mapping if key in old and _differ(mapping[key], old[key])]
         self.flag = LateFlag(bad)
 
     def settle(self) -> None:
@@ -78,22 +84,16 @@ class Undo:
                 put_back()
         self.flag, self.put_back = None, []
 
-    def _places(self) -> list[dict[Any, Any]]:
-        """Where an optimiser keeps values: by parameter, by group, and its own attributes."""
+    def _mappings(self) -> list[dict[Any, Any]]:
+        """Return the dicts in which an optimiser keeps values: by parameter, by group, and its attributes."""
         owners = [self.optimizer, getattr(self.optimizer, "_base_optimizer", None)]  # the latter is what timm's Lookahead steps with
         states = [owner.state for owner in owners if owner is not None]
         entries = [entry for state in states for entry in state.values() if isinstance(entry, dict)]
         return [*states, *entries, *self.optimizer.param_groups, *(vars(owner) for owner in owners if owner is not None)]
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return [value] if isinstance(value, Tensor) else []
-
-
 def _same(value: Any) -> Any:
-    """The value itself, but lists copied, because a step may change them in place."""
+    """Return the value itself; copy lists, because a step may change them in place."""
     return tree_map(lambda leaf: leaf, value) if isinstance(value, list) else value
 
 
@@ -104,25 +104,8 @@ def _differ(value: Any, old: Any) -> bool:
     return tree != same or any(leaf is not other for leaf, other in zip(leaves, others, strict=True))
 
 
-def _copied_back(tensor: Tensor) -> Callable[[], Any]:
-    copy = tensor.clone()
-    return lambda: tensor.copy_(copy)
-
-
-def _drawn_back(generator: Random) -> Callable[[], Any]:
-    state = generator.getstate()
-    return lambda: generator.setstate(state)
-
-
-def _set_back(place: dict[Any, Any], old: dict[Any, Any], key: Any) -> Callable[[], Any]:
-    if key not in old:
-        return lambda: place.pop(key)
-    value = old[key]
-    return lambda: place.update({key: value})
-
-
 def _groups(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Tensors of one dtype, CHUNK bytes or one tensor at a time."""
+    """Yield groups of tensors of one dtype, each of at most CHUNK bytes or of one tensor."""
     group: list[Tensor] = []
     size = 0
     for tensor in sorted((tensor for tensor in tensors if tensor.numel()), key=lambda tensor: str(tensor.dtype)):

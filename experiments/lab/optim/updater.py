@@ -1,4 +1,4 @@
-"""Optimiser, schedule, clipping and scaling behind one call a step, with steps that can be skipped on the device."""
+"""Optimiser, schedule, clipping and loss scaling behind one call a step; steps can be skipped on the device."""
 
 import inspect
 from typing import Any
@@ -15,12 +15,13 @@ from lab.optim.undo import Undo
 from lab.processes.parallel import Parts, own_part
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
-# classes whose update of a number depends on the gradients of that number alone
+# No optimiser says whether it may step a part of a tensor, so they are listed, and tests step each over two processes.
+# Element-wise optimisers: a weight's update depends only on this weight's gradients.
 BY_NUMBER = {
     *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD", "AdaBelief", "AdamWLegacy", "Adan", "Adopt"),
     *("LaProp", "Lion", "MADGRAD", "NAdamLegacy", "NAdamW", "RAdamLegacy", "RMSpropTF", "SGDW"),
 }
-# those that take a tensor's norm, or its rows and columns, in ways that DTensor can
+# optimisers that use a tensor's norm, or its rows and columns, by operations that DTensor supports
 BY_TENSOR = {"Lamb", "Lars", "Muon"}
 
 
@@ -28,7 +29,7 @@ OWN = "custom"
 
 
 def check_optimizer(config: OptimConfig) -> None:
-    """Raise UserError unless timm has the optimiser and it needs first derivatives alone, or it is a class of the user's own."""
+    """Raise UserError unless the optimiser is timm's and needs only first derivatives, or is a class of the user's own."""
     from timm.optim import get_optimizer_info, list_optimizers
 
     if config.name == OWN:
@@ -45,10 +46,10 @@ def check_optimizer(config: OptimConfig) -> None:
 
 
 def own_optimizer(config: OptimConfig) -> Any:
-    """A registry of timm's kind that holds the user's class alone, so that its parameters are grouped as any other's.
+    """Return a timm registry that holds only the user's class, so that timm groups its parameters as for any optimiser.
 
     Raises:
-        UserError: it is not found, or no torch.optim.Optimizer.
+        UserError: the class is not found, or is not a torch.optim.Optimizer.
     """
     from timm.optim import OptimInfo, OptimizerRegistry
 
@@ -56,7 +57,7 @@ def own_optimizer(config: OptimConfig) -> Any:
         raise UserError("optim.target: optim=custom needs a torch.optim.Optimizer class, as module:name or path/to/file.py:name.")
     found = find("optim.target", config.target)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
-        raise UserError(f"optim.target={config.target}: is no class of torch.optim.Optimizer.")
+        raise UserError(f"optim.target={config.target}: is not a class of torch.optim.Optimizer.")
     momentum = "momentum" in inspect.signature(found).parameters
     registry = OptimizerRegistry()
     registry.register(OptimInfo(name=OWN, opt_class=found, has_eps=True, has_betas=True, has_momentum=momentum))  # timm drops no argument
@@ -64,10 +65,10 @@ def own_optimizer(config: OptimConfig) -> Any:
 
 
 def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimConfig) -> Optimizer:
-    """The optimiser of a model, whose parameters timm puts into groups, or of groups.
+    """Return the optimiser of a model, whose parameters timm groups, or of groups.
 
     Raises:
-        UserError: it cannot be made of these settings.
+        UserError: the optimiser cannot be made with these settings.
     """
     from timm.optim import create_optimizer_v2
 
@@ -86,21 +87,21 @@ def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimCo
             **options,
         )
         return made
-    except Exception as error:  # timm's optimisers, and the user's own, check their arguments in many ways
+    except Exception as error:  # optimisers raise many kinds of errors for bad arguments
         raise UserError(f"optim.name={config.name} cannot be made with these settings: {type(error).__name__}: {error}") from error
 
 
 def steps_parts(optimizer: Optimizer, name: str) -> bool:
-    """Whether an optimiser may step each rank's part of a tensor as if it were a tensor; others step DTensors.
+    """Return whether an optimiser may step each rank's part of a tensor as if it were a tensor; other optimisers step DTensors.
 
     Raises:
-        UserError: it is one of timm's that need whole tensors and cannot step DTensors.
+        UserError: the optimiser needs complete tensors and cannot step DTensors.
     """
     base = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead has one
     kind = type(base).__name__
     if not type(base).__module__.startswith(("timm.", "torch.")):
         return False
-    # both take the mean of something over a whole tensor and write to it
+    # both options compute a mean over a complete tensor, and write to it
     special = any(group.get("caution") or group.get("algo") == "adamuon" for group in base.param_groups)
     if special or kind not in BY_NUMBER | BY_TENSOR:
         raise UserError(
@@ -111,10 +112,10 @@ def steps_parts(optimizer: Optimizer, name: str) -> bool:
 
 
 class Updater:
-    """Turns gradients into an update.
+    """Turn gradients into an update.
 
-    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were, and the host does not
-    wait to hear of it: fused optimisers read a flag on the device, and what others have done is undone.
+    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were, without waiting for the
+    device: fused optimisers read a flag on the device, and the steps of other optimisers are undone.
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class Updater:
         self.undo = Undo(self.optimizer)
         self._make_buffers()
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-        self.overflow = torch.optim.SGD([nn.Parameter(torch.zeros((), device=device))])  # all that the scaler sees: nan if an update is bad
+        self.overflow = torch.optim.SGD(
+            [nn.Parameter(torch.zeros((), device=device))]
+        )  # the scaler sees only this gradient: nan if an update is bad
         self.schedule = make_schedule(self.optimizer, config, updates, updates_per_epoch)
         self.count = 0
 
@@ -143,13 +146,13 @@ class Updater:
         return max(group["lr"] for group in self.optimizer.param_groups)
 
     def step(self, bad_loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Clip and apply the gradients unless the loss or they are not finite; move the schedule either way.
+        """Clip and apply the gradients if they and the loss are finite; advance the schedule in any case.
 
         Args:
             bad_loss: 0-d bool on the device.
 
         Returns:
-            whether the gradients were not finite (0-d bool), and their norm before clipping (0-d).
+            Whether the gradients were not finite (0-d bool), and their norm before clipping (0-d).
         """
         self.parts.take_gradients()
         if self.scaler.is_enabled():
@@ -187,7 +190,7 @@ class Updater:
             self.scaler.update()
 
     def _make_buffers(self) -> None:
-        """Give fused SGD its buffers: it makes the first ones uninitialised, and would keep them so if its first step were skipped."""
+        """Allocate fused SGD's buffers as zeros: its own are uninitialised, and would stay so if its first step were skipped."""
         for group in self.optimizer.param_groups if self.on_device and isinstance(self.optimizer, torch.optim.SGD) else ():
             for p in group["params"] if group["momentum"] else ():
                 self.optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
@@ -203,12 +206,12 @@ class Updater:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the schedule is a function of the count, and stays that of this run's length."""
+        """Continue from a state; the schedule follows from the count and this run's length."""
         self.undo.settle()
         optimizer = self.parts.spread(state["optimizer"])
         if self.on_parts:
             optimizer = optimizer | {"state": tree_map(own_part, optimizer["state"])}
-        # how a step is taken is this run's own: an earlier version took that of spread parameters otherwise
+        # how to step is decided by this run: a run of an earlier version may have stepped sharded parameters otherwise
         ways = [{way: group[way] for way in ("fused", "foreach", "capturable") if way in group} for group in self.optimizer.param_groups]
         groups = [saved | way for saved, way in zip(optimizer["param_groups"], ways, strict=True)]
         self.optimizer.load_state_dict(optimizer | {"param_groups": groups})
@@ -219,11 +222,40 @@ class Updater:
             self.schedule.step_update(self.count)
 
 
+class RangeSchedule:
+    """Raise the learning rate from `warmup_lr` to `lr` by the same factor at each update, for a learning-rate range test."""
+
+    def __init__(self, optimizer: Any, config: OptimConfig, updates: int) -> None:
+        """Set the first rate.
+
+        Raises:
+            UserError: the rate would not rise.
+        """
+        first, self.optimizer, self.updates = config.schedule.warmup_lr, optimizer, max(updates - 1, 1)
+        if not 0 < first < config.lr:
+            raise UserError(
+                f"optim.schedule.warmup_lr={first:g}: above 0 and below optim.lr={config.lr:g} is expected with schedule range."
+            )
+        self.ratio = first / config.lr
+        self.last = [group["lr"] for group in optimizer.param_groups]
+        self.step_update(0)
+
+    def step_update(self, count: int) -> None:
+        """Set the rate of the update after `count` updates."""
+        for group, last in zip(self.optimizer.param_groups, self.last, strict=True):
+            group["lr"] = last * self.ratio ** (1 - min(count / self.updates, 1.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
 def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per_epoch: int) -> Any:
-    """timm's schedule with all its lengths in updates."""
+    """Return timm's schedule with all its lengths in updates."""
     from timm.scheduler import create_scheduler_v2
 
     schedule = config.schedule
+    if schedule.name == "range":
+        return RangeSchedule(optimizer, config, updates)
     warmup = updates // 10 if schedule.warmup_epochs is None else round(schedule.warmup_epochs * updates_per_epoch)
     if warmup and warmup >= updates:
         raise UserError(

@@ -1,6 +1,6 @@
-"""Several processes that train one model, started by torchrun: ranks, and reductions over all of them.
+"""Several processes that train one model, started by torchrun: ranks, and reductions over all ranks.
 
-Without torchrun there is one process, and every function here does nothing or says so. A rank is the number of a process, 0 the first's.
+Without torchrun there is one process, and these functions return its own values. A rank is the number of a process, from 0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lab.data.seeds import seed_of
 from lab.processes.ranks import launched, local_rank
 
-# a rank that writes a checkpoint or computes a metric alone keeps the others waiting for it
+# while one rank writes a checkpoint or computes a metric, the other ranks wait
 TIMEOUT_MINUTES = 30
 
 
@@ -45,19 +45,19 @@ def rank() -> int:
 
 
 def ranks() -> int:
-    """The number of ranks."""
+    """Return the number of ranks."""
     return torch.distributed.get_world_size() if _met() else 1
 
 
 def total(value: Tensor) -> Tensor:
-    """The sum over all ranks, in place; on a GPU the host does not wait for it."""
+    """Sum a tensor over all ranks, in place; on a GPU the host does not wait."""
     if ranks() > 1:
         torch.distributed.all_reduce(value)
     return value
 
 
 def highest(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
-    """The largest of each value over all ranks, which give the same names; waits for the device."""
+    """Return the largest of each value over all ranks, which must give the same names; waits for the device."""
     if ranks() == 1:
         return dict(values)
     together = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
@@ -66,7 +66,7 @@ def highest(values: Mapping[str, float], device: torch.device) -> dict[str, floa
 
 
 def of_highest(value: dict[str, Any], key: str) -> dict[str, Any]:
-    """The `value` of the rank whose entry `key` is the largest, on every rank."""
+    """Return the `value` of the rank whose entry `key` is the largest, on every rank."""
     if ranks() == 1:
         return value
     numbers = gathered(value[key])
@@ -76,17 +76,17 @@ def of_highest(value: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def own_seed(seed: int) -> int:
-    """A seed of this rank's own; the first rank's is the given one."""
+    """Return a different seed for each rank; the first rank gets the given one."""
     return seed_of(seed, rank()) if rank() else seed
 
 
 def anywhere(flag: bool, device: torch.device) -> bool:
-    """Whether the condition holds on any rank; waits for the device where there are several."""
+    """Return whether the condition holds on any rank; waits for the device if there are several ranks."""
     return bool(highest({"flag": float(flag)}, device)["flag"])
 
 
 def gathered(value: Any) -> list[Any]:
-    """The values of all ranks, by rank."""
+    """Return the values of all ranks, by rank."""
     values: list[Any] = [value]
     if ranks() > 1:
         values = [None] * ranks()
@@ -95,7 +95,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 def of_first(value: Any) -> Any:
-    """The first rank's value."""
+    """Return the first rank's value."""
     values = [value]
     if ranks() > 1:
         torch.distributed.broadcast_object_list(values, src=0)
@@ -104,9 +104,9 @@ def of_first(value: Any) -> Any:
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """The first rank alone, then the first one of every other host, then the rest: what one downloads or draws the others find.
+    """Run the block on the first rank, then on the first of every other host, then on the rest; later ranks find downloaded files.
 
-    A fault ends a turn as well: the others come to it, too, instead of waiting for a process that is gone.
+    An error ends a turn, too, so that the next ranks do not wait for a process that has ended.
     """
     if ranks() == 1:
         yield
@@ -123,7 +123,7 @@ def in_turn() -> Iterator[None]:
 
 @torch.no_grad()
 def average_statistics(model: nn.Module) -> None:
-    """Give all ranks the mean of their running statistics of batch norms, each of which saw its own part of the batches."""
+    """Give all ranks the mean of their batch norms' running statistics, because each rank saw only its part of the batches."""
     if ranks() == 1:
         return
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]

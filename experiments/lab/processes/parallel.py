@@ -17,8 +17,8 @@ from lab.processes import distributed
 class Parallel:
     """The model of a trainer over all ranks; with one rank it is the model itself.
 
-    `model` is the model itself, `forward` what a training batch goes through. Gradients are averaged over the ranks while backward runs;
-    `scaled` makes them those of the ranks' sum.
+    `model` is the model itself; `forward` is the module that training batches pass through. Gradients are averaged over the ranks during
+    backward; `scaled` turns the mean into the sum over ranks.
     """
 
     def __init__(self, model: nn.Module, settings: TrainerConfig, device: torch.device) -> None:
@@ -34,17 +34,17 @@ class Parallel:
         if self.sharded:
             shard(model, device)
         elif self.ranks > 1:
-            # batch norms keep their own statistics until they are averaged
+            # each rank keeps its batch norms' statistics until they are averaged
             self.forward = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def description(self, samples: int) -> str:
-        """A sentence on the ranks and the samples of an update."""
+        """Describe the ranks and the samples of an update in a sentence."""
         way = "FSDP" if self.sharded else "DistributedDataParallel"
         return f"{self.ranks} processes ({way}), {samples} samples each: an update has {self.ranks * samples}"
 
     @contextmanager
     def gradients(self, *, shared: bool) -> Iterator[None]:
-        """Of forward and backward inside, gradients stay this rank's own until one comes that is `shared`: it carries them all."""
+        """Keep gradients of the block on this rank until a block that is `shared`, which averages all of them over ranks."""
         if isinstance(self.forward, DistributedDataParallel) and not shared:
             with self.forward.no_sync():
                 yield
@@ -54,24 +54,24 @@ class Parallel:
         yield
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """A rank's part of the loss, so large that the average of its gradients over ranks is their sum."""
+        """Multiply a rank's part of the loss, so that the average of its gradients over ranks is their sum."""
         return loss if self.ranks == 1 else loss * self.ranks
 
     def load_model_state(self, state: dict[str, Any] | None) -> None:
-        """Take the first rank's weights, from the whole ones of a checkpoint; the others need none."""
+        """Load the complete weights of a checkpoint, which only the first rank needs to have."""
         if self.ranks == 1:
             self.model.load_state_dict(state or {})
             return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
         if self.sharded:
-            self.model.reshard()  # type: ignore[operator]  # an evaluation leaves the outermost parameters whole
+            self.model.reshard()  # type: ignore[operator]  # fully_shard adds it; after an evaluation the outermost are still gathered
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(self.model, state if distributed.rank() == 0 and state else {}, options=options)
 
 
 def check(settings: TrainerConfig, device: torch.device, ranks: int) -> None:
-    """Raise UserError for settings that do not go together."""
+    """Raise UserError for settings that cannot be used together."""
     if ranks == 1:
         return
     if settings.sync_batchnorm and device.type != "cuda":
@@ -79,11 +79,11 @@ def check(settings: TrainerConfig, device: torch.device, ranks: int) -> None:
     if settings.parallel == "fsdp":
         for name, given in (("ema", settings.ema is not None), ("compile", settings.compile)):
             if given:
-                raise UserError(f"trainer.{name} does not go with trainer.parallel=fsdp; leave it away, or use trainer.parallel=ddp.")
+                raise UserError(f"trainer.{name} cannot be used with trainer.parallel=fsdp; omit it, or use trainer.parallel=ddp.")
 
 
 def shard(model: nn.Module, device: torch.device) -> None:
-    """Spread each block's parameters over all ranks, and then what is left; they are gathered a block at a time."""
+    """Shard each block's parameters over all ranks, then the remaining ones; they are gathered a block at a time."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -94,7 +94,7 @@ def shard(model: nn.Module, device: torch.device) -> None:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model, inner ones first: members of a list or a sequence that have at least three layers with weights."""
+    """Return the repeated parts of a model, inner ones first: members of a list or a sequence with three or more layers of weights."""
     found = []
     for owner in model.modules():
         if isinstance(owner, (nn.Sequential, nn.ModuleList)):
@@ -108,9 +108,9 @@ def _is_block(part: nn.Module) -> bool:
 
 
 class Parts:
-    """This rank's parts of parameters as plain tensors that share their memory; parameters that are whole are their own part.
+    """This rank's parts of parameters, as plain tensors that share their memory; an unsharded parameter is its own part.
 
-    Optimisers step them without the cost of DTensor's dispatch, and as fused kernels.
+    Optimisers step these parts without the cost of DTensor's dispatch, and as fused kernels.
     """
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -119,7 +119,7 @@ class Parts:
         self.sharded = any(map(_is_part, parameters))
 
     def take_gradients(self) -> None:
-        """Give the own parts their gradients; where FSDP keeps parts may have changed, too."""
+        """Give the parts their gradients and their current memory, because FSDP may have moved it."""
         with torch.no_grad():
             for parameter, own in zip(self.parameters, self.own, strict=True) if self.sharded else ():
                 own.data = own_part(parameter)
@@ -130,21 +130,21 @@ class Parts:
             parameter.grad = None
 
     def norm(self) -> Tensor:
-        """The gradients' norm over all ranks, 0-d."""
+        """Return the gradients' norm over all ranks, 0-d."""
         norm = torch.nn.utils.get_total_norm([own.grad for own in self.own if own.grad is not None])
         return distributed.total(norm.double().square()).sqrt().to(norm.dtype) if self.sharded else norm
 
     def groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """An optimiser's groups with the own parts in place of its parameters."""
+        """Return an optimiser's groups with this rank's parts instead of its parameters."""
         own = dict(zip(self.parameters, self.own, strict=True))
         return [group | {"params": [own[parameter] for parameter in group["params"]]} for group in groups]
 
     def spread(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimiser's state whose tensors of a parameter's size are whole, with parts in their place where the parameters have them."""
+        """Shard the tensors of an optimiser's state as the parameters of their shape are."""
         return self._mapped(state, _like)
 
     def joined(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state of an optimiser of own parts with its tensors as parts of whole ones."""
+        """Return the state of an optimiser of parts with its tensors as DTensors."""
         return self._mapped(state, _part_of)
 
     def _mapped(self, state: dict[str, Any], function: Callable[[Tensor, Tensor], Any]) -> dict[str, Any]:
@@ -161,22 +161,22 @@ class Parts:
 
 
 def own_part(value: Tensor) -> Tensor:
-    """What this rank holds of a tensor: a plain tensor that shares its memory."""
+    """Return this rank's part of a tensor: a plain tensor that shares its memory."""
     return cast(Any, value).to_local() if _is_part(value) else value
 
 
 def _is_part(value: Any) -> bool:
     if distributed.ranks() == 1:
-        return False  # and what follows takes a second to import
+        return False  # the import below takes a second
     from torch.distributed.tensor import DTensor
 
     return isinstance(value, DTensor)
 
 
 def whole_state(state: Any) -> Any:
-    """A state with whole tensors, as one process would have it; only the first rank keeps those that were in parts, on the CPU.
+    """Gather a state's sharded tensors, as one process would have them; only the first rank keeps the gathered ones, on the CPU.
 
-    Every rank has to call it.
+    Every rank must call it.
     """
     first = distributed.rank() == 0
 
@@ -194,8 +194,8 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    place = cast(Any, parameter)
-    return distribute_tensor(value.to(place.device), place.device_mesh, place.placements)
+    dtensor = cast(Any, parameter)
+    return distribute_tensor(value.to(dtensor.device), dtensor.device_mesh, dtensor.placements)
 
 
 def _part_of(parameter: Tensor, value: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def _part_of(parameter: Tensor, value: Tensor) -> Tensor:
         return value
     from torch.distributed.tensor import DTensor
 
-    place = cast(Any, parameter)
-    if value.shape != place.to_local().shape:
-        raise ValueError(f"a state of shape {tuple(value.shape)} is no part of a parameter of shape {tuple(parameter.shape)}")
-    return DTensor.from_local(value, place.device_mesh, place.placements, run_check=False, shape=place.shape, stride=place.stride())
+    dtensor = cast(Any, parameter)
+    if value.shape != dtensor.to_local().shape:
+        raise ValueError(f"a state of shape {tuple(value.shape)} is not a part of a parameter of shape {tuple(parameter.shape)}")
+    return DTensor.from_local(value, dtensor.device_mesh, dtensor.placements, run_check=False, shape=dtensor.shape, stride=dtensor.stride())

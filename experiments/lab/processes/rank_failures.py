@@ -1,4 +1,8 @@
-"""An error on one rank ends all ranks of a run: the first one reports it, and none waits for a rank that is gone."""
+"""An error on one rank ends all ranks of a run: the first one reports it, and none waits for a rank that has ended.
+
+torchrun's own @record writes an error to a file of its agent alone: the run's record would not hold it, and a rank that waits for another
+one in a collective would be killed after 30 s without having recorded its end.
+"""
 
 import os
 import select
@@ -22,7 +26,7 @@ TOGETHER = (StoppedError, NonFiniteError)
 """Ends that all ranks come to at once."""
 GRACE_SECONDS = 5.0
 GONE_SECONDS = 3.0
-STOP_SECONDS = 20.0  # torchrun kills 30 s after it asked to stop
+STOP_SECONDS = 20.0  # torchrun kills a process 30 s after it asked it to stop
 
 
 class RankError(Exception):
@@ -30,14 +34,14 @@ class RankError(Exception):
 
 
 def announce(error: BaseException, text: str) -> str:
-    """Print this rank's error on stderr, unless another rank has reported one already.
+    """Print this rank's error on stderr, unless another rank has already reported one.
 
     Args:
-        error: what went wrong.
-        text: how it is printed.
+        error: the error.
+        text: the text to print for it.
 
     Returns:
-        What the first process said, in one line.
+        The first reported error, in one line.
     """
     if launched() == 1:
         print(text, file=sys.stderr, flush=True)
@@ -46,14 +50,14 @@ def announce(error: BaseException, text: str) -> str:
     mine = f"{rank}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     first, said = mine, f"{rank}: {text}"
     if (store := _store()) is not None:
-        # a connection that broke off is what follows when another process was killed; it is gone a moment later
+        # a connection breaks if another process was killed; the report of this comes a moment later
         until = time.monotonic() + GONE_SECONDS * isinstance(error, RuntimeError)
         while not (killed := _killed(store, {})) and not _read(store) and time.monotonic() < until:
             time.sleep(0.1)
         if killed:
             first = store.compare_set(_key(), "", killed).decode()
             said = f"error: {first}"
-            mine = first if _rank() == 1 and first.startswith("rank 0 ") else ""  # else the first rank says it
+            mine = first if _rank() == 1 and first.startswith("rank 0 ") else ""  # otherwise the first rank prints it
         else:
             first = store.compare_set(_key(), "", mine).decode()
     if first == mine:
@@ -63,13 +67,13 @@ def announce(error: BaseException, text: str) -> str:
 
 @contextmanager
 def watched(end: Callable[[RankError], None]) -> Iterator[None]:
-    """Inside, an error is announced to the other ranks, and one of theirs ends this rank.
+    """Announce errors of the block to the other ranks, and end this rank at an error of theirs.
 
-    It does so even while this process waits for the device, which waits for the other: then `end` is called, in a thread, and it exits.
-    A process that notices by itself, or that was asked to stop and does, is left in peace.
+    This works even while this process waits for the device, which waits for the other rank: a thread then calls `end` and exits the
+    process. It does not do so if the process notices the error itself, or ends because it was asked to stop.
 
     Raises:
-        RankError: in place of what followed from another one's fault.
+        RankError: another rank failed; raised instead of the error that follows from it.
     """
     if launched() == 1:
         yield
@@ -88,19 +92,19 @@ def watched(end: Callable[[RankError], None]) -> Iterator[None]:
 
 
 class Watch(threading.Thread):
-    """Watches for errors of other ranks, and for signals that the main thread cannot handle."""
+    """Watch for errors of other ranks, and for signals that the main thread cannot handle."""
 
     def __init__(self, end: Callable[[RankError], None]) -> None:
         super().__init__(name="rank failures", daemon=True)
         self.end, self.closed = end, threading.Event()
         self.read, self.write = os.pipe()
         os.set_blocking(self.write, False)
-        # the number of a signal is written here at once, while Python's own handler waits for the main thread
+        # Python writes a signal's number here at once, while its handlers wait for the main thread
         self.before = signal.set_wakeup_fd(self.write, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forget)
 
     def close(self) -> None:
-        """By the main thread, which alone may set what signals write to."""
+        """End the watch; call it from the main thread, because only it may set the wake-up descriptor."""
         self.closed.set()
         signal.set_wakeup_fd(self.before)
         os.write(self.write, b"\0")
@@ -110,9 +114,9 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         store = _store()
-        _note(store, _came(_rank()), os.getpid())
+        _note(store, "came", os.getpid())
         self._look(store)
-        _note(store, _left(_rank()), 0)
+        _note(store, "left", 0)
 
     def _look(self, store: Any) -> None:
         signalled = False
@@ -120,7 +124,7 @@ class Watch(threading.Thread):
         while not self.closed.is_set():
             if fault := _read(store) or _killed(store, pids):
                 return self._end_after(GRACE_SECONDS, fault)
-            if signalled:  # and by no fault that is known
+            if signalled:  # without a known error
                 return self._end_after(STOP_SECONDS, "a signal came while this process waited for another one")
             if select.select([self.read], [], [], 0.5)[0]:
                 signalled = bool(set(os.read(self.read, 64)) & {signal.SIGTERM, signal.SIGINT})
@@ -132,7 +136,7 @@ class Watch(threading.Thread):
             os._exit(1)
 
     def _forget(self) -> None:
-        """In a worker process: do not report its signals to the run."""
+        """Stop reporting signals, in a worker process."""
         if not self.closed.is_set():
             signal.set_wakeup_fd(-1)
 
@@ -145,28 +149,20 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _came(rank: int) -> str:
-    return _key(f"came/{rank}")
-
-
-def _left(rank: int) -> str:
-    return _key(f"left/{rank}")
-
-
-def _note(store: Any, key: str, value: int) -> None:
+def _note(store: Any, what: str, value: int) -> None:
     with suppress(RuntimeError):
         if store is not None:
-            store.set(key, str(value))
+            store.set(_key(f"{what}/{_rank()}"), str(value))
 
 
 def _killed(store: Any, pids: dict[int, int]) -> str | None:
-    """Name the rank of this host that ended without a report; None where none has. `pids`: those that are known, by rank."""
+    """Name a rank of this host that ended without a report; None if there is none. `pids`: known process ids, by rank."""
     first = _rank() - local_rank()
     with suppress(RuntimeError):
         for rank in range(first, first + launched_here()) if store is not None else ():
-            if rank not in pids and store.check([_came(rank)]):
-                pids[rank] = int(store.get(_came(rank)))
-            if rank in pids and _ended(pids[rank]) and not store.check([_left(rank)]):
+            if rank not in pids and store.check([came := _key(f"came/{rank}")]):
+                pids[rank] = int(store.get(came))
+            if rank in pids and _ended(pids[rank]) and not store.check([_key(f"left/{rank}")]):
                 return f"rank {rank} was killed: its process ended without a word, as by kill -9 or where memory ran out"
     return None
 
@@ -179,7 +175,7 @@ def _ended(pid: int) -> bool:
 
 
 def _store() -> Any:
-    """A connection of its own to the store in which the processes meet; None where nobody answers."""
+    """Open a connection to the store in which the processes meet; return None if nothing answers."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""How this process was started: alone, or by torchrun. Needs neither torch nor a process group."""
+"""How this process was started: by itself, or by torchrun. Needs neither torch nor a process group."""
 
 import os
 
@@ -6,26 +6,26 @@ from lab.config.errors import UserError
 
 
 def launched() -> int:
-    """How many processes torchrun started; 1 without it."""
+    """Return how many processes torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def launched_here() -> int:
-    """How many of them on this host."""
+    """Return how many of them run on this host."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
 
 
 def launched_first() -> bool:
-    """Whether this is the rank that writes files and prints."""
+    """Return whether this is the rank that writes files and prints."""
     return launched() == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def local_rank() -> int:
-    """The number of this process on its host."""
+    """Return the number of this process on its host."""
     return int(os.environ.get("LOCAL_RANK", "0")) if launched() > 1 else 0
 
 
 def refuse_several(app: str) -> None:
-    """Raise UserError where torchrun started several processes of an app that runs in one."""
+    """Raise UserError if torchrun started several processes of an app that runs in one."""
     if launched() > 1:
         raise UserError(f"{app} runs in one process; torchrun started {launched()}. Start it without torchrun.")

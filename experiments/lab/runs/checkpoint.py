@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or absent, and are read as they were written or not at all."""
+"""Checkpoints: a file is either complete or absent, and a damaged one is refused."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ def save(state: dict[str, Any], path: Path) -> None:
     """Write tensors and plain values so that `torch.load(path, weights_only=True)` reads them.
 
     Raises:
-        UserError: the file cannot be written; one of that name that was there is as it was.
+        UserError: the file cannot be written; an earlier file of that name is unchanged.
     """
     write_whole(path, lambda file: torch.save(state, file))
 
@@ -34,7 +34,7 @@ def save_weights(weights: dict[str, Tensor], path: Path, about: dict[str, Any]) 
     """
     import safetensors.torch
 
-    # tensors that share memory or are not contiguous are refused
+    # safetensors refuses tensors that share memory or are not contiguous
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
     metadata = {name: json.dumps(value) for name, value in about.items()} | {"format": "pt"}
     metadata[DIGEST] = _digest(tensors, metadata)
@@ -45,12 +45,12 @@ def load(path: Path) -> dict[str, Any]:
     """Read what `save` wrote.
 
     Raises:
-        UserError: a part of the file is not what its checksum says; torch.load would not look at that.
+        UserError: a part of the file does not match its checksum, which torch.load would not check.
     """
     try:
         with zipfile.ZipFile(path) as file:
             part = file.testzip()
-    except Exception as error:  # a damaged directory of the archive makes zipfile fail in many ways
+    except Exception as error:  # zipfile raises many kinds of errors for a damaged archive
         raise _damaged(path, f"its directory cannot be read ({error})") from None
     if part is not None:
         raise _damaged(path, f"the checksum of its part {part.partition('/')[2] or part} is wrong")
@@ -58,10 +58,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_weights(path: Path) -> dict[str, Any]:
-    """Read what `save_weights` wrote: the weights as `model`, and what they are as in a checkpoint.
+    """Read what `save_weights` wrote: the weights as `model`, and the rest as in a checkpoint.
 
     Raises:
-        UserError: the file is not what its digest says. Another program's file may have no digest.
+        UserError: the file does not match its digest. A file of another program may have no digest.
     """
     import safetensors.torch
 

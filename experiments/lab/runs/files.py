@@ -1,4 +1,4 @@
-"""Files that are complete or absent."""
+"""Write files so that each is either complete or absent."""
 
 import contextlib
 import errno
@@ -15,16 +15,16 @@ UNFINISHED = ".unfinished-"
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], T]) -> T:
-    """Write a file beside `path`, flush it to disk and give it the name; what was there stays until then, nothing half-written does.
+    """Write a file under a temporary name, flush it to disk and rename it; until then an earlier file stays. No half-written file remains.
 
     Args:
-        path: of the file, whose folder is made if need be.
-        write: called with the open file, whose `name` is for what takes a path; its result is returned.
+        path: the file's path; its folder is made if it does not exist.
+        write: called with the open file, whose `name` is its path; its result is returned.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
-    temporary = path.with_name(f"{UNFINISHED}{path.name}")  # with its suffix, by which libraries choose a format
+    temporary = path.with_name(f"{UNFINISHED}{path.name}")  # with the same suffix, because libraries choose the format by it
     try:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True)
@@ -42,7 +42,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], T]) -> T:
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        # torch.save complains of the file that it cannot finish; the reason is the error before that
+        # torch.save complains that it cannot finish the file; the reason is the error before that
         reason = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
         raise unwritable(path, reason) if isinstance(reason, OSError) else reason from None
 
@@ -54,17 +54,17 @@ def sha256_of(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text whole; raise as `write_whole`."""
+    """Write text as a complete file; raise as `write_whole`."""
     write_whole(path, lambda file: file.write(text.encode()))
 
 
 def save_figure(figure: Any, path: Path, **options: Any) -> None:
-    """Save a matplotlib figure whole, in the format that the path's suffix names; raise as `write_whole`."""
+    """Save a matplotlib figure as a complete file, in the format of the path's suffix; raise as `write_whole`."""
     write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:], **options))
 
 
 def remove_unfinished(*folders: Path) -> None:
-    """Remove what `write_whole` leaves where its process is killed."""
+    """Remove the temporary files that `write_whole` leaves if its process is killed."""
     for folder in folders:
         for path in folder.glob(f"{UNFINISHED}*"):
             path.unlink()

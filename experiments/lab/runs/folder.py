@@ -1,4 +1,4 @@
-"""The folder of one run: the complete record of it, whatever happens to a tracking server."""
+"""The folder of one run: its complete record, even if a tracking server fails."""
 
 import contextlib
 import fcntl
@@ -21,20 +21,20 @@ from lab.runs.records import NAME, History, read_history
 from lab.tracking.uploader import read_state
 
 LOCK = ".lock"
-PLACED = ("start", "resume", "fork")  # kinds of records that say where the folder is
-SILENT_SECONDS = 600.0  # without a record from another host, whose locks may not be seen here, until its run counts as gone
+PLACED = ("start", "resume", "fork")  # kinds of records that hold the folder's path
+SILENT_SECONDS = 600.0  # a run on another host, whose locks may not be visible here, counts as gone after so long without a record
 
 
 class RunFolder:
-    """`config.yaml`, `metrics.jsonl`, `checkpoints/` and pictures.
+    """A run's folder: `config.yaml`, `metrics.jsonl`, `checkpoints/` and pictures.
 
     A line of `metrics.jsonl` is a record with a `kind`: start (app, parameters, tags), resume (step, changed settings), fork (tags),
-    metrics (step, values), evaluation (step, counts), summary (values of the run as a whole), data (sets), model (path, step, shapes),
-    tags (values), artifact (path), end (status). Its `time` never goes back, also where the system's clock does.
+    metrics (step, values), evaluation (step, counts), summary (values of the complete run), data (sets), model (path, step, shapes),
+    tags (values), artifact (path), end (status). Its `time` never goes back, even if the system's clock does.
 
-    `copy_of`: the folder that this one was copied from and that goes on without it; None where it is no copy.
+    `copy_of`: the folder that this one was copied from and that continues without it; None if it is not a copy.
 
-    A value of a step is recorded once: a continued run repeats what came after its checkpoint, and what is on record already stays.
+    A step's value is recorded once: a continued run repeats the steps after its checkpoint, and their recorded values are kept.
     """
 
     def __init__(self, runs: Path, name: str, config: dict[str, Any], setting: str = "trainer.runs") -> None:
@@ -43,10 +43,10 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Reopen a run that has ended or was killed. Half-written files are removed, and a copy becomes a run of its own.
+        """Reopen a run that has ended or was killed; remove half-written files, and turn a copy into a run of its own.
 
         Raises:
-            UserError: another process is at it, or it cannot be written.
+            UserError: another process works on it, or it cannot be written.
         """
         folder = cls.__new__(cls)
         folder._open(path, path.name)
@@ -70,17 +70,17 @@ class RunFolder:
             raise unwritable(path / NAME, error) from None
 
     def now(self) -> float:
-        """Seconds since 1970 by a clock that is never set back."""
+        """Return seconds since 1970 by a clock that is never set back."""
         return self.clock + _uptime()
 
     def write_config(self, config: dict[str, Any]) -> None:
         write_text(self.path / "config.yaml", written(config, self.path))
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append one record; it is readable by others at once.
+        """Append one record, which other processes can read at once.
 
         Raises:
-            UserError: it cannot be written; the file ends with the record before.
+            UserError: the record cannot be written; the file ends with the record before.
         """
         where = {"run_folder": str(self.path.absolute()), "host": platform.node()} if kind in PLACED else {}
         record = masked_tree({"kind": kind, "time": self.now(), **where, **fields})
@@ -101,7 +101,7 @@ class RunFolder:
             self.record("metrics", step=step, values=new)
 
     def summary(self, values: dict[str, float]) -> None:
-        """Record what the run reached and what it cost as a whole; a run that goes on records it anew."""
+        """Record the results and costs of the complete run; a run that is continued records them again."""
         self.record("summary", values=values)
 
     def evaluation(self, step: int, counts: dict[str, Any]) -> None:
@@ -109,12 +109,12 @@ class RunFolder:
             self.record("evaluation", step=step, **counts)
 
     def artifact(self, path: Path, folder: str = "", *, digest: bool = False) -> None:
-        """Record a file that belongs to the run; with its digest where it is not written again before the run goes on."""
+        """Record a file that belongs to the run; with its digest if no later step of the run overwrites it."""
         digests = {"sha256": sha256_of(path)} if digest else {}
         self.record("artifact", path=str(path.relative_to(self.path)), folder=folder, **digests)
 
     def tracked(self) -> dict[str, str]:
-        """The store, the id that the run has in MLflow, and the key by which it is found there; empty before it has one."""
+        """Return the store, the run's id in MLflow, and the key by which it is found there; empty before it has one."""
         state = read_state(self.path)
         return {name: state[name] for name in ("uri", "run_id", "key") if state.get(name)}
 
@@ -126,7 +126,7 @@ class RunFolder:
             self.release()
 
     def release(self) -> None:
-        """Let other processes work on the folder."""
+        """Release the lock, so that other processes can work on the folder."""
         with self.lock:
             if self.file >= 0:
                 os.close(self.file)
@@ -136,7 +136,7 @@ class RunFolder:
 
 
 def running(path: Path) -> bool:
-    """Whether another process works on this run; False where the file system has no locks."""
+    """Return whether another process works on this run; False if the file system has no locks."""
     try:
         return _locked(path)
     except OSError:
@@ -144,7 +144,7 @@ def running(path: Path) -> bool:
 
 
 def gone(path: Path) -> bool:
-    """Whether surely no other process of this host works on this run: its lock is free, and locks work here."""
+    """Return whether certainly no other process of this host works on this run: its lock is free, and locks work here."""
     try:
         return not _locked(path)
     except OSError:
@@ -152,9 +152,9 @@ def gone(path: Path) -> bool:
 
 
 def end_if_killed(path: Path) -> bool:
-    """Record a run as KILLED if its process is gone without a record of its end; return whether it was.
+    """Record a run as KILLED if its process ended without recording it; return whether it did.
 
-    A copy is left alone: its original may go on.
+    A copy is not changed, because its original may still run.
     """
     history = read_history(path)
     if history.start is None or history.status is not None or not gone(path) or copied_from(path, history):
@@ -169,7 +169,7 @@ def end_if_killed(path: Path) -> bool:
 
 
 def copied_from(path: Path, history: History) -> Path | None:
-    """The folder that a run's folder was copied from, as long as that is there; without it the folder counts as moved."""
+    """Return the folder that a run's folder was copied from, if it still exists; otherwise the folder counts as moved."""
     original = Path(history.folder) if history.folder else path
     with contextlib.suppress(OSError):
         if not original.samefile(path) and _first_line(original) == _first_line(path):
@@ -183,7 +183,7 @@ def _first_line(path: Path) -> bytes:
 
 
 def _locked(path: Path) -> bool:
-    """Ask, without taking it, whether another process has the folder's lock; OSError where the file system has no locks."""
+    """Return whether another process has the folder's lock, without taking it; raise OSError if the file system has no locks."""
     try:
         file = os.open(path / LOCK, os.O_RDONLY)
     except FileNotFoundError:
@@ -196,12 +196,12 @@ def _locked(path: Path) -> bool:
 
 
 def _uptime() -> float:
-    """Seconds of a clock that is never set and runs on in a machine's sleep."""
+    """Return the seconds of a clock that is never set, and continues while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _claim(path: Path) -> int:
-    """An open file whose lock the system takes back when this process ends, however it does; child processes do not have it."""
+    """Open and lock a file; the system releases the lock when this process ends in any way, and child processes do not inherit it."""
     try:
         file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -231,7 +231,7 @@ def _new_folder(runs: Path, name: str, setting: str) -> Path:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no nan and no infinity: they are written as strings."""
+    """Replace nan and infinity by strings, because JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):

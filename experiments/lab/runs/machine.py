@@ -1,4 +1,4 @@
-"""What the run runs on: device, code version, system load."""
+"""The machine of a run: device, code version, system load."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from lab.runs.run import command
 
 
 def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
-    """The device of a setting; 'auto' takes a GPU where there is one, each of torchrun's processes its own."""
+    """Return the device of a setting; 'auto' takes a GPU if there is one; each of torchrun's processes gets another GPU."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if launched() > 1 and wanted != "cpu":
         _check_one_gpu_each(wanted, setting, gpus)
@@ -40,7 +40,7 @@ def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:
 
 
 def _why_no_gpu() -> str:
-    """Say why torch sees no GPU, and what mends it."""
+    """Return why torch sees no GPU, and what to do."""
     if torch.version.cuda is None and torch.version.hip is None:
         return "it is a CPU build; install one for CUDA."
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -66,9 +66,9 @@ def _check_one_gpu_each(wanted: str, setting: str, gpus: int) -> None:
 
 
 def seed_all(config: TrainConfig) -> None:
-    """Seed every generator and choose how exact and how repeatable torch's own operations are.
+    """Seed every generator, and choose precision and determinism of torch's operations.
 
-    `trainer.deterministic` takes the repeatable variant of each operation that has one; torch warns of those that have none.
+    `trainer.deterministic` uses the deterministic variant of each operation that has one; torch warns about operations without one.
     """
     import random
 
@@ -84,13 +84,13 @@ def seed_all(config: TrainConfig) -> None:
 
 
 def seed_rank(config: TrainConfig) -> None:
-    """Once the model is made, the same on all ranks: let each draw its own chances, such as dropout's."""
+    """Seed each rank differently, for dropout and the like; call it after the model is made, which is equal on all ranks."""
     if distributed.rank() > 0:
         torch.manual_seed(distributed.own_seed(config.seed))
 
 
 def describe(device: torch.device) -> dict[str, str]:
-    """Tags of a run: versions, hardware, commit."""
+    """Return tags of a run: versions, hardware, commit."""
     import timm
 
     tags = {
@@ -116,7 +116,7 @@ def _git(*arguments: str) -> str:
 
 
 def forget_peaks() -> None:
-    """Let peaks of memory count from now on, where an earlier training of this process had others."""
+    """Reset the memory peaks, because an earlier training in this process may have had higher ones."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if torch.cuda.is_initialized():
@@ -125,7 +125,7 @@ def forget_peaks() -> None:
 
 
 def _peak_of_process() -> float:
-    """In MiB. Linux can forget it, unlike getrusage's."""
+    """Return the process's peak memory in MiB; unlike getrusage's, it can be reset."""
     with contextlib.suppress(OSError):
         found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
         if found:
@@ -134,7 +134,7 @@ def _peak_of_process() -> float:
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Peaks since the start of the run, in MiB."""
+    """Return the memory peaks since the run's start, in MiB."""
     values = {"train/peak_process_mib": _peak_of_process()}
     if device.type == "cuda":
         values["train/peak_allocated_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
@@ -143,63 +143,45 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 class SystemSampler(threading.Thread):
-    """Writes the load of processor, memory and GPU into the run folder every few seconds."""
+    """Write the machine's load into the run folder every few seconds: what MLflow's own recorder collects, under its names.
+
+    MLflow would send the load itself, and lose it while a server is down.
+    """
 
     def __init__(self, folder: RunFolder, seconds: float, device: torch.device) -> None:
         super().__init__(name="system", daemon=True)
         self.folder, self.seconds, self.device = folder, seconds, device
         self.stopped = threading.Event()
-        self.step = self.first = folder.history.next_step("system/")
-        self.gpu: Any = None
+        self.step = folder.history.next_step("system/")
 
     def stop(self) -> None:
         self.stopped.set()
         self.join(5)
 
     def run(self) -> None:
-        try:
-            import psutil
-        except ImportError:
-            return
-        process = psutil.Process()
-        process.cpu_percent()
-        psutil.cpu_percent()
-        self._open_gpu()
-        while not self.stopped.wait(min(self.seconds, 1.0) if self.step == self.first else self.seconds):
-            used = psutil.virtual_memory()
-            values = {
-                "system/cpu_utilization_percentage": psutil.cpu_percent(),
-                "system/process_cpu_percentage": process.cpu_percent(),
-                "system/system_memory_usage_megabytes": used.used / 1e6,
-                "system/system_memory_usage_percentage": used.percent,
-                "system/process_memory_megabytes": process.memory_info().rss / 1e6,
-                **self._gpu_values(),
-            }
+        pause = min(self.seconds, 1.0)
+        monitors: list[Any] | None = None
+        while not self.stopped.wait(pause):
+            monitors, pause = self._monitors() if monitors is None else monitors, self.seconds
+            values: dict[str, float] = {}
+            for monitor in monitors:
+                with contextlib.suppress(Exception):  # a load that cannot be read is left out
+                    monitor.collect_metrics()
+                    values |= {f"system/{name}": float(value) for name, value in monitor.aggregate_metrics().items()}
+                    monitor.clear_metrics()
             try:
                 self.folder.metrics(self.step, values)
             except UserError:
-                return  # the run's own next record says it
+                return  # the run's next record raises the same error
             self.step += 1
 
-    def _open_gpu(self) -> None:
-        if self.device.type != "cuda":
-            return
-        with contextlib.suppress(Exception):
-            import pynvml
+    def _monitors(self) -> list[Any]:
+        from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
 
-            pynvml.nvmlInit()
-            self.gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
-
-    def _gpu_values(self) -> dict[str, float]:
-        if self.gpu is None:
-            return {}
-        with contextlib.suppress(Exception):
-            import pynvml
-
-            rates, used = pynvml.nvmlDeviceGetUtilizationRates(self.gpu), pynvml.nvmlDeviceGetMemoryInfo(self.gpu)
-            return {
-                "system/gpu_0_utilization_percentage": float(rates.gpu),
-                "system/gpu_0_memory_usage_megabytes": used.used / 1e6,
-                "system/gpu_0_power_usage_watts": pynvml.nvmlDeviceGetPowerUsage(self.gpu) / 1000,
-            }
-        return {}
+        kinds: list[Any] = [cpu_monitor.CPUMonitor, disk_monitor.DiskMonitor, network_monitor.NetworkMonitor]
+        kinds += [gpu_monitor.GPUMonitor] if self.device.type == "cuda" else []
+        found = []
+        for kind in kinds:
+            with contextlib.suppress(Exception):  # not every machine has each
+                found.append(kind())
+        return found

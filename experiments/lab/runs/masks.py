@@ -1,13 +1,13 @@
-"""Credentials in addresses: no file, tag or message holds them."""
+"""Mask credentials in addresses, so that no file, tag or message holds them."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 MASK = "***"
-# SQLAlchemy takes a password up to the first @, whatever it holds
+# SQLAlchemy reads a password up to the first @, with any characters
 DATABASE = re.compile(r"((?:postgres|mysql|mariadb|mssql|oracle)[\w+]*://[^:@/\s]*:)[^@\n]*@(?:[^@/\s]*@)*", re.IGNORECASE)
-# the second form is for passwords whose / ? # ought to be quoted; a number in its place is a port
+# the second alternative matches passwords with an unquoted / ? or #; a number there is a port
 PASSWORD = re.compile(r"(://[^:@/?#\s\[]*:)(?:[^/?#\s]*|(?!\d*(?:[/?#'\",;\s]|$))\S*?)@")
 TOKEN = re.compile(r"(https?://)[^:@/?#\s]+@", re.IGNORECASE)
 QUERY = re.compile(
@@ -18,7 +18,7 @@ QUERY = re.compile(
 
 
 def masked(text: str) -> str:
-    """The text, in whose addresses passwords, tokens and keys are masked: `http://me:secret@host` becomes `http://me:***@host`."""
+    """Mask passwords, tokens and keys in a text's addresses: `http://me:secret@host` becomes `http://me:***@host`."""
     if "://" not in text:
         return text
     for pattern in (DATABASE, PASSWORD, TOKEN):
@@ -27,7 +27,7 @@ def masked(text: str) -> str:
 
 
 def masked_tree(value: Any) -> Any:
-    """Lists and mappings in which every text is masked."""
+    """Return lists and mappings with every text masked."""
     if isinstance(value, Mapping):
         return {key: masked_tree(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Settings that come out of a file: who wrote them, and which of a stranger's are refused or left out.
+"""Settings read from a file: who wrote them, and which of a stranger's settings are refused or left out.
 
-A run's settings are signed with a key of this user: by themselves, and with the run's folder. What carries no such signature is a
-stranger's, such as a downloaded checkpoint.
+A run's settings are signed with this user's key: by themselves, and together with the run's folder. Settings without such a signature are
+a stranger's, for example those of a downloaded checkpoint.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from lab.config.errors import UserError
 from lab.config.settings import given_names
@@ -31,7 +33,8 @@ MARK = "# signature: "
 class Origin(IntEnum):
     """Who wrote the settings of a file: a stranger, or this user for a run elsewhere, or this user for a run in the file's folder.
 
-    A user's settings may name code by a relative path, which is another file elsewhere; so only those of a run HERE are obeyed in full.
+    A user's settings may name code by a relative path, which is another file in another folder; so only settings of a run HERE are obeyed
+    in full.
     """
 
     STRANGER = 0
@@ -40,14 +43,14 @@ class Origin(IntEnum):
 
 
 def signature(tree: Mapping[str, Any], folder: Path) -> str:
-    """Return the user's signatures of a run's settings, and of them in this folder; empty where the user's key cannot be had."""
+    """Return the user's signatures of a run's settings, and of them together with this folder; empty if the user has no key."""
     key = _key()
     texts = (json.dumps(each, default=str) for each in (tree, [str(folder.resolve()), tree]))
     return "-".join(hmac.new(key, text.encode(), hashlib.sha256).hexdigest() for text in texts) if key else ""
 
 
 def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
-    """Return who wrote these settings, by the signature beside them and the run's folder that the file lies in."""
+    """Return who wrote these settings, from the signature beside them and the folder of their run."""
     expected = signature(tree, folder).split("-")
     given = signed.split("-") if isinstance(signed, str) else []
     if len(expected) != 2 or len(given) != 2:
@@ -67,17 +70,17 @@ def are_settings(tree: Any) -> bool:
 
 
 def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bool, by: Origin) -> dict[str, Any]:
-    """Return the settings that a file holds, without those that only this user decides: where to track and where to write.
+    """Return the settings of a file, without those that only this user decides: where to track and where to write.
 
     Args:
-        what: the setting that named the file, and its value, for messages.
+        what: the setting that named the file, with its value, for messages.
         tree: the file's settings.
-        given: names of the settings that the user gives, and of groups. What they set may name code.
+        given: names of settings and groups that the user gives; these may name code.
         trusted: whether the user trusts the file, so that its settings may name code.
         by: who wrote the settings.
 
     Raises:
-        UserError: a setting holds an interpolation, or names code that nobody vouched for.
+        UserError: a setting holds an interpolation, or names code without the user's consent.
     """
     if found := next(((name, value) for name, value in _leaves(tree) if isinstance(value, str) and "${" in value), None):
         raise UserError(f"{what}: sets {found[0]}={found[1]}; a saved setting is a value, and ${{...}} in it is not resolved.")
@@ -98,30 +101,28 @@ def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bo
         tree.pop(name, None)
     tree["trainer"].pop("runs", None)
     if tree["data"].get("root") is not None and "download" in tree["data"]:
-        tree["data"]["download"] = False  # it would write there
+        tree["data"]["download"] = False  # a download would write to a folder of the file's choice
     return tree
 
 
 def naming_code(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that name code, a file or an address that timm would open, with their values."""
+    """Yield the settings, with values, that name code, a file, or an address that timm would open."""
     known = code_settings()
     below = (*(f"{each}." for each in known), *TIMM_FILES)
     for name, value in _leaves(tree):
         address = name == "model.name" and any(mark in str(value) for mark in ":/\\")
-        if (address or name in known or name.startswith(below)) and value not in (None, [], {}, ""):
+        if (address or name in known or name.startswith(below)) and value not in (None, [], {}, "", *known.get(name, ())):
             yield name, value
 
 
 def vouching(tree: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that set what in these settings names code, or replace its group."""
+    """Return the overrides that set a setting of these that names code, or that replace its group."""
     named = {part for name, _ in naming_code(tree) for part in (name, name.partition(".")[0])}
     return [word for word in overrides if given_names([word]) & named]
 
 
 def written(tree: Mapping[str, Any], folder: Path) -> str:
     """Return the text of a run's config.yaml: its settings, and the user's signature in a comment at the end."""
-    import yaml
-
     return yaml.safe_dump(tree, sort_keys=False) + f"{MARK}{signature(tree, folder)}\n"
 
 
@@ -137,7 +138,7 @@ def origin_of(folder: Path) -> Origin:
 
 
 def _key() -> bytes:
-    """Return the user's key, made where there is none; empty where that is not possible."""
+    """Return the user's key, which is made if it does not exist; empty if that fails."""
     path = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / KEY
     try:
         if not path.is_file():
@@ -146,31 +147,35 @@ def _key() -> bytes:
             draft.touch(0o600)
             draft.write_bytes(secrets.token_bytes(32))
             try:
-                os.link(draft, path)  # of two processes the first one makes it, whole
+                os.link(draft, path)  # if two processes make a key, the first one wins, with a complete file
             except FileExistsError:
                 pass
             finally:
                 draft.unlink()
         key = path.read_bytes()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return b""
     return key if len(key) >= 32 else b""
 
 
 @cache
-def code_settings() -> frozenset[str]:
-    """Return the names of all settings that name Python code, as the schemas mark them."""
+def code_settings() -> dict[str, tuple[str, ...]]:
+    """Return all settings that name Python code, as the schemas mark them, each with its values that name none."""
     from lab.config.choices import SCHEMAS
     from lab.config.schema import OptimConfig, TrainerConfig
 
     schemas = {group: list(options.values()) for group, options in SCHEMAS.items()} | {"optim": [OptimConfig], "trainer": [TrainerConfig]}
-    return frozenset(
-        f"{group}.{item.name}" for group, each in schemas.items() for schema in each for item in fields(schema) if item.metadata.get("code")
-    )
+    return {
+        f"{group}.{item.name}": item.metadata.get("words", ())
+        for group, each in schemas.items()
+        for schema in each
+        for item in fields(schema)
+        if item.metadata.get("code")
+    }
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting's dotted name and value; the members of lists too, so that no text is missed, and texts that are keys."""
+    """Yield each setting's dotted name and value, also of lists' members and of keys that are texts, so that no text is missed."""
     if isinstance(value, dict):
         for key, each in value.items():
             if isinstance(key, str) and "${" in key:

@@ -16,19 +16,19 @@ from lab.runs.saved import load_weights
 from lab.tasks.fonts import drawable, font_for
 from lab.tasks.spec import find_object
 
-SAID = 5  # of an image's labels, on the terminal
+SAID = 5  # how many of an image's labels the terminal shows
 
 
 @dataclass
 class Prediction:
-    """Classes of one image with their probabilities, the surest first, and for a detector their boxes."""
+    """Classes of one image with their probabilities, the most probable first; for a detector also their boxes."""
 
     labels: list[str]
     scores: list[float]
     boxes: list[list[float]] | None = None  # xyxy in pixels of the file
-    mask: Tensor | None = None  # (H, W) classes of the file's pixels, whose shares are the scores
-    colors: Sequence[tuple[int, int, int]] = ()  # of each class of the mask; the pixels of class 0 stay as they are
-    numbers: Sequence[int] = ()  # of the labels' classes in the mask
+    mask: Tensor | None = None  # (H, W) class of each pixel of the file; the scores are the classes' shares
+    colors: Sequence[tuple[int, int, int]] = ()  # one for each class of the mask; pixels of class 0 are not coloured
+    numbers: Sequence[int] = ()  # numbers of the labels' classes in the mask
 
     def tree(self) -> list[dict[str, Any]]:
         boxes: list[Any] = [{}] * len(self.labels) if self.boxes is None else [{"box": box} for box in self.boxes]
@@ -38,17 +38,17 @@ class Prediction:
         return [f"{label} {score:.1%}" for label, score in zip(self.labels, self.scores, strict=True)]
 
     def line(self) -> str:
-        """Return the surest in words, as many as a line of a terminal takes; predictions.jsonl has all."""
+        """Return the most probable labels as one line for a terminal; predictions.jsonl has all."""
         said = self.parts()
         return ", ".join(said[:SAID] + ([f"and {len(said) - SAID} more"] if len(said) > SAID else [])) or "nothing"
 
 
-Predictor = Callable[[Image.Image], Prediction]
+Predictor = Callable[[Any], Prediction]  # of a PIL image in RGB, or with data.channels of a tensor (C, H, W)
 
 
 @dataclass
 class Asked:
-    """How predictions are made: normalisation, device, number of classes, and the least score."""
+    """How to predict: normalisation, device, number of classes, and the lowest score."""
 
     norm: Norm
     device: torch.device
@@ -57,14 +57,14 @@ class Asked:
 
 
 def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, *, top: int, score: float) -> Predictor:
-    """Make a function from an image to the prediction of the checkpoint's model, with its averaged weights if it has them.
+    """Return a function that predicts for an image by the checkpoint's model, with averaged weights if it has them.
 
     Args:
-        config: of the run.
-        state: its checkpoint.
-        device: where to compute.
+        config: the run's settings.
+        state: the run's checkpoint.
+        device: the device to compute on.
         top: how many classes a classifier names.
-        score: the least that a detection has, or a class among several that an image has.
+        score: the lowest score that is reported, of a detection or of one of an image's several classes.
     """
     norm = Norm(**state["norm"])
     spec = spec_of(config.task)
@@ -77,7 +77,7 @@ def predictor(config: TrainConfig, state: dict[str, Any], device: torch.device, 
 
 
 def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
-    """Draw boxes and their labels into the image, or a line with its classes above it, with their colours where they have pixels."""
+    """Draw boxes with their labels into the image, or write its classes above it, in their colours if they have pixels."""
     from PIL import ImageDraw, ImageFont
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
@@ -106,7 +106,7 @@ def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
         return large
     text = [f"{label} {score:.2f}" for label, score in zip(prediction.labels, prediction.scores, strict=True)][
         ::-1
-    ]  # the surest are drawn last
+    ]  # the most probable are drawn last, on top
     boxes, font = torch.tensor(prediction.boxes[::-1]) * ratio, font_for(text)
     text = [drawable(each, font) for each in text]
     found = draw_bounding_boxes(pil_to_tensor(large), boxes, text, colors="red", width=2, font=font, font_size=11)

@@ -1,4 +1,4 @@
-"""Reading metrics.jsonl, the records of a run."""
+"""Read metrics.jsonl, the records of a run."""
 
 import json
 from collections.abc import Iterator
@@ -18,24 +18,25 @@ class History:
     """A run's history, from its records."""
 
     start: dict[str, Any] | None = None
-    status: str | None = None  # as its last process ended; None if that was killed, or is at it
-    size: int = 0  # bytes of its whole lines; what comes after them is half of one
-    seconds: float = 0.0  # how long processes worked at it, as far as records tell
-    values: set[tuple[str, int]] = field(default_factory=set)  # name and step of what is on record
+    status: str | None = None  # how its last process ended; None if that was killed, or still runs
+    size: int = 0  # bytes of its complete lines; a half-written line may follow
+    seconds: float = 0.0  # how long processes worked on the run, by their records
+    values: set[tuple[str, int]] = field(default_factory=set)  # name and step of the recorded values
     last: dict[str, Any] = field(default_factory=dict)  # each metric's last value
-    error: str = ""  # of its last process
-    time: float = 0.0  # of its last record
-    folder: str | None = None  # where it was, as its last process said
-    host: str | None = None  # on which that process ran
-    digests: dict[str, str] = field(default_factory=dict)  # of files that are as its last process left them
+    error: str = ""  # the last process's error
+    time: float = 0.0  # time of the last record
+    folder: str | None = None  # the run's folder in the last process
+    host: str | None = None  # the host of that process
+    digests: dict[str, str] = field(default_factory=dict)  # digests of files that its last process wrote
 
     def next_step(self, prefix: str) -> int:
-        """After the last one of the values whose names begin so."""
+        """Return the step after the last one of the values whose names have this prefix."""
         return max((step + 1 for name, step in self.values if name.startswith(prefix)), default=0)
 
 
 def read_history(folder: Path) -> History:
-    """
+    """Read a run's history from its folder.
+
     Raises:
         UserError: a line is damaged.
     """
@@ -85,7 +86,7 @@ FIELDS: dict[str, dict[str, type]] = {
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:
-    """Return the record that a line of metrics.jsonl holds; None where it is damaged."""
+    """Return the record of a line of metrics.jsonl; None if the line is damaged."""
     try:
         record = json.loads(line)
         fields: dict[str, Any] = {"kind": str, "time": (int, float)} | FIELDS.get(record["kind"], {})
@@ -98,8 +99,17 @@ def record_of(line: bytes) -> dict[str, Any] | None:
     return record if whole and all(isinstance(each, (str, NoneType)) for each in places) else None
 
 
+def records_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's folder.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    return (record for record, _ in _records(folder / NAME))
+
+
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The records with their sizes; a last line without its end is none: its process was killed as it wrote."""
+    """Yield the records with their sizes; skip a last line without an end, because its process was killed while writing it."""
     if not path.is_file():
         return
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Resuming an interrupted run: which one it is, and whether the given settings agree with its own."""
+"""Resume an interrupted run: find it, and check whether the given settings agree with its own."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, load, reload, value_of
+from lab.config.user import runs_folder
 from lab.processes.ranks import launched_first
 from lab.runs.folder import running
 from lab.runs.origin import Origin, are_settings, checked, is_trusted, origin_of, vouching
@@ -20,7 +21,7 @@ HARMLESS = (
     *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite", "trainer.profile"),
     *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.keep", "trainer.callbacks", "task.metrics"),
 )
-"""Settings that a continued run may change, and groups of them: where and how it computes, what it notes and saves, not what it learns."""
+"""Settings, and groups of them, that a continued run may change: where and how it computes, records and saves, but not what it learns."""
 
 LENGTHS = ("trainer.epochs", "trainer.max_updates", "trainer.patience")
 """These may grow."""
@@ -28,16 +29,16 @@ LENGTHS = ("trainer.epochs", "trainer.max_updates", "trainer.patience")
 
 @dataclass
 class Earlier:
-    """A run to resume, as the first rank sends it to the others: plain values, because generated settings cannot be pickled."""
+    """A run to resume, as the first rank sends it to the other ranks: plain values, because generated settings cannot be pickled."""
 
     path: Path
-    checkpoint: Path | None  # None where it was interrupted before the first one: it begins anew, in its folder
-    changed: dict[str, str] = field(default_factory=dict)  # settings that are no more what they were
-    own: bool = False  # whether this user made the run in its folder, whose tracking.json then says where it is tracked
+    checkpoint: Path | None  # None if it was interrupted before the first one: it starts again in its folder
+    changed: dict[str, str] = field(default_factory=dict)  # settings that were changed
+    own: bool = False  # whether this user made the run in its folder; if so, its tracking.json is trusted
 
 
 def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
-    """The settings, and the run to resume, if `resume=` names or finds one."""
+    """Return the settings, and the run to resume if `resume=` names or finds one."""
     resume = value_of(overrides, "resume")
     if resume is not None and resume != "auto":
         return named(resume, overrides)
@@ -46,10 +47,10 @@ def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]
 
 
 def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier]:
-    """The run of a folder or a checkpoint, and its own settings, changed by the other overrides.
+    """Return the settings of a run, changed by the other overrides, and the run; `given` names its folder or a checkpoint.
 
     Raises:
-        UserError: it is no run, it has ended, or a setting would change what it learns.
+        UserError: it is not a run, it has ended, or a setting would change what it learns.
     """
     what = absolute(given, ROOT)
     path = what.parent.parent if what.is_file() else what
@@ -74,9 +75,9 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
 
 
 def newest(settings: Settings[TrainConfig]) -> Earlier | None:
-    """The newest run under trainer.runs that has these settings, is not finished, and that no process is at."""
+    """Return the newest unfinished run under trainer.runs with these settings on which no process works."""
     wanted = _identity(settings.tree())
-    runs = absolute(settings.config.trainer.runs, "runs")
+    runs = runs_folder(settings.config.trainer.runs)
     for path in sorted(runs.iterdir() if runs.is_dir() else [], reverse=True):
         tree = _config(path)
         if tree is None or _identity(tree) != wanted or running(path):
@@ -88,14 +89,14 @@ def newest(settings: Settings[TrainConfig]) -> Earlier | None:
 
 
 def load_state(earlier: Earlier, settings: Settings[TrainConfig] | None = None) -> dict[str, Any] | None:
-    """Return what the checkpoint holds.
+    """Return the contents of the run's checkpoint.
 
     Args:
         earlier: the run.
-        settings: with which it is to go on; None where they were compared before.
+        settings: the settings of the continued run; None if they have already been compared.
 
     Raises:
-        UserError: it cannot be read, is none to go on from, or was saved under settings that config.yaml beside it does not have.
+        UserError: the checkpoint cannot be read or continued, or its settings differ from config.yaml beside it.
     """
     if earlier.checkpoint is None:
         return None
@@ -109,16 +110,16 @@ def load_state(earlier: Earlier, settings: Settings[TrainConfig] | None = None) 
 
 
 def restore(trainer: Any, earlier: Earlier, state: dict[str, Any]) -> None:
-    """Put the trainer where the checkpoint was saved.
+    """Restore the trainer's state from a checkpoint.
 
     Raises:
-        UserError: what the checkpoint holds does not fit the run.
+        UserError: the contents of the checkpoint do not fit the run.
     """
     try:
         trainer.restore(state)
     except UserError:
         raise
-    except Exception as error:  # torch's and Python's own, of any part that somebody altered
+    except Exception as error:  # an altered part can raise any error of torch or Python
         reason = (str(error).strip().splitlines() or [""])[-1].strip()
         raise UserError(
             f"resume={earlier.checkpoint}: is damaged, or of another version: {type(error).__name__}: {reason}\n"
@@ -137,7 +138,7 @@ def _last(path: Path) -> Path | None:
 
 
 def _identity(tree: dict[str, Any]) -> dict[str, str]:
-    """The settings that make two runs the same run."""
+    """Return the settings that are equal in runs that are the same run."""
     return {name: value for name, value in flat(tree).items() if name == "name" or not _harmless(name)}
 
 

@@ -1,4 +1,4 @@
-"""A run of any app while it lasts: its folder, MLflow fed from it, and how it ends."""
+"""A run of any app while it lasts: its folder, its records sent to MLflow, and its end."""
 
 import getpass
 import os
@@ -13,7 +13,8 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
-from lab.config.settings import Settings, absolute
+from lab.config.settings import Settings
+from lab.config.user import runs_folder
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_code, markdown_text
@@ -30,13 +31,14 @@ class Run:
     def __init__(
         self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, *, patient: bool, known: dict[str, str] | None = None
     ) -> None:
-        """
+        """Continue or begin a run in its folder.
+
         Args:
-            folder: with its first record.
+            folder: the run's folder, with its first record.
             tracking: the settings of MLflow.
-            uri: of its store; None where it is not wanted.
-            patient: the work looks at `stop`, ends by itself and can go on later; otherwise the first signal interrupts it.
-            known: uri, run_id and key of the run in MLflow, as a checkpoint holds them.
+            uri: the store's address; None to not use MLflow.
+            patient: the work checks `stop`, ends by itself and can be continued; otherwise the first signal interrupts it.
+            known: uri, run_id and key of the run in MLflow, from a checkpoint.
         """
         self.folder, self.began = folder, time.monotonic()
         self.stop, self.resumable = Stop(patient=patient), patient
@@ -55,23 +57,23 @@ class Run:
     def start(
         cls, app: str, settings: Settings[Any], name: str, runs: str | None, tags: dict[str, str], *, setting: str = "trainer.runs"
     ) -> "Run":
-        """A new run of an app in a new folder under `runs`, which `setting` names.
+        """Start a run of an app in a new folder under `runs`, which `setting` names.
 
         Raises:
-            UserError: the folder cannot be written, the store's credentials are missing, or a writer's package.
+            UserError: the folder cannot be written, or the store's credentials or a writer's package are missing.
         """
         tracking = settings.config.tracking
         check_writers(tracking)
         uri = tracking_uri(tracking) if tracking.enabled else None
-        folder = RunFolder(absolute(runs, "runs"), name, settings.tree(), setting)
+        folder = RunFolder(runs_folder(runs), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
         return cls(folder, tracking, uri, patient=app == "train")
 
     @contextmanager
     def noted(self, status: str = "FINISHED") -> Iterator[None]:
-        """Record how the block inside ends: as `status`, killed by a signal, or failed with an exception, which is not raised further.
+        """Record how the block ends: with `status`, by a signal, or with an exception, which is not raised further.
 
-        That is also what ends a program, such as a callback's sys.exit(), or cancels a task: the run's record comes first.
+        This includes exceptions that end a program, such as a callback's sys.exit(), or cancel a task.
         """
         try:
             yield
@@ -85,24 +87,24 @@ class Run:
             self.stop.patient = False
 
     def abandon(self, failure: Exception) -> None:
-        """End the run as failed from another thread, while the main one is blocked."""
+        """End the run as failed from another thread, while the main thread is blocked."""
         self.status, self.failure = "FAILED", failure
         self.close()
         report(failure)
 
     def seconds(self) -> float:
-        """Since the run's start, without the time between its processes."""
+        """Return the seconds since the run's start, without the time between its processes."""
         return self.folder.history.seconds + time.monotonic() - self.began
 
     def close(self, table: dict[str, str] | None = None) -> dict[str, str]:
-        """Record the end, wait until MLflow has it, and return where all of it is, as rows of a table.
+        """Record the end, wait until MLflow has it, and return the places of all results, as rows of a table.
 
         Args:
-            table: what came of the run, as rows of a table; MLflow shows it as the run's description.
+            table: the run's results, as rows of a table; MLflow shows it as the run's description.
         """
         tags = {NOTE: description(table)} if table else {}
         if self.failure:
-            tags["error"] = _words(self.failure)
+            tags["error"] = _one_line(self.failure)
         if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
         unwritten: UserError | None = None
@@ -110,7 +112,7 @@ class Run:
             if tags:
                 self.folder.record("tags", values=tags)
             if self.failure:
-                with suppress(UserError):  # the disk may be full; the error is known by its tag
+                with suppress(UserError):  # the disk may be full; a tag holds the error, too
                     write_error(self.folder, "".join(traceback.format_exception(self.failure)))
         except UserError as error:
             unwritten = error
@@ -124,14 +126,14 @@ class Run:
         if self.uploader:
             rows["MLflow"] = self.uploader.closed()
             if unwritten:
-                self.uploader.end(self.status, _words(self.failure or unwritten), self.folder.now())
+                self.uploader.end(self.status, _one_line(self.failure or unwritten), self.folder.now())
         rows |= {writer.name: writer.close(self.patience) for writer in self.writers}
         return rows
 
     def exit_status(self) -> int:
-        """0 after the end of the work, 130 after SIGINT, 143 after SIGTERM, else 1, having said what happened.
+        """Report a failure, and return 0 after the end of the work, 130 after SIGINT, 143 after SIGTERM, else 1.
 
-        A signal counts also where it only ended the wait for MLflow.
+        A signal that only ended the wait for MLflow counts, too.
         """
         if self.failure:
             report(self.failure)
@@ -141,7 +143,7 @@ class Run:
 
 
 def report(failure: BaseException) -> None:
-    """The message of an expected error; of any other error the traceback as well."""
+    """Print an expected error's message, or any other error's traceback."""
     from lab.optim.guard import NonFiniteError
     from lab.processes.rank_failures import RankError
 
@@ -152,14 +154,14 @@ def report(failure: BaseException) -> None:
 
 
 def record_start(folder: RunFolder, app: str, settings: Settings[Any], name: str, tags: dict[str, str]) -> None:
-    """The first record: app, settings, machine."""
+    """Write the first record: app, settings, machine."""
     tags = source_tags(app) | {NOTE: description({})} | tags
     folder.record("start", app=app, name=name, params=settings.flat(), tags=tags | settings.config.tracking.tags)
     folder.artifact(folder.path / "config.yaml")
 
 
 def source_tags(app: str) -> dict[str, str]:
-    """Who runs which app."""
+    """Return tags of the user and the app."""
     tags = {"mlflow.source.name": f"experiments/{app}.py", "mlflow.source.type": "LOCAL"}
     with suppress(KeyError, OSError):  # a container's user may have no name
         tags["mlflow.user"] = getpass.getuser()
@@ -171,7 +173,7 @@ _called: ContextVar[tuple[str, ...] | None] = ContextVar("_called", default=None
 
 @contextmanager
 def called_as(script: str, *arguments: str) -> Iterator[None]:
-    """Let `command` be that of an app for what a program of another name does."""
+    """Let `command` return an app's command inside the block, because another program runs the app."""
     token = _called.set((script, *arguments))
     try:
         yield
@@ -180,7 +182,7 @@ def called_as(script: str, *arguments: str) -> Iterator[None]:
 
 
 def command() -> str:
-    """The command of this process, as a shell takes it."""
+    """Return this process's command, as a shell takes it."""
     script, *arguments = _called.get() or (os.path.basename(sys.argv[0]), *sys.argv[1:])
     return shlex.join([f"experiments/{script}", *arguments])
 
@@ -189,7 +191,7 @@ HEADLINE = ("held-out loss", "images/s", "loss forward + backward", "peak memory
 
 
 def description(table: dict[str, str]) -> str:
-    """A run's description in Markdown: what came of it in one line, its command, its final table, and where its files are."""
+    """Return a run's description in Markdown: results in one line, its command, its final table, and links to its files."""
     parts = [markdown_code(f"uv run {command()}", "sh")]
     if table:
         first = next(iter(table))
@@ -203,10 +205,10 @@ def description(table: dict[str, str]) -> str:
 
 
 def write_error(folder: RunFolder, text: str) -> None:
-    """Keep what a run said when it failed, as an artifact."""
+    """Write the error output of a failed run as an artifact."""
     write_text(folder.path / "error.txt", masked(text))
     folder.artifact(folder.path / "error.txt")
 
 
-def _words(failure: BaseException) -> str:
+def _one_line(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"

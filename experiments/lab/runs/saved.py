@@ -1,4 +1,4 @@
-"""Checkpoints that train.py saved, for the apps that use them: where they are, and what their settings become."""
+"""Checkpoints that train.py saved: find and open them, and get their settings, for other apps."""
 
 import os
 import tempfile
@@ -11,26 +11,27 @@ from typing import Any
 
 from lab.config.choices import DATA, TASKS
 from lab.config.errors import UserError
-from lab.config.schema import FolderConfig, TrackingConfig, TrainConfig
+from lab.config.schema import FolderConfig, TableConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, reload, resolved, value_of
+from lab.config.user import runs_folder
 from lab.runs.files import sha256_of
 from lab.runs.masks import masked
 from lab.runs.origin import are_settings, checked, is_trusted, naming_code, origin
 from lab.runs.records import NAME, read_history
 from lab.tracking.uploader import read_state, tracking_uri
 
-MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "shortest", "longest", "divisor")
+MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: how it sees an image."""
-SPLIT = ("split_seed", "held_out", "folds", "fold", "test")
-"""Settings of data that say which images the model has not seen; a name of a folder is judged by where it leads."""
-PARTS = {"folder": ("train", "val", "test"), "coco": ("train_annotations", "val_annotations", "test_annotations")}
+SPLIT = ("split_seed", "held_out", "folds", "fold", "test", "split")
+"""Data settings that decide which images are held out; a folder's name is compared by its resolved path."""
+PARTS = {"folder": ("train", "val", "test"), "table": ("file",), "coco": ("train_annotations", "val_annotations", "test_annotations")}
 """Settings that name the folders or files of the training, the held-out and the test images."""
 MLFLOW = "runs:/"
 
 
 @dataclass
 class Saved:
-    """A checkpoint. run: uri and run_id of its training in MLflow, as far as they are known."""
+    """A checkpoint; run: uri and run_id of its training in MLflow, if they are known."""
 
     name: str
     state: dict[str, Any]
@@ -38,10 +39,10 @@ class Saved:
 
 
 def checkpoint_of(overrides: Sequence[str], usage: str) -> tuple[str, list[str]]:
-    """Take `checkpoint=` from the overrides; return what it names, and the others.
+    """Take `checkpoint=` from the overrides; return its value, and the remaining overrides.
 
     Raises:
-        UserError: it is not given once.
+        UserError: it is not given exactly once.
     """
     given = [word.partition("=")[2] for word in overrides if word.startswith("checkpoint=")]
     if len(given) != 1 or not given[0]:
@@ -53,11 +54,11 @@ def open_checkpoint(name: str, overrides: Sequence[str]) -> Saved:
     """Open a checkpoint, a .safetensors file, a run's folder, or runs:/ID with the id of a run in MLflow.
 
     Args:
-        name: which of them.
-        overrides: trainer.runs= and tracking.uri= among them say where the run of an id is looked for.
+        name: the path or id.
+        overrides: may hold trainer.runs= and tracking.uri=, the places to search for a run's id.
 
     Raises:
-        UserError: there is nothing that can be read.
+        UserError: the checkpoint cannot be found or read.
     """
     if not name.startswith(MLFLOW):
         return _in_folder(absolute(name, ROOT))
@@ -68,7 +69,7 @@ def open_checkpoint(name: str, overrides: Sequence[str]) -> Saved:
 
 
 def _in_folder(path: Path) -> Saved:
-    """Open a checkpoint or a run's folder: its best epoch's weights, or the last ones before there is a best epoch."""
+    """Open a checkpoint or a run's folder: its best epoch's weights, or the last ones before a best epoch exists."""
     if path.is_dir():
         found = [path / "checkpoints" / name for name in ("best.pt", "last.pt")]
         file = next((each for each in found if each.is_file()), None)
@@ -78,7 +79,7 @@ def _in_folder(path: Path) -> Saved:
     folder = path.parent.parent
     state = load_checkpoint(path)
     digest = None
-    with suppress(UserError):  # records that cannot be read hold no digest
+    with suppress(UserError):  # unreadable records hold no digest
         digest = read_history(folder).digests.get(str(path.relative_to(folder)))
     if digest and sha256_of(path) != digest:
         raise UserError(f"checkpoint={path}: is not the file whose digest {folder / NAME} holds: it is damaged, or another one.")
@@ -87,7 +88,7 @@ def _in_folder(path: Path) -> Saved:
 
 def _folder_of(run_id: str, runs: str | None) -> Path | None:
     """Find the folder under `runs`, or in a sweep's folder there, whose run has this id in MLflow."""
-    root = absolute(runs, "runs")
+    root = runs_folder(runs)
     states = (path for pattern in ("*/tracking.json", "*/*/tracking.json") for path in root.glob(pattern))
     return next((path.parent for path in states if read_state(path.parent).get("run_id") == run_id), None)
 
@@ -98,7 +99,7 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
     Raises:
         UserError: the store has no such run, or the run no such artifact.
     """
-    from lab.compare.runs import Store
+    from lab.comparison.runs import Store
     from lab.tracking.store import reason
 
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -107,15 +108,15 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = Path(client.download_artifacts(run_id, artifact, folder))
-        except Exception as error:  # each kind of store fails in its own ways
+        except Exception as error:  # each kind of store raises other errors
             raise UserError(f"checkpoint={name}: {masked(place)} has no {artifact} of such a run: {reason(error, place)}") from None
         return Saved(name, load_checkpoint(path), {"uri": masked(place), "run_id": run_id})
 
 
 def settings_of(saved: Saved, overrides: Sequence[str]) -> tuple[Settings[TrainConfig], list[str]]:
-    """Return the settings of a checkpoint's run under these overrides, and which of the model's own settings they change.
+    """Return the settings of a checkpoint's run under these overrides, and the model's own settings that they change, in words.
 
-    Other data is chosen without what belongs to the model: `data=folder` leaves data.image_size as the run had it.
+    Other data keeps the settings that belong to the model: `data=folder` leaves data.image_size as in the run.
 
     Raises:
         UserError: an override is wrong, would score training images as held-out ones, or the file names code (lab.runs.origin).
@@ -140,7 +141,7 @@ def settings_of(saved: Saved, overrides: Sequence[str]) -> tuple[Settings[TrainC
 
 
 def reload_file(what: str, tree: dict[str, Any], overrides: Sequence[str]) -> Settings[TrainConfig]:
-    """Return the settings that a file holds, changed by these overrides; `what` names the file where its settings are at fault.
+    """Return the settings of a file, changed by these overrides; an error names the file by `what` if its settings cause it.
 
     Raises:
         UserError: a setting of the file or an override is wrong.
@@ -148,22 +149,22 @@ def reload_file(what: str, tree: dict[str, Any], overrides: Sequence[str]) -> Se
     try:
         return reload(tree, overrides)
     except Exception:
-        if any(True for _ in naming_code(tree)):  # without the overrides that code would be loaded
+        if any(True for _ in naming_code(tree)):  # a check without the overrides would load that code
             raise
         try:
             reload(tree, [])
-        except Exception as error:  # of settings that are damaged or of another version, any
+        except Exception as error:  # damaged settings, or those of another version, can raise any error
             reason = str(error).removeprefix("conf/ sets ") if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             raise UserError(f"{what}: its settings cannot be used: {reason}") from None
         raise
 
 
 def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Raise UserError where data `theirs` would score what a model has learned from, or was chosen by, with data `ours`."""
+    """Raise UserError if data `theirs` would score images that the model was trained on, or chosen by, with data `ours`."""
     if ours["name"] != theirs["name"]:
         return
     names: Sequence[str] = PARTS.get(ours["name"], ())
-    mine, other = _places(ours), _places(theirs)
+    mine, other = _paths(ours), _paths(theirs)
     if mine.get("train") == other.get("train"):
         for name in (each for each in SPLIT if each in ours and each not in names):
             if ours[name] != theirs[name]:
@@ -178,37 +179,38 @@ def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         raise UserError(f"data.{names[2]}={theirs[names[2]]}: the best epoch was chosen by these images; split=val scores them.")
 
 
-def _places(data: dict[str, Any]) -> dict[str, Path]:
-    """Return where the parts of a data set lie, of those that are folders or files."""
-    root = absolute(data.get("root"), ROOT / "data")
+def _paths(data: dict[str, Any]) -> dict[str, Path]:
+    """Return the paths of a data set's parts that are folders or files."""
+    root = Path.cwd() if data["name"] == "table" else absolute(data.get("root"), ROOT / "data")
     names = dict(zip(("train", "val", "test"), PARTS.get(data["name"], ()), strict=False))
-    places = {part: (root / data[name]).resolve() for part, name in names.items() if data.get(name)}
+    paths = {part: (root / data[name]).resolve() for part, name in names.items() if data.get(name)}
     if data["name"] == "folder" and data.get("val") is None and (root / "val").is_dir():
-        places["val"] = (root / "val").resolve()
-    return places
+        paths["val"] = (root / "val").resolve()
+    return paths
 
 
 def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> None:
-    """Raise UserError where images came or went in a folder whose held-out ones are some of its own: others are held out now.
+    """Raise UserError if a folder without held-out images of its own now has another number of images, because the split then differs.
 
-    samples: the number of training images that there are now.
+    samples: the present number of training images.
     """
     data, known = config.data, state["config"]["data"]
-    if not isinstance(data, FolderConfig) or known["name"] != "folder" or "samples" not in state:
+    if not isinstance(data, (FolderConfig, TableConfig)) or known["name"] != data.name or "samples" not in state:
         return
-    mine, other = _places(known), _places({item.name: getattr(data, item.name) for item in fields(data)})
-    if mine.get("train") == other["train"] and "val" not in other and samples != state["samples"]:
+    mine, other = _paths(known), _paths({item.name: getattr(data, item.name) for item in fields(data)})
+    name = "file" if isinstance(data, TableConfig) else "train"
+    if mine.get("train") == other["train"] and "val" not in other and not getattr(data, "split", None) and samples != state["samples"]:
         raise UserError(
-            f"data.train={data.train}: has {samples} images to train on, while the model was trained on {state['samples']}; "
-            "with another number of images the split holds out ones that it has seen. Give held-out images by data.val=."
+            f"data.{name}={getattr(data, name)}: has {samples} images to train on, while the model was trained on {state['samples']}; with "
+            "another number of images the split holds out ones that it has seen. Name the held-out images by data.val= or data.split=."
         )
 
 
 def _sizes(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    """Return the settings that give other data, which has those that are `known`, the sizes of the run's."""
+    """Return overrides that give other data, whose settings are `known`, the image sizes of the run's data."""
     sizes = {name: data[name] for name in MODEL_DATA if name in data}
     if sizes.get("shortest", 0) is None:
-        sizes["shortest"] = data.get("scene_pixels")  # scenes come in the size that the model is to see
+        sizes["shortest"] = data.get("scene_pixels")  # scenes are drawn in the size that the model takes
     return {f"data.{name}": value for name, value in sizes.items() if name in known}
 
 
@@ -218,7 +220,7 @@ def _is_models(name: str) -> bool:
 
 
 def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
-    """Give a model whose task needs more for training than for scoring the settings that it is scored with."""
+    """Return the settings to score a model with, without those that only its training needs, such as a teacher."""
     spec = next((each for name, each in TASKS.items() if name == tree["task"].get("name")), None)
     return tree if spec is None or spec.scored_as is None else tree | {"task": spec.scored_as(tree["task"])}
 
@@ -253,10 +255,10 @@ PARTS_OF_STATE: dict[str, Callable[[Any], bool]] = {
 
 
 def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
-    """Read a .pt or .safetensors file, which `setting` has named.
+    """Read a .pt or .safetensors file, the value of `setting`.
 
     Raises:
-        UserError: there is no such file, or it cannot be read.
+        UserError: the file does not exist, or cannot be read.
     """
     import pickle
     import zipfile
@@ -264,29 +266,29 @@ def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
     from lab.runs import checkpoint
 
     if not path.is_file():
-        raise UserError(f"{setting}={path}: there is no such file.")
+        raise UserError(f"{setting}={path}: no such file.")
     other = path.suffix == ".safetensors"
-    if not other and not zipfile.is_zipfile(path):  # torch's unpickler has no clear error for it
-        raise UserError(f"{setting}={path}: cannot be read: it is no checkpoint, or only a part of one ({path.stat().st_size} bytes).")
+    if not other and not zipfile.is_zipfile(path):  # torch's unpickler gives no clear error
+        raise UserError(f"{setting}={path}: cannot be read: it is not a checkpoint, or only a part of one ({path.stat().st_size} bytes).")
     try:
         return (checkpoint.load_weights if other else checkpoint.load)(path)
     except UserError as error:
         raise UserError(f"{setting}={error}") from None
-    except pickle.UnpicklingError:  # torch would advise to load it with the code that is in it
+    except pickle.UnpicklingError:  # torch's message would advise to run the code in the file
         raise UserError(f"{setting}={path}: holds something else than tensors and plain values, and is not read.") from None
-    except Exception as error:  # what somebody altered makes torch and safetensors fail in any way
+    except Exception as error:  # an altered file can raise any error of torch or safetensors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{setting}={path}: cannot be read: {reason}") from None
 
 
 def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
-    """Load what train.py saved; `setting` has named it. Of safetensors there are the weights alone, as `model`.
+    """Load what train.py saved, the value of `setting`. A safetensors file has only the weights, as `model`.
 
     Returns:
-        What was saved, and as `origin` who wrote its settings.
+        The saved state, with `origin`: who wrote its settings.
 
     Raises:
-        UserError: there is no such file, or it is something else.
+        UserError: the file does not exist, or train.py did not save it.
     """
     state = read_checkpoint(path, setting)
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):
@@ -298,10 +300,10 @@ def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
 
 
 def load_weights(model: Any, state: dict[str, Any], setting: str = "checkpoint") -> None:
-    """Put a checkpoint's weights into the model, its averaged ones if it has them.
+    """Load a checkpoint's weights into the model, averaged ones if it has them.
 
     Raises:
-        UserError: the model is another one.
+        UserError: the weights do not fit the model.
     """
     try:
         model.load_state_dict(state.get("ema") or state["model"])

@@ -1,6 +1,7 @@
-"""One job of a sweep: a run of train.py in a process of its own, begun, continued or passed over, as its run folders say."""
+"""One job of a sweep: a run of train.py in its own process; run folders tell whether to start, continue or skip it."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -17,7 +18,6 @@ from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, load, quoted
 from lab.runs.folder import RunFolder, running
-from lab.runs.locks import try_lock
 from lab.runs.run import record_start, write_error
 from lab.sweep.plan import is_tracking
 from lab.sweep.run_record import RunRecord, read_run, runs_of
@@ -26,17 +26,17 @@ from lab.sweep.stop import Stop
 PLAN = "sweep.yaml"
 SECONDS_BETWEEN_LOOKS = 0.5
 BYTES_KEPT = 20_000
-LIBC, SET_DEATH_SIGNAL = ctypes.CDLL(None), 1  # loaded here: between fork and exec nothing may be loaded
-STOPPED = (130, 143)  # what train.py ends with after SIGINT and SIGTERM
+LIBC, SET_DEATH_SIGNAL = ctypes.CDLL(None), 1  # loaded here, because nothing may be loaded between fork and exec
+STOPPED = (130, 143)  # exit statuses of train.py after SIGINT and SIGTERM
 
 
 def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config: Any) -> None:
-    """What a launcher calls: run the job number `config.job` of the sweep in the folder `sweep`.
+    """Run the job number `config.job` of the sweep in the folder `sweep`; called by a launcher.
 
     Args:
-        gpus: the host's, of which parallel jobs take one each in turn; empty: CUDA_VISIBLE_DEVICES stays as it is.
-        shown: whether the run writes to the terminal; else to a file in the sweep's folder.
-        watched: whether the sweep's process is on this host, so that the job can end when that is gone.
+        gpus: the host's GPUs; each parallel job takes one. Empty: CUDA_VISIBLE_DEVICES stays as it is.
+        shown: whether the run writes to the terminal, or to a file in the sweep's folder.
+        watched: whether the sweep's process is on this host, so that the job can end when that process has ended.
     """
     folder = Path(sweep)
     jobs = yaml.safe_load((folder / PLAN).read_text(encoding="utf-8"))["jobs"]
@@ -65,7 +65,7 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
 
 
 class Attempt:
-    """One process, and what it leaves behind. `runs`: those of earlier attempts."""
+    """One process and its run. `runs`: the runs of earlier attempts."""
 
     def __init__(self, sweep: Path, name: str, settings: Settings[TrainConfig], runs: list[RunRecord], title: str) -> None:
         self.sweep, self.name, self.settings, self.runs, self.title = sweep, name, settings, runs, title
@@ -88,7 +88,7 @@ class Attempt:
         print(f"{self.title}: {(run.status or 'cut off').lower()}{score}{f', {run.error}' if run.error else ''}", flush=True)
 
     def _slot(self, gpus: Sequence[str]) -> tuple[TextIO | None, dict[str, str]]:
-        """The lowest number that no running job of this host has, as a lock; its GPU as an environment."""
+        """Lock the lowest number that no running job of this host has; return the lock, and an environment with this number's GPU."""
         if not gpus or self.settings.config.trainer.device not in ("auto", "cuda"):
             return None, {}
         number = 0
@@ -97,9 +97,9 @@ class Attempt:
         return slot, {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
 
     def _process(self, overrides: list[str], env: dict[str, str], locks: list[int], shown: bool, stop: Stop) -> int:
-        """Run train.py to its end, or until the sweep is to stop; return its exit status."""
+        """Run train.py until it ends or the sweep is asked to stop; return its exit status."""
         command = [sys.executable, str(ROOT / "experiments" / "train.py"), *overrides]
-        # a session of its own: Ctrl-C reaches it only through `stop`, once
+        # its own session, so that Ctrl-C reaches it only through `stop`, once
         options: dict[str, Any] = {"env": os.environ | env, "pass_fds": locks, "start_new_session": True, "stderr": subprocess.PIPE}
         options["preexec_fn"] = _end_with_parent
         with self._output(shown) as output:
@@ -116,11 +116,11 @@ class Attempt:
                         process.wait(SECONDS_BETWEEN_LOOKS)
                     except subprocess.TimeoutExpired:
                         continue
-            finally:  # a launcher may end this process by an exception, as submitit does before a time limit
+            finally:  # a launcher may raise an exception here, as submitit does before a time limit
                 if process.poll() is None:
                     process.terminate()
                     process.wait()
-            copying.join(5)  # a grandchild that outlives the run may keep the pipe open
+            copying.join(5)  # a child of the run that outlives it may keep the pipe open
         return process.returncode
 
     def _output(self, shown: bool) -> IO[bytes]:
@@ -135,7 +135,7 @@ class Attempt:
             output.write(text)
 
     def _settled(self, status: int) -> RunRecord:
-        """The attempt's run; where its process could not say how it ended, that is written for it."""
+        """Return the attempt's run; if its process did not record how it ended, do so for it."""
         known = {run.folder for run in self.runs}
         new = [run for run in runs_of(self.sweep, self.name, self.settings.tree()) if run.folder not in known]
         run = new[-1] if new else read_run(self.resumed.folder) if self.resumed else None
@@ -181,3 +181,15 @@ def _end_with_parent() -> None:
 
 def _size(folder: Path) -> int:
     return (folder / "metrics.jsonl").stat().st_size
+
+
+def try_lock(file: Path) -> TextIO | None:
+    """Return the open file; None if another process holds its lock, which ends with the processes that hold or inherited it."""
+    file.parent.mkdir(exist_ok=True)
+    opened = file.open("a")
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        opened.close()
+        return None
+    return opened

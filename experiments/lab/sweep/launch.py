@@ -1,7 +1,7 @@
 """Hydra's launchers (basic, joblib, submitit_local, submitit_slurm), given the jobs of a sweep by their numbers.
 
-A launcher composes conf/sweep.yaml for each job and calls a function with it, here or in another process; the words of job `job` are in
-the sweep's folder. The training settings never pass through it: train.py reads and checks them as for any run.
+A launcher composes conf/sweep.yaml for each job and calls a function with it, here or in another process; the jobs' overrides are in the
+sweep's folder. The training settings never pass through the launcher: train.py reads and checks them as for any run.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ BASIC = "basic"
 
 
 def launcher_name(overrides: Sequence[str]) -> str:
-    """What `hydra/launcher=` says."""
+    """Return the launcher that `hydra/launcher=` names."""
     return next((word.partition("=")[2] for word in overrides if word.startswith("hydra/launcher=")), BASIC)
 
 
 def launch(numbers: Sequence[int], overrides: Sequence[str], sweep: Path, stop: Stop) -> None:
-    """Run jobs of a sweep, and return when all have ended, or `stop` is not to wait for them.
+    """Run jobs of a sweep; return when all have ended, or when `stop` says not to wait for them.
 
-    The launcher has a process and a session of its own: Ctrl-C in a terminal would reach its workers too, and end them before the jobs.
+    The launcher has its own process and session, because Ctrl-C in a terminal would also reach its workers, and end them before the jobs.
     """
     command = [sys.executable, "-P", "-m", "lab.sweep.launch", str(sweep), ",".join(map(str, numbers)), *overrides]
-    # by it processes find `lab`, also those that a launcher starts
+    # so that processes find `lab`, including those that a launcher starts
     path = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
     while process.poll() is None:
@@ -45,7 +45,8 @@ def launch(numbers: Sequence[int], overrides: Sequence[str], sweep: Path, stop: 
 
 
 def run_jobs(numbers: Sequence[int], overrides: Sequence[str], sweep: Path) -> None:
-    """
+    """Run jobs of a sweep by the launcher of these overrides.
+
     Raises:
         UserError: the launcher itself failed.
     """
@@ -55,14 +56,14 @@ def run_jobs(numbers: Sequence[int], overrides: Sequence[str], sweep: Path) -> N
     except Exception as error:
         raise UserError(f"hydra/launcher={launcher_name(overrides)} failed: {type(error).__name__}: {error}") from error
     for each in returned:
-        _ = each.return_value  # raises what the job's own code raised
+        _ = each.return_value  # raises the job's own exception
 
 
 def make_launcher(overrides: Sequence[str], sweep: Path) -> Any:
-    """Hydra's launcher for the jobs of a sweep.
+    """Return Hydra's launcher for the jobs of a sweep.
 
     Raises:
-        UserError: no such launcher is installed, or it has no such setting.
+        UserError: the launcher is not installed, or does not have one of these settings.
     """
     from hydra import initialize_config_dir
     from hydra._internal.callbacks import Callbacks
@@ -76,7 +77,7 @@ def make_launcher(overrides: Sequence[str], sweep: Path) -> Any:
     task = partial(run_job, str(sweep), gpus, name == BASIC, name != "submitit_slurm")
     composed = [f"hydra.sweep.dir={quoted(sweep)}", *overrides]
     if name == "joblib" and gpus and not any(word.startswith("hydra.launcher.n_jobs=") for word in overrides):
-        composed.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its own default is a job a processor core
+        composed.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its default is one job a processor core
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="lossforge"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
@@ -85,13 +86,13 @@ def make_launcher(overrides: Sequence[str], sweep: Path) -> Any:
             context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
             return Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
         except HydraException as error:
-            _check_words(overrides, name, hydra.config_loader)
+            _check_launcher(overrides, name, hydra.config_loader)
             said = " ".join(str(each).splitlines()[0] for each in (error, error.__cause__) if each)
             raise UserError(f"{' '.join(overrides)}: {said}") from None
 
 
-def _check_words(overrides: Sequence[str], name: str, loader: Any) -> None:
-    """Raise UserError for a launcher that is not installed, or a setting that it does not have."""
+def _check_launcher(overrides: Sequence[str], name: str, loader: Any) -> None:
+    """Raise UserError for a launcher that is not installed, or for a setting that it does not have."""
     from hydra.types import RunMode
 
     installed = loader.get_group_options("hydra/launcher")
@@ -111,7 +112,7 @@ def _check_words(overrides: Sequence[str], name: str, loader: Any) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """This host's GPUs as CUDA_VISIBLE_DEVICES names them; torch, which is slow to import, is not asked."""
+    """Return this host's GPUs as CUDA_VISIBLE_DEVICES names them, without importing torch, which is slow."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [each.strip() for each in given.split(",") if each.strip()]

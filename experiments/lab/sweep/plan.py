@@ -13,15 +13,28 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
-from lab.config.settings import SEARCH, absolute, groups, load, load_for, parsed
+from lab.config.settings import SEARCH, each_value, groups, load, load_for, parsed
+from lab.config.user import runs_folder
 from lab.sweep.run_record import essence
 from lab.sweep.schema import SearchConfig
-from lab.sweep.search_space import Axis, axis_of, check_ends
+
+
+@dataclass
+class Axis:
+    """A setting and its values as text, or the `interval` from which a search chooses a number."""
+
+    key: str
+    values: list[str]
+    interval: tuple[float, float] | None = None
+    log: bool = False
+
+    def overrides(self) -> list[str]:
+        return [f"{self.key}={value}" for value in self.values]
 
 
 @dataclass
 class Job:
-    """One run of a sweep: its overrides, as for a run by itself, and the settings in which it differs."""
+    """One run of a sweep: its overrides, as for a single run, and the settings in which it differs."""
 
     name: str
     overrides: list[str]
@@ -31,7 +44,7 @@ class Job:
 
 @dataclass
 class Plan:
-    """overrides: without those of search and launcher. first: the settings of one job, for what all jobs share."""
+    """A sweep's plan; overrides: without those of search and launcher. first: the settings of one job, for what all jobs share."""
 
     overrides: list[str]
     launcher: list[str]
@@ -43,16 +56,17 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """The sweep's own folder, the same whenever the same sweep is asked for under the same trainer.runs and tracking.experiment."""
+        """Return the sweep's folder; the same sweep under the same trainer.runs and tracking.experiment always has the same folder."""
         kept = [
-            [word for word in overrides if not _is_beside(word)] for overrides in ([job.overrides for job in self.jobs] or [self.overrides])
+            [word for word in overrides if _key(word) != "trainer.runs" and not is_tracking(word)]  # they say where a run is written
+            for overrides in ([job.overrides for job in self.jobs] or [self.overrides])
         ]
         identity = json.dumps([sorted(sorted(overrides) for overrides in kept), self.search.name, self.first.tracking.experiment])
         keys = [key.rpartition(".")[2] for key in sorted((axis.key for axis in self.axes), key=_rank)]
-        return absolute(self.first.trainer.runs, "runs") / "-".join(["sweep", *keys[:4], _digest(identity)])
+        return runs_folder(self.first.trainer.runs) / "-".join(["sweep", *keys[:4], _digest(identity)])
 
     def job(self, values: Sequence[str], name: str = "") -> Job:
-        """The job that gives each axis its value.
+        """Return the job that gives each axis its value.
 
         Raises:
             UserError: as `lab.config.settings.load`.
@@ -60,14 +74,14 @@ class Plan:
         varied = {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
         overrides = [*self.fixed, *(f"{key}={value}" for key, value in varied.items())]
         settings = load(overrides)
-        # the same name in whatever order the words come, so that the job's runs are found again
+        # the name does not depend on the order of the overrides, so that the job's runs are found again
         name = name or "-".join(_label(key, varied[key]) for key in sorted(varied, key=_rank)) or "job"
         base = f"{settings.config.name}-" if settings.config.name else ""
-        return Job(_as_file_name(base + name), overrides, varied, settings.tree())
+        return Job(re.sub(r"[^\w.+-]+", "_", base + name).strip("_")[:100], overrides, varied, settings.tree())
 
 
 def plan_of(overrides: Sequence[str]) -> Plan:
-    """Sort the overrides of a sweep and check every job's settings.
+    """Sort the overrides of a sweep and check all jobs' settings.
 
     Raises:
         UserError: an override is wrong, or two jobs are the same run.
@@ -94,15 +108,49 @@ def plan_of(overrides: Sequence[str]) -> Plan:
     return plan
 
 
+def axis_of(override: Any, search: SearchConfig) -> Axis:
+    """Return the axis of an override with several values.
+
+    Raises:
+        UserError: the search cannot choose among such values.
+    """
+    key = override.get_key_element().lstrip("+")
+    if search.name == "grid" or not override.is_interval_sweep():
+        if search.name != "grid" and key == "seed":
+            raise UserError(f"{override.input_line}: the best seed says nothing; search={search.name} takes one seed.")
+        return Axis(key, [word.partition("=")[2] for word in each_value(override)])
+    interval = override.value()
+    low, high, log = interval.start, interval.end, "log" in interval.tags
+    if not low < high:
+        raise UserError(f"{override.input_line}: the interval's first number must be below its second.")
+    if log and low <= 0:
+        raise UserError(f"{override.input_line}: a logarithmic interval lies above 0.")
+    if unknown := interval.tags - {"log"}:
+        raise UserError(f"{override.input_line}: tag {', '.join(unknown)} is not known; log is.")
+    return Axis(key, [repr(low), repr(high)], (low, high), log)
+
+
+def check_ends(axes: Sequence[Axis], fixed: Sequence[str]) -> None:
+    """Check each value and each interval's ends, with every other setting at its first value.
+
+    Raises:
+        UserError: as `lab.config.settings.load`.
+    """
+    for axis in axes:
+        others = [other.overrides()[0] for other in axes if other is not axis]
+        for word in axis.overrides():
+            load([*fixed, *others, word])
+
+
 def _every_job(plan: Plan) -> list[Job]:
     jobs: list[Job] = []
     by_essence: dict[str, Job] = {}
     for values in product(*(axis.values for axis in plan.axes)):
         job = plan.job(values)
-        twin = by_essence.setdefault(json.dumps(essence(job.tree), sort_keys=True), job)
-        if twin is not job:
+        earlier = by_essence.setdefault(json.dumps(essence(job.tree), sort_keys=True), job)
+        if earlier is not job:
             raise UserError(
-                f"{' '.join(twin.overrides)} and {' '.join(job.overrides)} are the same run: they differ in nothing that it computes."
+                f"{' '.join(earlier.overrides)} and {' '.join(job.overrides)} are the same run: they differ in nothing that it computes."
             )
         jobs.append(job)
     names = Counter(job.name for job in jobs)
@@ -116,17 +164,12 @@ def _key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
-def _is_beside(word: str) -> bool:
-    """Whether an override changes where a run is written, and not what it computes."""
-    return _key(word) == "trainer.runs" or is_tracking(word)
-
-
 def is_tracking(word: str) -> bool:
     return _key(word) == "tracking" or _key(word).startswith("tracking.")
 
 
 def _rank(key: str) -> tuple[bool, bool, str]:
-    """Options of groups come first, the seed last."""
+    """Return a sort key: options of groups first, the seed last."""
     return key == "seed", key not in _groups(), key
 
 
@@ -140,9 +183,5 @@ def _digest(text: str) -> str:
 
 
 def _label(key: str, value: str) -> str:
-    """What a value adds to a job's name: an option alone, a setting with its name."""
+    """Return a value's part of a job's name: an option as it is, a setting with its name."""
     return value if key in _groups() else f"{key.rpartition('.')[2]}{value}"
-
-
-def _as_file_name(text: str) -> str:
-    return re.sub(r"[^\w.+-]+", "_", text).strip("_")[:100]

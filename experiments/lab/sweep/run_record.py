@@ -1,4 +1,4 @@
-"""The runs of a sweep, from their folders: how each ended, and its score."""
+"""The runs of a sweep, read from their folders: how each ended, and its score."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +8,14 @@ import yaml
 
 from lab.runs.records import NAME, read_history
 
-BESIDE = ("name", "tracking", "resume", "trust")  # settings that change nothing of what a run computes; so does trainer.runs
+BESIDE = ("name", "tracking", "resume", "trust")  # settings that do not change what a run computes; neither does trainer.runs
 
 
 @dataclass
 class RunRecord:
-    """How a run ended and what it reached.
+    """How a run ended, and its score.
 
-    status: FINISHED, FAILED, KILLED; None while it runs and where it was cut off. score: the best of `monitor`, whose `goal` is max or min.
+    status: FINISHED, FAILED, KILLED; None while it runs or if it was cut off. score: the best of `monitor`, whose `goal` is max or min.
     """
 
     folder: Path
@@ -28,7 +28,7 @@ class RunRecord:
 
     @property
     def rank(self) -> float:
-        """The score, so that higher is better; a missing one and nan are the worst."""
+        """Return the score, with its sign changed if lower is better; a missing score and nan are the worst."""
         score = float("nan") if self.score is None else self.score if self.goal == "max" else -self.score
         return score if score == score else float("-inf")
 
@@ -48,14 +48,14 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:
-    """The runs in a sweep's folder that have the settings `tree`, the oldest first; `name` is part of their folders' names."""
+    """Return the runs in a sweep's folder that have the settings `tree`, the oldest first; `name` is part of their folders' names."""
     wanted = essence(tree)
     folders = sorted(folder for folder in sweep.glob(f"*-{name}*") if (folder / NAME).is_file())
     return [read_run(folder) for folder in folders if (given := read_config(folder)) and "trainer" in given and essence(given) == wanted]
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """A run's settings; None where its folder has none that can be read."""
+    """Return a run's settings; None if its folder has no readable ones."""
     try:
         tree = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
@@ -64,12 +64,12 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 
 
 def essence(tree: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a run computes."""
+    """Return the settings that decide what a run computes."""
     kept = {key: value for key, value in tree.items() if key not in BESIDE}
     kept["trainer"] = {key: value for key, value in tree["trainer"].items() if key != "runs"}
     return kept
 
 
 def with_runs(folder: Path) -> list[Path]:
-    """A run's folder; a sweep's with those of its runs, which are to come after it."""
+    """Return a run's folder, or a sweep's folder followed by those of its runs."""
     return [folder, *sorted(path.parent for path in folder.glob(f"*/{NAME}"))]

@@ -1,4 +1,4 @@
-"""The settings of a sweep itself, beside those of its jobs."""
+"""The settings of a sweep itself, in addition to those of its jobs."""
 
 from dataclasses import dataclass, field
 
@@ -15,9 +15,9 @@ class SearchConfig:
 @dataclass
 class OptunaConfig(SearchConfig):
     name: str = setting("optuna", "how jobs are chosen")
-    trials: int = number(20, "jobs in all", least=1)
-    parallel: int = number(1, "jobs that are chosen at a time", least=1)
-    seed: int = number(0, "of the choice", least=0)
+    trials: int = number(20, "total number of jobs", least=1)
+    parallel: int = number(1, "number of jobs that are chosen at a time", least=1)
+    seed: int = number(0, "seed of the choice", least=0)
 
 
 SEARCHES: dict[str, type[SearchConfig]] = {"grid": SearchConfig, "optuna": OptunaConfig}

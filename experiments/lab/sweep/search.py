@@ -1,30 +1,22 @@
-"""How the jobs of a sweep are chosen: every combination, or by Optuna from the results of earlier jobs."""
+"""Choose the jobs of a sweep: every combination, or by Optuna from the results of earlier jobs.
+
+Hydra's own sweeper for Optuna begins a trial anew that was interrupted; here it goes on from its checkpoint.
+"""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from lab.config.errors import UserError
-from lab.sweep.plan import Job, Plan
+from lab.sweep.plan import Axis, Job, Plan
 from lab.sweep.run_record import RunRecord
 from lab.sweep.schema import OptunaConfig
-from lab.sweep.search_space import Axis
 from lab.training.monitor import Monitor
 
 DATABASE = "optuna.db"
 Reached = Callable[[Job], RunRecord | None]
 
 
-class Search(Protocol):
-    def jobs(self) -> list[Job]:
-        """Those that are known now."""
-        ...
-
-    def batches(self, reached: Reached) -> Iterator[list[Job]]:
-        """Jobs to run, those of a list at once; the next list is asked for when they have ended, or if the sweep goes on."""
-        ...
-
-
-def search_of(plan: Plan) -> Search:
+def search_of(plan: Plan) -> "Grid":
     return Optuna(plan, plan.search) if isinstance(plan.search, OptunaConfig) else Grid(plan)
 
 
@@ -33,14 +25,16 @@ class Grid:
         self.plan = plan
 
     def jobs(self) -> list[Job]:
+        """Return the jobs that are known so far."""
         return list(self.plan.jobs)
 
     def batches(self, reached: Reached) -> Iterator[list[Job]]:
+        """Yield lists of jobs to run in parallel; ask for the next list when these have ended, or when the sweep is continued."""
         yield self.plan.jobs
 
 
-class Optuna:
-    """Trials are kept in an SQLite file of the sweep's folder: a search that is started again goes on with them.
+class Optuna(Grid):
+    """Choose jobs by Optuna; trials are kept in an SQLite file of the sweep's folder, so that a search can be continued.
 
     Raises:
         UserError: Optuna is not installed.
@@ -51,7 +45,8 @@ class Optuna:
             import optuna
         except ImportError:
             raise UserError("search=optuna: Optuna is installed by: uv sync --extra sweeps") from None
-        self.optuna, self.plan, self.config = optuna, plan, config
+        super().__init__(plan)
+        self.optuna, self.config = optuna, config
         self.space = {axis.key: self._distribution(axis) for axis in plan.axes}
 
     def jobs(self) -> list[Job]:
@@ -60,7 +55,7 @@ class Optuna:
     def batches(self, reached: Reached) -> Iterator[list[Job]]:
         study = self._study()
         running = self.optuna.trial.TrialState.RUNNING
-        begun: set[int] = set()  # one that was killed is not begun twice by the same process: whatever killed it may do so again
+        begun: set[int] = set()  # a killed job is not started twice by the same process, because it may be killed again
         while True:
             still_open = study.get_trials(deepcopy=False, states=(running,))
             trials = [(trial.number, trial.params) for trial in still_open if trial.number not in begun]
@@ -84,16 +79,16 @@ class Optuna:
         lower = Monitor(trainer, "").goal == "min"
         direction: Literal["minimize", "maximize"] = "minimize" if lower else "maximize"
         study = self.optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
-        # the sampler's own state is not kept: with the same seed it would begin with the same random trials again
+        # the sampler's state is not kept; with the same seed it would choose the same random trials again
         study.sampler = self.optuna.samplers.TPESampler(seed=self.config.seed + len(study.get_trials(deepcopy=False)))
         return study
 
     def _tell(self, study: Any, number: int, run: RunRecord | None) -> None:
-        """A trial that was interrupted stays open, to be continued."""
+        """Report a trial's result; a trial that was interrupted stays open, to be continued."""
         if run is None or run.status in (None, "KILLED"):
             return
         if run.status == "FINISHED" and run.score is not None and run.score == run.score:
-            same = study.direction.name.lower() == f"{run.goal}imize"  # a task of one's own may have a metric of its own goal
+            same = study.direction.name.lower() == f"{run.goal}imize"  # a custom task may have a metric with another goal
             study.tell(number, run.score if same else -run.score)
         else:
             study.tell(number, state=self.optuna.trial.TrialState.FAIL)

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM while a sweep runs: the sweep alone takes them, and asks its jobs to stop, wherever they run.
+"""Ctrl-C and SIGTERM during a sweep: only the sweep handles them, and it asks its jobs to stop, on any machine.
 
-Where its own process is killed and can ask no more, jobs of the same host notice and stop as well.
+If the sweep's process is killed, jobs on the same host notice and stop as well.
 """
 
 import signal
@@ -14,7 +14,7 @@ from types import FrameType
 from lab.runs.folder import gone
 
 FILE = ".stop"
-PAUSE = 1.0  # seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already
+PAUSE = 1.0  # signals within so many seconds count as one, because `uv run` repeats a signal that its process group has already received
 SAID = {
     "stop": "stopping: running jobs save a checkpoint; once more kills them",
     "kill": "killing the running jobs; once more leaves those of other machines alone",
@@ -25,7 +25,7 @@ SAID = {
 class Stop:
     """The sweep's request to stop, kept in a file of its folder, so that jobs in other processes and on other machines see it.
 
-    watched: this is a job's view, and the sweep's process is on this host; it holds the lock of the sweep's folder as long as it lives.
+    watched: a job uses this, and the sweep's process is on this host; that process locks the sweep's folder as long as it lives.
     """
 
     def __init__(self, sweep: Path, *, watched: bool = False) -> None:
@@ -35,7 +35,7 @@ class Stop:
 
     @property
     def requested(self) -> str:
-        """'' go on; 'stop' save a checkpoint and end; 'kill' end at once; 'leave' and nobody waits for it."""
+        """Return '' (go on), 'stop' (save a checkpoint and end), 'kill' (end at once) or 'leave' (end without waiting for jobs)."""
         try:
             return self.file.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -43,7 +43,7 @@ class Stop:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """While inside, a signal is the next wish."""
+        """Turn each signal inside the block into the next request."""
         self.file.unlink(missing_ok=True)
         before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -1,23 +1,23 @@
-"""`train.py -m`: many runs from one command line, nested under one run in MLflow; started again, it goes on where it ended.
+"""Run `train.py -m`: many runs from one command line, nested under one run in MLflow; started again, the sweep continues.
 
-A sweep's folder holds `sweep.yaml` (its words and jobs), its runs' folders, `results.csv`, and `metrics.jsonl`, from which its own run in
-MLflow is fed. What is finished is read from the run folders alone.
+A sweep's folder holds `sweep.yaml` (its overrides and jobs), its runs' folders, `results.csv`, and `metrics.jsonl`, which is sent to the
+sweep's own run in MLflow. Which jobs are finished is read only from the run folders.
 """
 
-import csv
-import io
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lab.config.errors import UserError
+from lab.results.frames import write_rows
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
-from lab.runs.formats import csv_cell
+from lab.runs.formats import visible
 from lab.runs.masks import masked, masked_tree
 from lab.runs.run import source_tags
 from lab.sweep.job import PLAN
@@ -26,20 +26,20 @@ from lab.sweep.plan import Job, Plan, plan_of
 from lab.sweep.run_record import RunRecord, runs_of
 from lab.sweep.search import search_of
 from lab.sweep.stop import Stop
-from lab.sweep.table import show
 from lab.tracking.uploader import VARIABLE, MlflowUploader, read_state, tracking_uri
+from lab.training.console import clock
 
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
-    """Check all, run what is not finished, show what came of it.
+    """Check all jobs, run the unfinished ones, and show the results.
 
     Returns:
         The exit status: 0 if every job is finished, 130 if the sweep was stopped, else 1.
 
     Raises:
-        UserError: nothing was started.
+        UserError: a setting is wrong; nothing was started.
     """
     plan = plan_of(overrides)
     make_launcher(plan.launcher, plan.folder)
@@ -63,17 +63,18 @@ def run_sweep(overrides: Sequence[str]) -> int:
 
 
 class Sweep:
-    """A sweep's folder and what happens in it."""
+    """A running sweep and its folder."""
 
     def __init__(self, plan: Plan) -> None:
-        """
+        """Open the sweep's folder, and lock it.
+
         Raises:
             UserError: the folder cannot be written, the sweep is running already, or the store's credentials are missing.
         """
         tracking = plan.first.tracking
         self.uri = tracking_uri(tracking) if tracking.enabled else None
         if self.uri and masked(self.uri) != self.uri:
-            os.environ[VARIABLE] = self.uri  # for the jobs, whose words are kept in a file without it
+            os.environ[VARIABLE] = self.uri  # for the jobs, whose overrides are in a file without credentials
         self.plan, self.path, self.search = plan, plan.folder, search_of(plan)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -106,22 +107,22 @@ class Sweep:
                 print(f"{done} of {len(self.jobs)} jobs finished before", flush=True)
             if todo and not stop.requested:
                 if (name := launcher_name(self.plan.launcher)) != "basic":
-                    print(f"{len(todo)} jobs by {name}; what they say is in {self.path / 'logs'}", flush=True)
+                    print(f"{len(todo)} jobs by {name}; their output is in {self.path / 'logs'}", flush=True)
                 launch(todo, self.plan.launcher, self.path, stop)
             if stop.requested:
                 return
 
     def reached(self, job: Job) -> RunRecord | None:
-        """The job's finished run, else its last one."""
+        """Return the job's finished run, else its last one."""
         runs = runs_of(self.path, job.name, job.tree)
         return next((run for run in runs if is_finished(run)), runs[-1] if runs else None)
 
     def counts(self) -> Counter[str]:
-        """How many jobs have which status; those that never began have none."""
+        """Return the number of jobs of each status, without jobs that never began."""
         return Counter(run.status or "KILLED" for job in self.jobs if (run := self.reached(job)))
 
     def close(self, status: str) -> None:
-        """Record what came of it, wait until MLflow has it, show it."""
+        """Record the results, wait until MLflow has them, and show them."""
         outcomes = [(job, self.reached(job)) for job in self.jobs]
         scored = [(job, run) for job, run in outcomes if run and is_finished(run) and run.score is not None]
         best = max(scored, key=lambda each: each[1].rank, default=None)
@@ -136,14 +137,20 @@ class Sweep:
             tags |= {"sweep.best_run": read_state(run.folder).get("run_id") or run.folder.name}
         self.folder.summary(figures)
         self.folder.record("tags", values=tags)
-        self._write_results(outcomes)
+        names, rows = ("status", "metric", "best", "seconds", "folder", "error"), []
+        for job, last in outcomes:
+            ended: list[Any] = [""] * len(names)
+            if last:
+                ended = [last.status or "KILLED", last.monitor, last.score, last.seconds, last.folder.name, last.error]
+            rows.append({"job": job.name} | job.varied | dict(zip(names, ended, strict=True)))
+        write_rows(self.path / "results.csv", rows)
         for name in (PLAN, "results.csv"):
             self.folder.artifact(self.path / name)
         self.folder.close(status)
         show(self.path, status, outcomes, best, self.uploader.closed() if self.uploader else "")
 
     def _add(self, batch: list[Job]) -> None:
-        """Write the jobs where launchers read them."""
+        """Write the jobs to the file that launchers read."""
         self.jobs += [job for job in batch if job not in self.jobs]
         plan: dict[str, Any] = {
             "words": masked_tree(self.plan.overrides),
@@ -153,16 +160,44 @@ class Sweep:
         }
         write_text(self.path / PLAN, yaml.safe_dump(plan, sort_keys=False, width=140))
 
-    def _write_results(self, outcomes: list[tuple[Job, RunRecord | None]]) -> None:
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        keys = [axis.key for axis in self.plan.axes]
-        table.writerow(map(csv_cell, ["job", *keys, "status", "metric", "best", "seconds", "folder", "error"]))
-        for job, run in outcomes:
-            reached = [run.status or "KILLED", run.monitor, run.score, run.seconds, run.folder.name, run.error] if run else [""] * 6
-            table.writerow(map(csv_cell, [job.name, *(job.varied[key] for key in keys), *reached]))
-        write_text(self.path / "results.csv", text.getvalue())
-
 
 def is_finished(run: RunRecord | None) -> bool:
     return run is not None and run.status == "FINISHED"
+
+
+def show(sweep: Path, status: str, outcomes: list[tuple[Job, RunRecord | None]], best: tuple[Job, RunRecord] | None, mlflow: str) -> None:
+    """Print the jobs with the settings that vary, how each ended, its best metric and time, and the places of its files."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rich = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    if not rich.is_terminal:
+        rich.width = 140
+    keys = list(outcomes[0][0].varied) if outcomes else []
+    metric = next((run.monitor for _, run in outcomes if run and run.monitor), "metric")
+    table = Table(title=f"{sweep.name}: {status.lower()}", title_justify="left")
+    for key in keys or ["job"]:
+        table.add_column(key)
+    table.add_column("status")
+    table.add_column(f"best {metric}", justify="right")
+    table.add_column("time", justify="right")
+    for job, run in outcomes:
+        settings = [job.varied[key] for key in keys] or [job.name]
+        table.add_row(*map(visible, settings), *_reached(run), style="bold" if best and job is best[0] else None)
+    rich.print(table)
+    for job, run in outcomes:
+        if run and run.error:
+            rich.print(f"{job.name}: {run.error}\n  {os.path.relpath(run.folder)}")
+    if best:
+        rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].folder)}")
+    rich.print(f"sweep folder: {os.path.relpath(sweep)}")
+    if mlflow:
+        rich.print(f"MLflow: {mlflow}")
+
+
+def _reached(run: RunRecord | None) -> tuple[str, str, str]:
+    if run is None:
+        return "not begun", "", ""
+    score = f"{run.score:.4f}" if run.score is not None else ""
+    ended = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
+    return ended.get(run.status or "KILLED", ""), score, clock(run.seconds) if run.seconds is not None else ""

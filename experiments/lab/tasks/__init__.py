@@ -1,1 +1,1 @@
-"""What a batch means, task by task: losses, models, metrics, pictures."""
+"""The tasks: each one's losses, models, metrics and pictures."""

@@ -11,10 +11,12 @@ from lab.config.settings import ROOT, absolute
 from lab.runs.saved import read_checkpoint
 
 BACKBONE = "backbone"
+MEASURED = ("target_mean", "target_deviation")
+"""Buffers that a model of numbers has from its training data; a file of weights may lack them."""
 
 
 def classifier_names(model: nn.Module) -> list[str]:
-    """The names of the parameters whose sizes follow from the number of classes, as far as the model says which they are."""
+    """Return the names of parameters whose sizes depend on the number of classes, if the model names its classifier."""
     head = getattr(model, "get_classifier", lambda: None)()
     heads = head if isinstance(head, (tuple, list)) else [head]
     own = {id(parameter) for each in heads if isinstance(each, nn.Module) for parameter in each.parameters()}
@@ -22,10 +24,10 @@ def classifier_names(model: nn.Module) -> list[str]:
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> str:
-    """Freeze the parameters that `patterns` name; return a text that says how many are trained.
+    """Freeze the parameters that `patterns` name; return a text with the number of trained ones.
 
     Raises:
-        UserError: a pattern matches nothing, or nothing is left to train.
+        UserError: a pattern matches nothing, or no parameter is left to train.
     """
     parameters = dict(model.named_parameters())
     for pattern in patterns:
@@ -47,24 +49,24 @@ def freeze(model: nn.Module, patterns: list[str]) -> str:
 
 
 def frozen_norms(model: nn.Module) -> list[nn.Module]:
-    """The norm layers whose weights are not trained: their running statistics are to stay, too."""
+    """Return the norm layers whose weights are not trained, because their running statistics must not change either."""
     norms = [module for module in model.modules() if isinstance(getattr(module, "running_mean", None), Tensor)]
     own = [(norm, [each.requires_grad for each in norm.parameters(recurse=False)]) for norm in norms]
     return [norm for norm, trained in own if trained and not any(trained)]
 
 
 def load_own_weights(model: nn.Module, given: str) -> str:
-    """Load the weights of the file `given` into the model; return a text that says what was left out.
+    """Load the weights of the file `given` into the model; return a text about those that were left out.
 
     Raises:
-        UserError: there is no such file, or its weights do not fit; a classifier of another size is left as it is.
+        UserError: the file does not exist, or its weights do not fit; a classifier of another size is not loaded.
     """
     setting, path = "model.weights", absolute(given, ROOT)
     weights = _weights(read_checkpoint(path, setting), f"{setting}={path}")
     own = model.state_dict()
     resized = [name for name in classifier_names(model) if name in weights and weights[name].shape != own[name].shape]
     for what, names in (
-        ("lacks", own.keys() - weights.keys()),
+        ("lacks", own.keys() - weights.keys() - {*MEASURED}),
         ("has, and the model does not,", weights.keys() - own.keys()),
         ("has in another shape", {name for name in own if name in weights and weights[name].shape != own[name].shape} - {*resized}),
     ):
@@ -79,7 +81,7 @@ def load_own_weights(model: nn.Module, given: str) -> str:
 
 
 def _weights(state: Any, what: str) -> dict[str, Tensor]:
-    """The weights of a checkpoint of ours, averaged ones if it has them, or of another program's file."""
+    """Return the weights of our checkpoint, averaged ones if it has them, or of another program's file."""
     from timm.models._helpers import clean_state_dict
 
     for name in ("ema", "state_dict_ema", "model_ema", "model", "state_dict"):

@@ -1,4 +1,4 @@
-"""Fonts for class names in any script: the machine's own, where the usual one lacks a letter."""
+"""Fonts for class names in any script: the machine's fonts are used for letters that matplotlib's font lacks."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -7,25 +7,25 @@ from pathlib import Path
 
 
 def font_for(texts: Iterable[str]) -> str:
-    """The file of the first font that has every letter of the texts; where none has them all, of the one that lacks the fewest."""
+    """Return the file of the first font that has every letter of the texts; if none has, of the font that lacks the fewest."""
     return _font_of(frozenset("".join(texts)))
 
 
 def drawable(text: str, font: str) -> str:
-    """The text, with the letters that the font lacks as their code points, such as U+732B."""
+    """Replace the letters that the font lacks by their code points, such as U+732B."""
     known = _letters(font)
     return "".join(letter if ord(letter) in known else f"U+{ord(letter):04X}" for letter in text)
 
 
 @contextmanager
 def letters_of(texts: Iterable[str]) -> Iterator[None]:
-    """Let matplotlib's figures inside have a font for the letters of the texts."""
+    """Let matplotlib's figures inside the block use a font that has the texts' letters."""
     import matplotlib
     from matplotlib import font_manager
 
     known, families = _letters(_usual()), ["DejaVu Sans"]
     if lacking := [letter for text in texts for letter in text if ord(letter) not in known]:
-        file = font_for(lacking)  # for these alone: each letter is taken from the first family that has it
+        file = font_for(lacking)  # for these letters only, because each letter is taken from the first family that has it
         font_manager.fontManager.addfont(file)
         families.append(font_manager.FontProperties(fname=file).get_name())
     with matplotlib.rc_context({"font.family": families, "text.parse_math": False}):  # a class may be called "$"
@@ -60,7 +60,7 @@ def _others() -> list[str]:
 
 @cache
 def _letters(file: str) -> frozenset[int]:
-    """The code points that a font has glyphs of; none where it cannot be read."""
+    """Return the code points of a font's glyphs; none if the font cannot be read."""
     from matplotlib.ft2font import FT2Font
 
     try:

@@ -1,4 +1,4 @@
-"""Linear heads of classifiers that leave their product to the loss, so that the logits of a batch are never kept."""
+"""Linear heads that leave the product with their weight to the loss, so that a batch's logits are never in memory."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ LOGITS_AT_ONCE = 2**26
 
 
 class HeadInput(NamedTuple):
-    """What a linear head makes logits of: features (N, H), its weight (C, H) and bias (C,)."""
+    """The input of a linear head's product: features (N, H), its weight (C, H) and bias (C,)."""
 
     features: Tensor
     weight: Tensor
@@ -22,23 +22,23 @@ class HeadInput(NamedTuple):
 
 
 class OpenHead(nn.Linear):
-    """A linear layer that in training gives what it would have multiplied, in the dtype of the product."""
+    """A linear layer that returns its product's factors in training, in the product's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        # views, because FSDP puts a hook on each output of every forward, which a parameter would keep for ever
+        # views, because FSDP adds a hook to each output of every forward, and a parameter would keep them all
         weight, bias = (None if t is None else t.view_as(t).to(dtype) for t in (self.weight, self.bias))
-        return HeadInput(input.to(dtype), weight, bias)  # type: ignore[return-value]  # nn.Linear gives a Tensor
+        return HeadInput(input.to(dtype), weight, bias)  # type: ignore[return-value]  # nn.Linear returns a Tensor
 
 
 def open_head(model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Let a classifier give a HeadInput in training. shape: of an image, (channels, height, width).
+    """Let a classifier return a HeadInput in training. shape: an image's (channels, height, width).
 
     Raises:
-        UserError: its logits are not the output of one plain linear layer.
+        UserError: the logits are not the output of one plain linear layer.
     """
     from timm.layers import Linear
 
@@ -56,7 +56,7 @@ def open_head(model: nn.Module, shape: tuple[int, int, int]) -> None:
 
 
 def _is_last(model: nn.Module, head: nn.Linear, shape: tuple[int, int, int]) -> bool:
-    """Whether a training's output of a model is what its head gives, called once; found by shapes alone, without any computation."""
+    """Return whether the head is the model's last layer and is called once; found by shapes only, without computing values."""
     given: list[Tensor] = []
     hook = head.register_forward_hook(lambda module, inputs, output: given.append(output))
     state = {name: torch.empty_like(t, device="meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
@@ -68,7 +68,7 @@ def _is_last(model: nn.Module, head: nn.Linear, shape: tuple[int, int, int]) -> 
 
 
 def sum_of_rows(function: Callable[..., Tensor], output: Tensor | HeadInput, *targets: Tensor) -> Tensor:
-    """Sum a function of logits (N, C) and targets (N, …) over the rows; of a head's input the logits are made some rows at a time."""
+    """Sum a function of logits (N, C) and targets (N, …) over the rows; for a HeadInput, compute the logits in groups of rows."""
     if isinstance(output, Tensor):
         return function(output, *targets)
     features, weight, bias = output

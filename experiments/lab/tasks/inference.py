@@ -1,8 +1,8 @@
-"""Predictions and exports of classifiers, which several tasks have for models."""
+"""Predictions and exports of classifiers, for the tasks that use one."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from PIL import Image
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import activation_of, probabilities
 from lab.tasks.models import build_model
 
-Reader = Callable[[Image.Image], Tensor]
+Reader = Callable[[Any], Tensor]
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
-    """Make the model, and a function from an image to its likeliest classes."""
+    """Return the model, and a function from an image to its most probable classes."""
     size = image_size(config)
     model, read = classifier(config, classes, asked.norm, size), reader(config.data, size, asked.norm)
 
@@ -29,28 +29,28 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
 
 
 def likeliest(logits: Tensor, config: TrainConfig, classes: list[str], *, most: int | None = None, score: float = 0.0) -> Prediction:
-    """Name the classes of logits (1, C) whose probability is at least `score`, the surest first."""
+    """Return the classes of logits (1, C) whose probability is at least `score`, the most probable first."""
     values, order = probabilities(logits.float(), activation_of(config.loss))[0].sort(descending=True)
     kept = values[: int((values >= score).sum())][:most].tolist()
     return Prediction([classes[label] for label in order[: len(kept)].tolist()], kept)
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
-    """Make the model, from images to the probabilities of the classes."""
+    """Return the model, from images to the classes' probabilities, to export."""
     return of_probabilities(config, classes, norm, image_size(config))
 
 
 def of_probabilities(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> Exportable:
     model = classifier(config, classes, norm, size)
     said = partial(probabilities, kind=activation_of(config.loss))
-    return Exportable(Images(model, norm, said), model, [len(norm.mean), size, size], "probabilities of the classes")
+    return Exportable(Images(model, norm, said, config.data), model, [len(norm.mean), size, size], "probabilities of the classes")
 
 
 def image_size(config: TrainConfig) -> int:
-    """Return the side of the images of a task of classifiers.
+    """Return the side of the images that a task's classifiers take.
 
     Raises:
-        UserError: its models or its data are others.
+        UserError: the task's models are not classifiers, or its data has no image_size.
     """
     size = getattr(config.data, "image_size", None)
     if not issubclass(spec_of(config.task).model, ClassifierConfig) or size is None:
@@ -66,9 +66,9 @@ def classifier(config: TrainConfig, classes: list[str], norm: Norm, size: int) -
 
 
 def reader(config: DataConfig, size: int, norm: Norm) -> Reader:
-    """Make a function that reads an image as the run's held-out ones: (1, C, H, W), normalised."""
+    """Return a function that prepares an image like the run's held-out ones: (1, C, H, W), normalised."""
     if isinstance(config, PhotosConfig):
-        from lab.data.folder import held_out_transform
+        from lab.data.transforms import held_out_transform
 
         transform = held_out_transform(config, norm)
         return lambda image: transform(image)[None]

@@ -1,4 +1,4 @@
-"""From a loss's settings to a function of a model's output and a batch."""
+"""Make a function of a model's output and a batch from a loss's settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -18,32 +18,29 @@ from lab.tasks.plain_loss import PlainLoss, plain_loss
 
 
 class Criterion:
-    """Sum over a batch's samples (and, element-wise, their classes), divided by `normalizer`.
+    """Sum a loss over a batch's samples (and, if element-wise, their classes), divided by `normalizer`.
 
-    `normalizer(batch)` is what a batch adds to the divisor: the number of its samples, or with class weights the sum of their
-    weights, as `torch.nn.functional.cross_entropy` has it. So the loss of a large batch equals the sum of its parts' losses.
+    `normalizer(batch)` is a batch's part of the divisor: the number of its samples, or with class weights the sum of their weights, as in
+    `torch.nn.functional.cross_entropy`. So the loss of a large batch equals the sum of its parts' losses.
     """
 
     def __init__(
         self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
     ) -> None:
-        """counts: training samples a class, for losses that want to know."""
+        """Check the settings; `counts` is the number of training samples of each class, for losses that use it."""
         from lossforge.losses import fuse_linear
-        from lossforge.losses.registry import LOSSES
 
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
-        self.loss = custom_loss("loss", config.target, config.hyper, device) if isinstance(config, CustomConfig) else LOSSES[config.name]
+        self.loss, self.hyper = loss_of(config, device)
         self.activation = activation_of(config)
         self.class_weight = self.pos_weight = self.group_weight = None
-        self.rowwise = self.loss.template == "rowwise"
+        self.rowwise = self.loss.template.name == "rowwise"
         if isinstance(self.loss, PlainLoss):
             if config.fused_head:
-                raise UserError(f"loss.fused_head=true: {self.loss.setting} is no loss of lossforge's, and cannot be fused.")
+                raise UserError(f"loss.fused_head=true: {self.loss.setting} is not a loss of lossforge, and cannot be fused.")
             return
         self.fused = fuse_linear(self.loss.function)
-        names = {field.name for field in fields(config)} & set(self.loss.hyper)
-        self.hyper = config.hyper if isinstance(config, CustomConfig) else {name: getattr(config, name) for name in names}
         self.tensors: dict[str, Tensor] = {}
         if isinstance(config, LogitAdjustedConfig) and counts is not None:
             self.tensors["log_prior"] = (counts.clamp(min=1) / counts.sum()).log().to(device)
@@ -66,13 +63,13 @@ class Criterion:
         return batch.lam * first + (1 - batch.lam) * self.class_weight[batch.target_b].sum()
 
     def __call__(self, output: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
-        """Loss of a batch.
+        """Return the loss of a batch.
 
         Args:
-            output: logits (N, C), or what a head makes them of.
-            batch: with targets (N,), a mixup pair of them, or for element-wise losses (N, C), and weights (N,) and groups (N,) where the
-                data has them.
-            normalizer: divisor of the sum, a 0-d tensor.
+            output: logits (N, C), or a HeadInput.
+            batch: has targets (N,), a mixup pair of them, or for element-wise losses (N, C); weights (N,) and groups (N,) if the data has
+                them.
+            normalizer: the divisor of the sum, a 0-d tensor.
         """
         if isinstance(self.loss, PlainLoss):
             return self.loss(cast(Tensor, output).float(), batch, normalizer)
@@ -85,10 +82,10 @@ class Criterion:
         return self._elements(output, batch, normalizer)
 
     def _computed(self, given: Tensor | HeadInput, target: Tensor, **options: Any) -> Tensor:
-        """By the library's loss, of a head's input by the one that is fused with its product."""
+        """Compute the library's loss of logits, or its fused loss of a HeadInput."""
         if isinstance(given, Tensor):
             return cast(Tensor, self.loss.function(given, target, **options))
-        named = {"loss_weight" if name == "weight" else name: value for name, value in options.items()}  # "weight" is the head's there
+        named = {"loss_weight" if name == "weight" else name: value for name, value in options.items()}  # there "weight" is the head's
         return cast(Tensor, self.fused(given.features, given.weight, target, bias=given.bias, **named))
 
     def _elements(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
@@ -102,16 +99,17 @@ class Criterion:
         return self._computed(given, batch.target, **options, reduction="sum", normalizer=normalizer)
 
     def _plain_elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        """By the library that has the loss, else by our reference, from dense targets."""
+        """Compute the loss from dense targets by another library that has it, else by our reference."""
         options = self.hyper if self.pos_weight is None else {**self.hyper, "pos_weight": self.pos_weight}
-        function = None if self.name == "bce_smoothed" else self.loss.judged()  # what is smoothed depends on how the target is given
+        function = None if self.name == "bce_smoothed" else self.loss.oracle()  # it smooths class indices and dense targets differently
         with torch.autocast(given.device.type, enabled=False):
             if function is not None:
                 dense = batch.target if batch.target.is_floating_point() else _pair(lambda t: F.one_hot(t, self.classes).float(), batch)
                 elements = function(given.float(), dense, **options, reduction="none")
             else:
                 elements = self.loss.reference(given.float(), batch.target, **options, **_pair_options(batch), reduction="none")
-        weighted = elements if (weight := self._sample_weight(batch)) is None else elements * weight[:, None]
+        weight = self._sample_weight(batch)
+        weighted = elements if weight is None else elements * (weight if elements.ndim == 1 else _column(weight))
         return cast(Tensor, weighted.sum() / normalizer)
 
     def _rows(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
@@ -136,36 +134,46 @@ class Criterion:
         return weight if batch.weight is None else batch.weight * weight
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What the trained model says a class's probability is."""
+        """Return the classes' probabilities under the trained model."""
         return probabilities(logits, self.activation)
 
 
 def activation_of(config: LossConfig) -> str:
-    """softmax or sigmoid: what the loss teaches a model's logits to mean."""
+    """Return softmax or sigmoid, the function from logits to probabilities for which the loss trains a model."""
     if isinstance(config, CustomConfig):
         if config.probabilities != "auto":
             return config.probabilities
-        return "sigmoid" if custom_loss("loss", config.target, config.hyper).template == "elementwise" else "softmax"
+        return "sigmoid" if custom_loss("loss", config.target, config.hyper).template.name == "elementwise" else "softmax"
     return config.activation
 
 
 def probabilities(logits: Tensor, kind: str) -> Tensor:
-    """(N, C) of logits (N, C); kind: softmax or sigmoid."""
+    """Return probabilities (N, C) of logits (N, C); kind: softmax or sigmoid."""
     return logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
 
 
 def has_kernels(config: LossConfig) -> bool:
-    """Whether lossforge has kernels for it; the others are plain torch."""
+    """Return whether lossforge has kernels for the loss; other losses are plain torch."""
     if isinstance(config, CustomConfig):
         return not isinstance(custom_loss("loss", config.target, config.hyper), PlainLoss)
     return config.kernels
 
 
+def loss_of(config: LossConfig, device: torch.device) -> tuple[Any, dict[str, Any]]:
+    """Return the loss of the settings as a registry entry, or a PlainLoss if it has no kernels; and its hyper-parameters."""
+    from lossforge.losses.registry import LOSSES
+
+    if isinstance(config, CustomConfig):
+        return custom_loss("loss", config.target, config.hyper, device), dict(config.hyper)
+    loss = LOSSES[config.name]
+    return loss, {item.name: getattr(config, item.name) for item in fields(config) if item.name in loss.hyper}
+
+
 def custom_loss(group: str, target: str, hyper: Mapping[str, float], device: torch.device | None = None) -> Any:
-    """The registry's kind of entry for a loss of one's own, which the settings of `group` name; a PlainLoss for one without kernels.
+    """Return a custom loss, named by the settings of `group`, as a registry entry; a PlainLoss if it has no kernels.
 
     Raises:
-        UserError: it cannot be found, or is no loss.
+        UserError: it cannot be found, or is not a loss.
     """
     from lossforge.losses.custom import CustomLoss
 

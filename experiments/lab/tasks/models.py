@@ -15,7 +15,7 @@ from lab.data.sets import Norm
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raise UserError unless it is a model of the user's own or one that timm knows."""
+    """Raise UserError unless the model is the user's own or timm knows it."""
     if not isinstance(config, CustomModelConfig):
         check_model_name(config.name)
 
@@ -42,13 +42,13 @@ def check_model_name(name: str) -> None:
 
 
 def model_norm(config: ModelConfig, saved: Norm | None = None) -> Norm:
-    """What pixels are normalised by: a saved model's own, or what a pretrained one expects."""
+    """Return mean and standard deviation of pixels: a saved model's, or those that a pretrained model expects."""
     view = model_view(config)
     return saved or Norm(list(view["mean"]), list(view["std"]))
 
 
 def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:
-    """The timm model for images of this size and number of channels, or one of the user's own."""
+    """Return the timm model, or the user's own, for images of this size and number of channels."""
     import timm
 
     if isinstance(config, CustomModelConfig):
@@ -70,10 +70,10 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
 
 
 def own_model(config: CustomModelConfig, options: dict[str, int]) -> nn.Module:
-    """The model that the callable `config.target` returns; it is given those of `options` that it takes by name.
+    """Return the model that the callable `config.target` makes, called with those of `options` that it takes by name.
 
     Raises:
-        UserError: it cannot be found or called, or does not turn images into as many logits as there are classes.
+        UserError: it cannot be found or called, or its output does not have one logit a class.
     """
     given = f"model.target={config.target}"
     function = find("model.target", config.target)
@@ -96,23 +96,16 @@ def own_model(config: CustomModelConfig, options: dict[str, int]) -> nn.Module:
 
 
 def set_prior(model: nn.Module, probability: float) -> None:
-    """Let every class start with this probability, so that the many negatives do not drown the first steps.
+    """Set the classifier's bias so that every class starts with this probability; otherwise the many negatives dominate the first steps.
 
     Source: Lin et al., Focal Loss for Dense Object Detection, 2017, section 3.3.
     """
-    bias = classifier_bias(model)
-    if bias is not None:
+    bias = getattr(getattr(model, "get_classifier", lambda: None)(), "bias", None)
+    if isinstance(bias, nn.Parameter):
         nn.init.constant_(bias, math.log(probability / (1 - probability)))
 
 
-def classifier_bias(model: nn.Module) -> nn.Parameter | None:
-    """Of the last layer, if it has one."""
-    head = getattr(model, "get_classifier", lambda: None)()
-    bias = getattr(head, "bias", None) if isinstance(head, nn.Module) else None
-    return bias if isinstance(bias, nn.Parameter) else None
-
-
 def placed(model: nn.Module, device: torch.device, *, channels_last: bool) -> nn.Module:
-    """The model on the device, in the memory format that its convolutions are to have."""
+    """Move the model to the device, and its convolutions to the memory format."""
     layout = torch.channels_last if channels_last else torch.preserve_format
-    return model.to(device).to(memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack memory_format alone
+    return model.to(device).to(memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack memory_format without a device

@@ -1,4 +1,4 @@
-"""Metrics that a user brings, of an evaluation's probabilities and targets."""
+"""Custom metrics of an evaluation's probabilities and targets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +12,16 @@ from lab.processes import distributed
 
 
 class OwnMetrics:
-    """Keeps probabilities (N, C) and targets of an evaluation, and gives all of them to each metric at its end.
+    """Keep probabilities (N, C) and targets of an evaluation, and pass all of them to each metric at its end.
 
     A metric is a function of (probability, target) that returns a number, or a torchmetrics.Metric, or its class.
     """
 
     def __init__(self, targets: Mapping[str, str]) -> None:
-        """
+        """Find the metrics.
+
         Raises:
-            UserError: one is not found, or cannot be called.
+            UserError: a metric is not found, or cannot be called.
         """
         self.targets = targets
         self.metrics = {name: _metric(f"task.metrics.{name}", target) for name, target in targets.items()}
@@ -33,10 +34,10 @@ class OwnMetrics:
             self.target.append(target.cpu())
 
     def values(self) -> dict[str, float]:
-        """Of all ranks together.
+        """Return the metrics over all ranks.
 
         Raises:
-            UserError: a metric fails, or gives something else than a number.
+            UserError: a metric fails, or does not return a number.
         """
         if not self.metrics:
             return {}
@@ -45,7 +46,7 @@ class OwnMetrics:
         values = {}
         for name, metric in self.metrics.items():
             try:
-                getattr(metric, "reset", lambda: None)()  # of a torchmetrics.Metric, which adds up what it is given
+                getattr(metric, "reset", lambda: None)()  # a torchmetrics.Metric accumulates over calls
                 values[name] = float(metric(probability, target))
             except Exception as error:
                 raise UserError(f"task.metrics.{name}={self.targets[name]}: {type(error).__name__}: {error}") from error

@@ -1,9 +1,10 @@
-"""A user's loss that has no kernels: a plain function or module of (logits, target), computed by torch."""
+"""A custom loss without kernels: a plain function or module of (logits, target), computed by torch."""
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,17 +22,17 @@ class PlainLoss:
 
     function: Any
     setting: str
-    template = "plain"
+    template = SimpleNamespace(name="plain")  # of a loss without kernels: its name alone
 
     def __call__(self, logits: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
-        """The sum over the batch, divided by `normalizer`.
+        """Return the sum over the batch, divided by `normalizer`.
 
         Raises:
-            UserError: it returns something else, or a mean where samples have weights of their own.
+            UserError: the function returns something else, or a mean although samples have weights.
         """
-        value = self._of(logits, batch.target)
+        value = self.of(logits, batch.target)
         if batch.target_b is not None and batch.lam is not None:
-            value = batch.lam * value + (1 - batch.lam) * self._of(logits, batch.target_b)
+            value = batch.lam * value + (1 - batch.lam) * self.of(logits, batch.target_b)
         if value.ndim == 0:
             if batch.weight is not None:
                 raise UserError(f"{self.setting}: returns a mean, and the samples have weights; a value a sample is expected.")
@@ -39,7 +40,7 @@ class PlainLoss:
         rows = value.reshape(len(value), -1).sum(1)
         return (rows if batch.weight is None else rows * batch.weight).sum() / normalizer
 
-    def _of(self, logits: Tensor, target: Tensor) -> Tensor:
+    def of(self, logits: Tensor, target: Tensor) -> Tensor:
         value = self.function(logits, target)
         if not isinstance(value, Tensor) or tuple(value.shape) not in ((), tuple(logits.shape[:1]), tuple(logits.shape)):
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -49,10 +50,10 @@ class PlainLoss:
 
 
 def plain_loss(setting: str, found: Any, hyper: Mapping[str, float], device: torch.device) -> PlainLoss:
-    """A function, whose keyword arguments `hyper` are; a module; or a module's class, which is made with them.
+    """Return the loss of a function with keyword arguments `hyper`, of a module, or of a module's class, made with `hyper`.
 
     Raises:
-        UserError: it is none of these, does not take `hyper`, or has parameters of its own, which nothing would train.
+        UserError: it is none of these, does not take `hyper`, or has parameters, which nothing would train.
     """
     if not callable(found):
         raise UserError(f"{setting}: is a {type(found).__name__}; a loss, a function of (logits, target) or a torch.nn.Module is expected.")

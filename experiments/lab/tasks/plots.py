@@ -9,11 +9,11 @@ from lab.tasks.classification.metrics import ClassificationResult
 
 class Calibrated(Protocol):
     values: dict[str, float]  # ece among them
-    calibration: list[list[float]]  # a bin each: samples, sum of what came, sum of what was expected
+    calibration: list[list[float]]  # for each bin: samples, sum of outcomes, sum of predictions
 
 
 def confusion_picture(result: ClassificationResult, classes: list[str], path: Path) -> None:
-    """Rows are true classes, colours are shares of a row, numbers are counts."""
+    """Draw the confusion matrix: rows are true classes, colours are shares of a row, numbers are counts."""
     from matplotlib.figure import Figure
 
     counts = result.confusion
@@ -35,7 +35,7 @@ def confusion_picture(result: ClassificationResult, classes: list[str], path: Pa
 
 
 def calibration_picture(result: Calibrated, path: Path, came: str = "accuracy", expected: str = "confidence") -> None:
-    """What came against what was expected, a bar for each bin, and how many samples each bin holds."""
+    """Draw outcomes against predictions, a bar for each bin, and how many samples each bin holds."""
     from matplotlib.figure import Figure
 
     bins = len(result.calibration)
@@ -53,7 +53,7 @@ def calibration_picture(result: Calibrated, path: Path, came: str = "accuracy", 
 
 
 def average_precision_picture(precision: dict[str, float], path: Path) -> None:
-    """A bar for each class."""
+    """Draw the average precision, a bar for each class."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, min(2 + 0.25 * len(precision), 16)), layout="constrained")

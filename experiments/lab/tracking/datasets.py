@@ -1,4 +1,4 @@
-"""The data sets of a run as its record and MLflow name them: what they are called, what is in them, how large they are."""
+"""The data sets of a run, for its record and for MLflow: names, contents and sizes."""
 
 import hashlib
 import json
@@ -10,22 +10,25 @@ from typing import Any
 from torch import Tensor
 
 from lab.config.schema import DataConfig, TrainConfig
-from lab.data.sets import Loader, Sets
+from lab.data.sets import Data, Loader
+from lab.runs.files import sha256_of
 
 READING = ("name", "batch_size", "eval_batch_size", "augment", "workers", "download", "check", "in_memory")
-"""Settings of data that say how it is read and not what it is."""
+"""Data settings that change how data is read, but not its contents."""
 
 
-def data_sets(config: TrainConfig, data: Sets, **contexts: str) -> list[dict[str, Any]]:
-    """One entry a part of the data: name, digest, context, samples, classes, source.
+def data_sets(config: TrainConfig, data: Data, **contexts: str) -> list[dict[str, Any]]:
+    """Return one entry for each part of the data: name, digest, context, samples, classes, source.
 
     Args:
-        config: of the run.
-        data: opened.
-        contexts: what `train`, `val` and `test` are for, as far as there are any: training, validation or test.
+        config: the run's settings.
+        data: the opened data.
+        contexts: the uses of `train`, `val` and `test`, for those that exist: training, validation or test.
     """
     root = getattr(config.data, "root", None)
+    table = getattr(config.data, "file", None)
     name = Path(root).name if root and config.data.name in ("folder", "coco", "mask_folder") else config.data.name
+    name = Path(table).stem if table else name
     found = []
     for part, context in contexts.items():
         loader: Loader | None = getattr(data, part)
@@ -33,12 +36,12 @@ def data_sets(config: TrainConfig, data: Sets, **contexts: str) -> list[dict[str
             continue
         digest = _digest(config.data, part, data.classes, loader)
         about = {"name": name, "digest": digest, "context": context, "samples": loader.samples, "classes": len(data.classes)}
-        found.append(about | {"source": str(root or config.data.name)})
+        found.append(about | {"source": str(table or root or config.data.name)})
     return found
 
 
 def _digest(config: DataConfig, part: str, classes: list[str], loader: Loader) -> str:
-    """Of the pixels and targets where they are in memory, of the annotations of a COCO file, else of the settings and the size."""
+    """Return a digest of pixels and targets that are in memory, of a COCO file's annotations, else of settings and size."""
     digest = hashlib.sha256(json.dumps([classes, loader.samples]).encode())
     content = list(_content(loader))
     for each in content:
@@ -46,6 +49,8 @@ def _digest(config: DataConfig, part: str, classes: list[str], loader: Loader) -
     if not content:
         settings = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in READING}
         digest.update(json.dumps([part, settings], sort_keys=True, default=str).encode())
+        if table := getattr(config, "file", None):
+            digest.update(sha256_of(Path(table).expanduser()).encode())
     return digest.hexdigest()[:8]
 
 

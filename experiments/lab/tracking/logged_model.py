@@ -1,4 +1,4 @@
-"""An exported model as MLflow wants it: a folder that mlflow.pytorch loads and `mlflow models` serves, with plain torch alone."""
+"""Write an exported model as MLflow expects it: a folder that mlflow.pytorch loads and `mlflow models` serves, with only plain torch."""
 
 import json
 import platform
@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 LOADER = "with_torchvision"
-LONGEST_EXAMPLE = 2**18  # numbers; an example is text
+LONGEST_EXAMPLE = 2**18  # most numbers of an example image, which is stored as text
 
 
 def write_model(exported: Path, record: dict[str, Any], folder: Path, *, run_id: str | None, model_id: str, location: str) -> None:
-    """Fill `folder` with the model of a `model` record.
+    """Write the model of a `model` record into `folder`.
 
-    It takes images (N, channels, height, width) of uint8 as they are, and normalises them itself.
+    The model takes images (N, channels, height, width) of uint8, or of float32 if the record says so, and normalises them itself.
 
     Args:
         exported: the file that torch.export wrote.
-        record: shape, output, says, classes and step.
-        folder: an empty one.
-        run_id: of the model's run.
-        model_id: of the model in the store.
-        location: of its artifacts in the store.
+        record: shape, output, says, classes, step and pixels, the dtype of images.
+        folder: an empty folder.
+        run_id: the id of the model's run.
+        model_id: the id of the model in the store.
+        location: the address of its artifacts in the store.
     """
     import mlflow
     import numpy as np
@@ -34,14 +34,16 @@ def write_model(exported: Path, record: dict[str, Any], folder: Path, *, run_id:
     (folder / "data").mkdir()
     shutil.copyfile(exported, folder / "data" / "model.pt2")
     boxes = len(record["output"]) == 2
-    inputs = Schema([TensorSpec(np.dtype("uint8"), (-1, *record["shape"]))])  # without a name: MLflow would hand a dict to torch
+    pixels = record.get("pixels", "uint8")
+    # without a name, because MLflow would pass a dict to torch
+    inputs = Schema([TensorSpec(np.dtype(pixels), (-1, *record["shape"]))])
     outputs = Schema([TensorSpec(np.dtype("float32"), (-1, *record["output"]))])
     about = {"classes": record["classes"], "output": record["says"], "step": record["step"]}
     model = Model(location, run_id, signature=ModelSignature(inputs, outputs), metadata=about, model_uuid=model_id, model_id=model_id)
     if np.prod(record["shape"]) <= LONGEST_EXAMPLE:
-        model.saved_input_example_info = _write_example(folder, record["shape"])
+        model.saved_input_example_info = _write_example(folder, record["shape"], 255 if pixels == "uint8" else 1.0)
     model.add_flavor("pytorch", model_data="data", pytorch_version=str(torch.__version__), code=None)
-    if boxes:  # torch knows the operator that suppresses boxes once torchvision is imported
+    if boxes:  # importing torchvision registers the operator that suppresses boxes
         (folder / "code").mkdir()
         lines = ["import torchvision  # noqa: F401", "from mlflow.pytorch import _load_pyfunc  # noqa: F401"]
         (folder / "code" / f"{LOADER}.py").write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -61,15 +63,16 @@ def write_model(exported: Path, record: dict[str, Any], folder: Path, *, run_id:
     model.save(str(folder / "MLmodel"))
 
 
-def _write_example(folder: Path, shape: list[int]) -> dict[str, str]:
-    """One image whose columns go from black to white; return what MLmodel says of it."""
+def _write_example(folder: Path, shape: list[int], white: float) -> dict[str, str]:
+    """Write an example, one image whose columns go from black to white; return its entry in MLmodel."""
     channels, height, width = shape
-    rows = [[[255 * column // max(width - 1, 1) for column in range(width)]] * height] * channels
+    row = [white * column / max(width - 1, 1) for column in range(width)]
+    rows = [[[int(value) for value in row] if white == 255 else row] * height] * channels
     for name, content in (("input_example.json", [rows]), ("serving_input_example.json", {"inputs": [rows]})):
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
     return {"artifact_path": "input_example.json", "type": "ndarray", "serving_input_path": "serving_input_example.json"}
 
 
 def _public(version: str) -> str:
-    """Without the build's own part, such as +cu130: package indexes may not have it."""
+    """Return a version without its local part, such as +cu130, because package indexes may lack it."""
     return str(version).partition("+")[0]

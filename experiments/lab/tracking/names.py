@@ -1,17 +1,17 @@
-"""Names and texts as MLflow takes them, whatever a data set or a setting is called."""
+"""Change names and texts of data sets and settings so that MLflow accepts them."""
 
 import hashlib
 import re
 
 LONGEST = 250
-MARK = 6  # hexadecimal digits of the digest that ends a changed name
+MARK = 6  # hexadecimal digits of the digest at the end of a changed name
 
 
 def valid_name(name: str) -> str:
-    """Return the name of a metric, param or tag as MLflow takes it.
+    """Return the name of a metric, param or tag in a form that MLflow accepts.
 
-    A name that MLflow takes stays as it is: letters, digits, `_-.: ` and parts between slashes, none of them empty, `.` or `..`. Any
-    other is made like it and ends in a digest of what it was, so that two names never become one: `ap/a//b` is `ap/a/_/b-9f2c41`.
+    A valid name is unchanged: letters, digits, `_-.: `, and parts between slashes, none of them empty, `.` or `..`. In any other name the
+    rest is replaced and a digest of the name appended, so that two names stay different: `ap/a//b` becomes `ap/a/_/b-9f2c41`.
     """
     first, *rest = re.sub(r"[^/\w.\- :]", "_", name).split("/")
     parts = [re.sub(r"^\.\.", "__", first), *rest]  # MLflow refuses a name that begins with two dots
@@ -23,5 +23,5 @@ def valid_name(name: str) -> str:
 
 
 def valid_text(value: object, length: int) -> str:
-    """Return a value of a param or tag, cut to a length, without what databases refuse: NUL and halves of surrogate pairs."""
+    """Return a value of a param or tag, cut to a length, without characters that databases refuse: NUL and halves of surrogate pairs."""
     return re.sub("[\0\ud800-\udfff]", "\ufffd", str(value))[:length]

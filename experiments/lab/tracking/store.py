@@ -1,4 +1,4 @@
-"""One run in an MLflow store. Every call here may be repeated: an answer can be lost after its request has arrived."""
+"""One run in an MLflow store. Every call here may be repeated, because an answer can be lost after its request was executed."""
 
 import contextlib
 import fcntl
@@ -15,24 +15,24 @@ from lab.runs.masks import masked
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
 
-RUN_KEY = "lossforge.run_key"  # the tag that says which run folder a run is of
+RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
 NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown
-RUN_PAGE = "{run}"  # in a description: how the address of the run's page begins
-PARAM_LENGTH, TAG_LENGTH = 6000, 5000  # characters that MLflow takes; it refuses longer values
-REFUSALS = (400, 413, 414, 422)  # HTTP's statuses of a request that will not do, however often it is sent
+RUN_PAGE = "{run}"  # in a description: a placeholder for the address of the run's page
+PARAM_LENGTH, TAG_LENGTH = 6000, 5000  # longest values that MLflow accepts, in characters
+REFUSALS = (400, 413, 414, 422)  # HTTP statuses of requests that fail however often they are sent
 CONTEXT = "mlflow.data.context"
-OF_MODEL = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit")  # tags that a model has of its run
+OF_MODEL = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit")  # tags that a model copies from its run
 
 
 class RefusedError(Exception):
-    """What a store does not take, and why; it is not sent again."""
+    """A store refuses a record, for the reason in the message; it is not sent again."""
 
 
 class Store:
-    """What is sent of one run folder. Names and texts go through `valid_name` and `valid_text` here, whatever sends them.
+    """Send one run's records to a store. Names and texts always go through `valid_name` and `valid_text`.
 
-    Sent again, metrics add nothing (an SQL store's primary key is key, step, time and value), params, tags and artifacts are
-    overwritten by the same, and a run is found by its tag before one is created.
+    Sending again changes nothing: an equal metric is not added (an SQL store's primary key is key, step, time and value), params, tags and
+    artifacts are overwritten by equal ones, and a run is searched by its tag before it is created.
     """
 
     def __init__(self, uri: str, experiment: str, run_id: str | None = None) -> None:
@@ -40,7 +40,7 @@ class Store:
         self._client: Any = None
 
     def open_run(self, record: dict[str, Any], key: str) -> None:
-        """Create the run of a `start` record, or find the one whose creation was never answered."""
+        """Create the run of a `start` record, or find the run whose creation was not answered."""
         tags = _tags(record["tags"]) | {RUN_KEY: key}
         if self.run_id is None:
             experiment = self._experiment_id()
@@ -55,7 +55,7 @@ class Store:
         self._log(params=[Param(valid_name(name), valid_text(value, PARAM_LENGTH)) for name, value in record["params"].items()])
 
     def reopen_run(self, tags: dict[str, str]) -> None:
-        """Let the run of a folder that trains on be running again."""
+        """Set a continued run to RUNNING again."""
         self.client.update_run(self.run_id, status="RUNNING")
         for name in {"error", "resumable"} & set(self.client.get_run(self.run_id).data.tags):
             self.client.delete_tag(self.run_id, name)
@@ -68,9 +68,9 @@ class Store:
         self._log(metrics=[Metric(valid_name(name), value, milliseconds, step) for name, value, milliseconds, step in points])
 
     def summary(self, values: dict[str, float], milliseconds: int) -> None:
-        """Send figures of the run as a whole, and say of the best ones which model and data they are of.
+        """Send figures of the complete run, and link the best ones to their model and data.
 
-        MLflow draws bars of a metric whose last step is 0; of another step it would draw a line through one point.
+        MLflow draws bars for a metric whose last step is 0; for another step it would draw a line through one point.
         """
         from mlflow.entities import Metric
 
@@ -82,7 +82,7 @@ class Store:
         self._log(metrics=metrics)
 
     def data(self, sets: list[dict[str, Any]]) -> None:
-        """Send what the run reads, as `lab.tracking.datasets.data_sets` describes it."""
+        """Send the run's data sets, as `lab.tracking.datasets.data_sets` describes them."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = []
@@ -94,7 +94,7 @@ class Store:
         self.client.log_inputs(self.run_id, inputs)
 
     def model(self, record: dict[str, Any], exported: Path, key: str) -> None:
-        """Send the model of a `model` record, tie it to the run, and register it where the record names a registered model."""
+        """Send the model of a `model` record, link it to the run, and register it if the record names a registered model."""
         from mlflow.entities import LoggedModelOutput
 
         from lab.tracking.logged_model import write_model
@@ -102,12 +102,12 @@ class Store:
         run = self.client.get_run(self.run_id)
         tag = f"{key}-{record['step']}"
         tags = {RUN_KEY: tag} | {name: run.data.tags[name] for name in OF_MODEL if name in run.data.tags}
-        # of an answer that was lost there may be a double, which came later
-        model, *doubles = self._models_of(run.info.experiment_id, tag) or [
+        # a lost answer may have left a duplicate, which is newer
+        model, *duplicates = self._models_of(run.info.experiment_id, tag) or [
             self.client.create_logged_model(run.info.experiment_id, record["name"], self.run_id, tags, record["params"], record["type"])
         ]
-        for double in doubles:
-            self.client.delete_logged_model(double.model_id)
+        for duplicate in duplicates:
+            self.client.delete_logged_model(duplicate.model_id)
         with tempfile.TemporaryDirectory() as place:
             of = {"run_id": self.run_id, "model_id": model.model_id, "location": model.artifact_location}
             write_model(exported, record, Path(place), **of)
@@ -120,8 +120,8 @@ class Store:
             self._register(record["register"], model)
 
     def _register(self, name: str, model: Any) -> None:
-        """Make the model the newest version of a registered one, once."""
-        with contextlib.suppress(Exception):  # it is there, or the next call says why not
+        """Make the model the newest version of a registered model, once."""
+        with contextlib.suppress(Exception):  # it exists already, or the next call raises the reason
             self.client.create_registered_model(name)
         versions = [each for each in self.client.search_model_versions(f"name = '{name}'") if each.source == model.artifact_location]
         if not versions:
@@ -130,17 +130,17 @@ class Store:
         self.client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(known)})
 
     def _models_of(self, experiment: str, tag: str) -> list[Any]:
-        """The logged models of a tag, the oldest first."""
+        """Return the logged models of a tag, the oldest first."""
         found = self.client.search_logged_models([experiment], f"tags.`{RUN_KEY}` = '{tag}'")
         return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
 
     def _best_model(self) -> str | None:
-        """The id of the run's last model."""
+        """Return the id of the run's last model."""
         outputs = self.client.get_run(self.run_id).outputs
         return max(outputs.model_outputs, key=lambda output: output.step).model_id if outputs and outputs.model_outputs else None
 
     def _held_out(self) -> dict[str, str]:
-        """Name and digest of the data that the run's figures are of, as a metric has them."""
+        """Return name and digest of the held-out data, as a metric records them."""
         inputs = self.client.get_run(self.run_id).inputs
         for each in inputs.dataset_inputs if inputs else []:
             if any(tag.key == CONTEXT and tag.value == "validation" for tag in each.tags):
@@ -162,50 +162,41 @@ class Store:
 
         try:
             verify_artifact_path(folder or None)
-        except MlflowException as error:  # to MLflow it is an internal error, as of a store that fails
+        except MlflowException as error:  # MLflow reports it as an internal error, like a failing store's
             raise RefusedError(f"{path.name}: {error}") from None
         self.client.log_artifact(self.run_id, str(path), folder or None)
 
     def address(self) -> str | None:
-        """Of the run's page in MLflow's UI; None before there is one."""
+        """Return the address of the run's page in MLflow's UI; None before the run exists there."""
         if self.run_id is None:
             return None
         return pages_of(self.uri).run(self.client.get_run(self.run_id).info.experiment_id, self.run_id)
 
     def end(self, status: str, milliseconds: int, key: str) -> None:
-        """Close the run, and delete the empty doubles that a server made after its answer was no longer waited for."""
-        for double in self._runs_of(key):
-            if double != self.run_id:
-                self.client.delete_run(double)
+        """Close the run, and delete empty duplicates that a server created after we stopped waiting for its answer."""
+        for duplicate in self._runs_of(key):
+            if duplicate != self.run_id:
+                self.client.delete_run(duplicate)
         self.client.set_terminated(self.run_id, status, milliseconds)
 
     @property
     def client(self) -> Any:
         if self._client is None:
-            os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
-            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-            # MLflow's own repetitions would create a run twice, unseen by us; what fails is repeated by who calls
+            # MLflow's own retries could create a run twice without our knowledge; callers retry instead
             os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-            if database := _sqlite_file(self.uri):
+            if database := sqlite_file(self.uri):
                 database.parent.mkdir(parents=True, exist_ok=True)
                 os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
-            from mlflow.tracking import MlflowClient
-
-            for name in ("alembic", "mlflow"):
-                logging.getLogger(name).setLevel(logging.WARNING)
             with _lock_of(self.uri):
-                client = MlflowClient(tracking_uri=self.uri)
-                client.search_experiments(max_results=1)
-            self._client = client
+                self._client = client_of(self.uri)
         return self._client
 
     def _experiment_id(self) -> str:
-        """The experiment's id, which is made if it is not there; what the UI is to show of it is said once and never changed."""
+        """Return the experiment's id; create the experiment if it does not exist, with tags for the UI that are never changed later."""
         client = self.client
         with _lock_of(self.uri):
             if (found := client.get_experiment_by_name(self.experiment)) is None:
-                database = _sqlite_file(self.uri)
+                database = sqlite_file(self.uri)
                 place = (database.parent / "mlartifacts" / self.experiment).as_uri() if database else None
                 try:
                     client.create_experiment(self.experiment, artifact_location=place)
@@ -219,7 +210,7 @@ class Store:
         return str(found.experiment_id)
 
     def view(self, key: str, state: dict[str, Any]) -> None:
-        """Keep a view of the run's experiment, which `view_address` opens."""
+        """Store a view of the run's experiment, which `view_address` opens."""
         experiment = self.client.get_run(self.run_id).info.experiment_id
         self.client.set_experiment_tag(experiment, f"{VIEW}{key}", json.dumps(state))
 
@@ -231,7 +222,7 @@ class Store:
         """Send metrics, params or tags in batches.
 
         Raises:
-            RefusedError: the store refuses some; all others are there.
+            RefusedError: the store refuses some; all the rest was stored.
         """
         refused: list[str] = []
         for kind, entities in given.items():
@@ -242,7 +233,7 @@ class Store:
             raise RefusedError("; ".join(refused))
 
     def _log_batch(self, kind: str, entities: list[Any]) -> list[str]:
-        """Send a batch, and of one that is refused each half; return what is refused by itself, and why."""
+        """Send a batch, or each half of a refused batch; return the entities that are refused on their own, and why."""
         try:
             self.client.log_batch(self.run_id, **{kind: entities})
         except Exception as error:
@@ -255,13 +246,13 @@ class Store:
         return []
 
     def refuses(self, error: Exception) -> bool:
-        """Return whether a record failed for what is in it, and the store takes a tag at the same time.
+        """Return whether a record failed because of its content, while the store accepts a tag.
 
-        Python's own errors, but the system's, are of a record that is not as it should be, or of a server whose answer cannot be read.
+        Python's errors, except the system's, mean a malformed record, or a server whose answer cannot be read.
         """
         from mlflow.exceptions import MlflowException
 
-        if self.run_id is None:  # without a run nothing else could be sent
+        if self.run_id is None:  # without a run the store cannot be tested by a tag
             return False
         if isinstance(error, RefusedError):
             return True
@@ -271,7 +262,7 @@ class Store:
         return (status in REFUSALS or malformed) and self.works()
 
     def works(self) -> bool:
-        """Return whether the store takes a tag of the run, the one that it has."""
+        """Return whether the store accepts a tag of the run, with the value that it has."""
         with contextlib.suppress(Exception):
             key = self.client.get_run(self.run_id).data.tags[RUN_KEY]
             self.client.set_tag(self.run_id, RUN_KEY, key)
@@ -279,12 +270,26 @@ class Store:
         return False
 
 
+def client_of(uri: str) -> Any:
+    """Return MLflow's client of a store that has answered a first request."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    client = MlflowClient(tracking_uri=uri)
+    client.search_experiments(max_results=1)
+    return client
+
+
 def reason(error: BaseException, uri: str) -> str:
-    """Say in one line what went wrong: what the system said, where a server was not reached, else the error itself."""
+    """Return in one line what went wrong: the system's message if a server was not reached, else the error."""
     if isinstance(error, RefusedError):
         return str(error)
     for each in _within(error, set()):
-        # the system's own errors, not the libraries' around them, and none about a file
+        # errors of the system, not of libraries around them, and not about a file
         if isinstance(each, OSError) and type(each).__module__ in ("builtins", "socket", "http.client", "ssl") and each.filename is None:
             return f"{masked(uri)} does not answer: {each.strerror or each}"
     lines = masked(str(error)).strip().splitlines()
@@ -292,7 +297,7 @@ def reason(error: BaseException, uri: str) -> str:
 
 
 def _within(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """The error and all that it was made from."""
+    """Yield the error, and all errors that caused it."""
     seen.add(id(error))
     yield error
     for each in (error.__cause__, error.__context__, getattr(error, "reason", None), *error.args):
@@ -304,14 +309,14 @@ def _tags(values: dict[str, str]) -> dict[str, str]:
     return {valid_name(name): valid_text(value, TAG_LENGTH) for name, value in values.items()}
 
 
-def _sqlite_file(uri: str) -> Path | None:
+def sqlite_file(uri: str) -> Path | None:
     return Path(unquote(uri.removeprefix("sqlite:///"))).absolute() if uri.startswith("sqlite:///") else None
 
 
 @contextlib.contextmanager
 def _lock_of(uri: str) -> Iterator[None]:
-    """Only one process at a time makes or migrates an SQLite store: MLflow's migration fails when two start it at once."""
-    database = _sqlite_file(uri)
+    """Let only one process at a time create or migrate an SQLite store, because MLflow's migration fails if two start it."""
+    database = sqlite_file(uri)
     if database is None:
         yield
         return

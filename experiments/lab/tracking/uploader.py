@@ -1,4 +1,4 @@
-"""MLflow, fed in the background from a run folder's metrics.jsonl: training never waits for it and never fails with it."""
+"""Send a run folder's metrics.jsonl to MLflow in the background: training never waits for it and never fails with it."""
 
 import contextlib
 import fcntl
@@ -14,6 +14,7 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
+from lab.config.user import user_default
 from lab.runs.files import write_whole
 from lab.runs.formats import visible
 from lab.runs.masks import MASK, masked
@@ -22,32 +23,34 @@ from lab.tracking.store import RefusedError, Store, reason
 STATE, LOCK = "tracking.json", "tracking.lock"
 STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list}
 VARIABLE = "MLFLOW_TRACKING_URI"
-SILENT_SECONDS = 2.0  # of waiting at the end, until a person is told
+SILENT_SECONDS = 2.0  # of waiting at the end, before a message is printed
 BATCH = 50  # records whose metrics go in one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
-ASIDE = 20  # records that were set aside of which the reason is kept
+ASIDE = 20  # how many reasons of refused records are kept
 SLOWEST_ANSWER = 120.0  # seconds until a request, or making a new SQLite store on a busy machine, counts as hanging
 Point = tuple[str, float, int, int]  # name, value, time in ms, step
 
 
 class BusyError(Exception):
-    """Another process sends this run folder."""
+    """Another process is sending this run folder."""
 
 
 def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
-    """The setting, else MLFLOW_TRACKING_URI, else the server that a run is `recorded` at, else mlflow.db in the current folder.
+    """Return the setting, else MLFLOW_TRACKING_URI, else the server where a run is `recorded`, else the user's, else mlflow.db here.
 
-    `mlflow ui` opens that file without being told.
+    `mlflow ui` opens that file by default.
 
     Raises:
         UserError: as `completed`.
     """
     server = recorded if recorded and not recorded.startswith("sqlite:") else None
-    return completed(config.uri or os.environ.get(VARIABLE) or server or f"sqlite:///{Path('mlflow.db').absolute()}")
+    return completed(
+        config.uri or os.environ.get(VARIABLE) or server or user_default("tracking_uri") or f"sqlite:///{Path('mlflow.db').absolute()}"
+    )
 
 
 def completed(uri: str) -> str:
-    """The address with the credentials that are masked in `uri`, which the environment has.
+    """Replace the masked credentials of `uri` by those of the same address in the environment.
 
     Raises:
         UserError: the environment does not have this address.
@@ -68,24 +71,24 @@ def print_now(text: str) -> None:
 
 
 class MlflowUploader(threading.Thread):
-    """Sends the records of a run folder to an MLflow store, in order, each until it has arrived.
+    """Send the records of a run folder to an MLflow store, in order, each until it is stored.
 
-    What it has sent is kept in tracking.json, so that another one can go on where this one ended; a lock on tracking.lock keeps
-    two from sending at once. A record that the store refuses, though it works, is set aside and named, and those after it are sent.
+    tracking.json holds how far it has come, so that another uploader can continue there; a lock on tracking.lock allows one at a time.
+    A record that a working store refuses is set aside and named, and the next ones are sent.
 
     Args:
         folder: the run folder.
-        uri: of the store.
-        experiment: its name in the store.
-        patience: seconds to go on trying after the run's end while the store fails, counted from when it began to fail.
-        known: uri, run_id and key that a checkpoint holds, in case tracking.json is lost.
-        say: takes what a person should know, once each.
+        uri: the store's address.
+        experiment: the experiment's name in the store.
+        patience: seconds for which to retry after the run's end, counted from the store's first failure.
+        known: uri, run_id and key from a checkpoint, in case tracking.json is lost.
+        say: prints messages for the user, each once.
 
     Attributes:
-        place: the store's address without credentials; files and messages have this one.
-        complete: all has been sent.
-        aside: what was set aside, and why; the run's folder has it.
-        interrupted: a signal ended the wait for the rest.
+        place: the store's address without credentials, for files and messages.
+        complete: whether all has been sent.
+        aside: the refused records with reasons; they stay in the run's folder.
+        interrupted: whether a signal ended the wait for the rest.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class MlflowUploader(threading.Thread):
         return self.store.run_id
 
     def close(self) -> str | None:
-        """Wait until all has been sent, or nothing more for `patience` seconds; return what went wrong and what mends it, if it did.
+        """Wait until all has been sent, or nothing more for `patience` seconds; return what went wrong and what to do, else None.
 
         A signal ends the wait.
         """
@@ -139,19 +142,19 @@ class MlflowUploader(threading.Thread):
         return f"{self.error}\nsend what is missing: uv run experiments/sync.py {os.path.relpath(self.folder)}"
 
     def closed(self) -> str:
-        """Close it, and return where the run is or why not all of it is there, as a table shows it."""
+        """Close, and return a line for a table: where the run is, or why it is not complete."""
         problem = self.close()
         return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}{not_taken(self.aside)}"
 
     def address(self) -> str | None:
-        """Of the run in MLflow's UI, once all has been sent."""
+        """Return the address of the run in MLflow's UI, if all has been sent."""
         if self.complete:
             with contextlib.suppress(Exception):
                 return self.store.address()
         return None
 
     def end(self, status: str, error: str, seconds: float) -> None:
-        """Tell the store how the run ended where its folder cannot be written any more; call after `close`."""
+        """Send the run's end directly, if its folder cannot be written any more; call this after `close`."""
         with contextlib.suppress(Exception):
             if self.run_id is not None and self.over.is_set():
                 self.store.tags({"error": masked(error)})
@@ -169,7 +172,9 @@ class MlflowUploader(threading.Thread):
             try:
                 self.take()
                 sent = self._send_new()
-                self._works()
+                if self.error and self.told:
+                    self._tell("works again", "all that it missed has been sent")
+                self.error = None
                 if ending and not sent:
                     self.complete = True
                     return
@@ -187,10 +192,10 @@ class MlflowUploader(threading.Thread):
                     self.ended.wait(FIRST_PAUSE)
 
     def take(self) -> None:
-        """Take the folder's lock, and read how far it has been sent; nothing is done where that has been done.
+        """Take the folder's lock, and read how far it has been sent; do nothing if this was done before.
 
         Raises:
-            BusyError: another process has it.
+            BusyError: another process has the lock.
         """
         if self.lock is not None:
             return
@@ -201,7 +206,7 @@ class MlflowUploader(threading.Thread):
             file.close()
             raise BusyError(f"{self.folder} is being sent by another process") from None
         except OSError:
-            pass  # a file system without locks; what is sent twice adds nothing
+            pass  # a file system without locks; sending a record twice adds nothing
         self.key = key = run_key(self.folder)
         found = (
             each
@@ -211,13 +216,8 @@ class MlflowUploader(threading.Thread):
         state: dict[str, Any] = next(found, {})
         self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id")
         self.aside = list(state.get("aside", []))
-        self._advance(0)  # a later sync.py learns from it where the run was meant to go
+        self._advance(0)  # tells a later sync.py the store and experiment of the run
         self.lock = file
-
-    def _works(self) -> None:
-        if self.error and self.told:
-            self._tell("works again", "all that it missed has been sent")
-        self.error = None
 
     def _fails(self, error: Exception) -> None:
         self.error = reason(error, self.uri)
@@ -228,13 +228,13 @@ class MlflowUploader(threading.Thread):
             self._tell("fails", f"{self.error}; the run goes on, and what is missing is sent as soon as that works")
 
     def _tell(self, what: str, more: str) -> None:
-        """Say it the first time."""
+        """Print a message the first time only."""
         if what not in self.told:
             self.told.add(what)
             self.say(f"MLflow {what}: {more}")
 
     def _send_new(self) -> bool:
-        """Send what the file has gained until now; return whether there was anything."""
+        """Send the records that were added to the file; return whether there were any."""
         now = (self.folder / "metrics.jsonl").stat().st_size
         pending: list[tuple[dict[str, Any], int]] = []
         found = False
@@ -263,7 +263,7 @@ class MlflowUploader(threading.Thread):
             self._advance(sum(size for _, size in pending))
 
     def _try(self, record: dict[str, Any], send: Callable[[], None]) -> None:
-        """Send a record, or set it aside where the store refuses it."""
+        """Send a record, or set it aside if the store refuses it."""
         try:
             send()
         except Exception as error:
@@ -303,10 +303,10 @@ class MlflowUploader(threading.Thread):
             self.store.end(record["status"], int(record["time"] * 1000), self.key)
 
     def _file(self, record: dict[str, Any]) -> Path | None:
-        """Return the file that a record names; None where it is gone.
+        """Return the file that a record names; None if it no longer exists.
 
         Raises:
-            RefusedError: it is not in the run's folder, or cannot be read: whoever wrote the record gets no other file of this machine.
+            RefusedError: it is outside of the run's folder (a record must not send other files of this machine), or cannot be read.
         """
         path = self.folder / record["path"]
         if not path.resolve().is_relative_to(self.folder.resolve()):
@@ -316,7 +316,7 @@ class MlflowUploader(threading.Thread):
         return path if path.exists() else None
 
     def _nesting(self) -> dict[str, str]:
-        """Tags that put the run of a folder in a sweep's folder under the sweep's own run, which must be there first."""
+        """Return tags that nest the run of a sweep's job under the sweep's own run, which must exist already."""
         sweep = self.folder.absolute().parent
         if not (sweep / "sweep.yaml").is_file():
             return {}
@@ -334,14 +334,14 @@ class MlflowUploader(threading.Thread):
 
 
 def not_taken(aside: list[str]) -> str:
-    """Say what was set aside, behind where the rest is; empty where nothing was."""
+    """Return a note of the refused records, to append to a message; empty if there are none."""
     return f"; not taken there, but in the run's folder: {'; '.join(aside)}" if aside else ""
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What has been sent of a run folder, and where: uri, experiment, run_id, offset, key, aside; empty if nothing has.
+    """Return what has been sent of a run folder, and where: uri, experiment, run_id, offset, key, aside; empty if nothing was.
 
-    uri is without credentials; key is the run's, see `run_key`.
+    uri has no credentials; for key see `run_key`.
     """
     with contextlib.suppress(OSError, ValueError):
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -350,7 +350,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def run_key(folder: Path) -> str:
-    """The run's name for itself, wherever its folder is: a digest of its first record, or of its last one that says it is a copy.
+    """Return a run's identity, which does not depend on its path: a digest of its first record, or of the last that says it is a copy.
 
     The first record holds the time, host, command and settings.
     """
@@ -363,7 +363,7 @@ def run_key(folder: Path) -> str:
 
 
 def is_sent(folder: Path, uri: str) -> bool:
-    """Whether the store has all that the folder holds."""
+    """Return whether the store has all records of the folder."""
     state, key = read_state(folder), run_key(folder)
     if masked(str(state.get("uri"))) != masked(uri) or state.get("key", key) != key or "offset" not in state:
         return False
@@ -371,10 +371,10 @@ def is_sent(folder: Path, uri: str) -> bool:
 
 
 def _add_points(points: list[Point], record: dict[str, Any]) -> None:
-    """Add the metrics of a record, all or none.
+    """Add the metrics of a record, either all or none.
 
     Raises:
-        AttributeError, KeyError, OverflowError, TypeError or ValueError: it is not as it should be.
+        AttributeError, KeyError, OverflowError, TypeError or ValueError: the record is malformed.
     """
     milliseconds, step = int(record["time"] * 1000), int(record["step"])
     if max(abs(milliseconds), abs(step)) >= 2**63:
@@ -383,7 +383,7 @@ def _add_points(points: list[Point], record: dict[str, Any]) -> None:
 
 
 def records_from(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """(record, bytes) of each whole line that begins between two places of the file; of a damaged line an empty record."""
+    """Yield (record, bytes) of each complete line that begins between two offsets of the file; an empty record for a damaged line."""
     with (folder / "metrics.jsonl").open("rb") as file:
         file.seek(start)
         for line in file:

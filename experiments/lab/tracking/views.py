@@ -1,8 +1,8 @@
-"""Pages of MLflow's UI: their addresses, and views of an experiment's runs whose columns say something.
+"""Pages of MLflow's UI: their addresses, and views of an experiment's runs with useful columns.
 
-The UI has no setting for the columns that a list of runs begins with: they are data set, source and models. A view that is kept as a tag of
-the experiment, as the UI's own "Share" button does, has the columns and the filter that it says; an address opens it. A page whose address
-does not say that it is about trainings is shown as one of language models.
+The UI has no setting for the first columns of a list of runs: they are data set, source and models. A view that is stored as a tag of the
+experiment, as the UI's "Share" button does, has its own columns and filter; an address opens it. A page is shown for language models unless
+its address says that it is about training.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-VIEW = "mlflow.sharedViewState."  # begins the tag's name; a key, which the address names, ends it
+VIEW = "mlflow.sharedViewState."  # prefix of the tag's name; the view's key, which is in the address, follows
 RESULTS = "results"
 TRAINING = "workflowType=machine_learning"
 FIGURES = (
@@ -25,7 +25,7 @@ LAST_COLUMNS = ("attributes.`Dataset`", "attributes.`Models`")
 
 @dataclass(frozen=True)
 class Pages:
-    """base: the UI's address; empty for links from one of its own pages to another."""
+    """Addresses of pages; base: the UI's address, empty for links between its own pages."""
 
     base: str = ""
 
@@ -33,11 +33,11 @@ class Pages:
         return f"{self._experiment(experiment)}/runs/{run}?{TRAINING}"
 
     def view(self, experiment: str, key: str) -> str:
-        """Of the runs, as a kept view shows them."""
+        """Return the address of a stored view of the runs."""
         return f"{self._experiment(experiment)}/runs?viewStateShareKey={key}&{TRAINING}"
 
     def comparison(self, runs: Sequence[str], experiments: Sequence[str]) -> str:
-        """Of these runs side by side, with all of their params and metrics."""
+        """Return the address of these runs side by side, with all of their params and metrics."""
         return f"{self._root}compare-runs?runs={_json(runs)}&experiments={_json(experiments)}&{TRAINING}"
 
     def _experiment(self, experiment: str) -> str:
@@ -49,20 +49,20 @@ class Pages:
 
 
 def pages_of(uri: str, ui: str | None = None) -> Pages:
-    """The UI at `ui` where it is given, else the tracking server itself, else where `mlflow ui` listens."""
+    """Return the pages of the UI at `ui` if given, else at the tracking server, else where `mlflow ui` listens."""
     if ui is None and uri.startswith(("http://", "https://")):
         parts = urlsplit(uri)
-        ui = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # an address is passed on: no name and password
+        ui = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without name and password, because users pass addresses on
     return Pages((ui or "http://127.0.0.1:5000").rstrip("/"))
 
 
 def pages_hint(uri: str) -> str:
-    """How to start a UI for a store that is none itself."""
+    """Return how to start a UI for a store that has none."""
     return "" if uri.startswith("http") else f" (mlflow ui --backend-store-uri {uri})"
 
 
 def experiment_tags(experiment: str) -> dict[str, str]:
-    """Tags of an experiment of trainings."""
+    """Return tags of an experiment of training runs."""
     note = (
         f"**[Results]({Pages().view(experiment, RESULTS)})**: the runs with their best figures, speed, memory and time of the loss. "
         "`experiments/compare.py` compares losses over seeds."
@@ -83,15 +83,15 @@ def view(
     order: str | None = None,
     rising: bool = False,
 ) -> dict[str, Any]:
-    """A table of runs with columns of these params and metrics from left to right, in the form that MLflow 3.17's UI keeps.
+    """Return a view of runs with columns of these params and metrics from left to right, in the form that MLflow 3.17's UI stores.
 
     Args:
         params: the first columns.
-        metrics: those after them.
-        more_params: those after the metrics.
-        runs: ids of the only ones that it shows; none for all trainings.
-        order: the metric by which the runs are in order; None for the newest first.
-        rising: whether its lowest value comes first.
+        metrics: the columns after them.
+        more_params: the columns after the metrics.
+        runs: ids of the runs that it shows; empty for all training runs.
+        order: the metric by which the runs are sorted; None for the newest first.
+        rising: whether the lowest value comes first.
     """
     groups = (("params", params), ("metrics", metrics), ("params", more_params))
     columns = {f"{kind}.`{name}`": name for kind, names in groups for name in names}

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, fed in the background from a run folder's metrics.jsonl: training never waits for them."""
+"""Send a run folder's metrics.jsonl to TensorBoard and Weights & Biases in the background: training never waits for them."""
 
 import importlib.util
 import json
@@ -15,25 +15,23 @@ from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
 from lab.tracking.uploader import print_now, records_from, run_key
 
-MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)  # errors of a record that is not as it should be
+MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)  # errors of a malformed record
 PAUSE = 2.0  # seconds between two looks at the file
 WANDB_SERVER = "https://api.wandb.ai"
 
 
 class Writer(Protocol):
-    place: str  # where the run is found, for the final table
+    place: str  # where to find the run, for the final table
 
     def take(self, record: dict[str, Any]) -> None:
-        """One record of the run, in order."""
-        ...
+        """Write one record of the run; records come in order."""
 
     def flush(self) -> None:
-        """Let what was taken outlive this process."""
-        ...
+        """Save all records that were written, so that they outlive this process."""
 
 
 class TensorBoard:
-    """An event file in the run's folder: scalars, the settings as text, and as hyper-parameters beside the best figures."""
+    """Write an event file in the run's folder: scalars, the settings as text, and as hyper-parameters beside the best figures."""
 
     def __init__(self, folder: Path, start: dict[str, Any], project: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -61,23 +59,23 @@ class TensorBoard:
         elif kind == "end":
             for summary in hparams(self.params, self.best):
                 self.events._get_file_writer().add_summary(summary)
-            self.events.close()  # and with it its thread; what is written later opens it again
+            self.events.close()  # ends its thread, too; a later write opens it again
 
     def flush(self) -> None:
         self.events.flush()
 
 
 class Wandb:
-    """A run of the project that MLflow's experiment names. It has the run's own key as its id, so that a continued run goes on in it."""
+    """Write a run in the project that MLflow's experiment names; its id is the run's key, so that a continued run goes on in it."""
 
     def __init__(self, folder: Path, start: dict[str, Any], project: str) -> None:
         import wandb
 
-        # the terminal and the machine's load are the trainer's
+        # the trainer itself handles the terminal and records the machine's load
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, reinit="create_new")
         given: dict[str, Any] = {"id": run_key(folder), "name": folder.name, "config": start["params"], "dir": str(folder)}
         self.run = wandb.init(project=project, resume="allow", settings=settings, **given)
-        self.run.define_metric("*", step_metric="step")  # W&B's own step never goes back, while samples of the load count by themselves
+        self.run.define_metric("*", step_metric="step")  # W&B's own step must never go back, but samples of the load have a separate count
         self.place = f"offline: wandb sync {os.path.relpath(Path(self.run.dir).parent)}" if self.run.offline else str(self.run.url)
 
     def take(self, record: dict[str, Any]) -> None:
@@ -91,14 +89,14 @@ class Wandb:
             self.run.finish(exit_code=int(record["status"] != "FINISHED"))
 
     def flush(self) -> None:
-        """Its service, a process of its own, has all that was logged; in offline mode it loses its last block where the run is killed."""
+        """Do nothing: W&B's service process has all records; offline, it loses its last block if the run is killed."""
 
 
 WRITERS: dict[str, Callable[[Path, dict[str, Any], str], Writer]] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 def check_writers(config: TrackingConfig) -> None:
-    """Raise UserError where a writer's package or login is missing."""
+    """Raise UserError if a writer's package or login is missing."""
     for name in config.writers:
         if importlib.util.find_spec(name) is None:
             raise UserError(f"tracking.writers=[{name}]: {name} is installed by: uv sync --extra writers")
@@ -106,17 +104,17 @@ def check_writers(config: TrackingConfig) -> None:
         from requests.utils import get_netrc_auth
 
         if get_netrc_auth(os.environ.get("WANDB_BASE_URL", WANDB_SERVER)) is None:
-            raise UserError("tracking.writers=[wandb]: there is no login. Run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline.")
+            raise UserError("tracking.writers=[wandb]: not logged in. Run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline.")
 
 
 class WriterThread(threading.Thread):
-    """Hands a run folder's records to a writer; how far it has come is kept in `<name>.json`, so that a continued run goes on there.
+    """Send a run folder's records to a writer; `<name>.json` holds how far it has come, so that a continued run goes on there.
 
     Args:
         folder: the run folder, with its first record.
-        name: of WRITERS.
-        project: its name in Weights & Biases.
-        say: takes what a person should know.
+        name: a key of WRITERS.
+        project: the project's name in Weights & Biases.
+        say: prints messages for the user.
     """
 
     def __init__(self, folder: Path, name: str, project: str, *, say: Callable[[str], None] = print_now) -> None:
@@ -134,7 +132,7 @@ class WriterThread(threading.Thread):
             self.say(f"{self.name} fails: {self.error}; the run goes on, and experiments/sync.py writes what is missing")
 
     def close(self, seconds: float) -> str:
-        """Wait until all is written, for so many seconds at most; return where it is, or what went wrong, as a table shows it."""
+        """Wait until all is written, for at most so many seconds; return where it is, or what went wrong, for a table."""
         self.ended.set()
         try:
             self.join(seconds)
@@ -146,7 +144,7 @@ class WriterThread(threading.Thread):
         return self.place
 
     def is_behind(self) -> bool:
-        """Whether the folder holds what was not written."""
+        """Return whether the folder holds records that were not written."""
         return self._offset() < (self.folder / "metrics.jsonl").stat().st_size
 
     def _offset(self) -> int:
@@ -168,7 +166,7 @@ class WriterThread(threading.Thread):
             for record, size in records_from(self.folder, offset, (self.folder / "metrics.jsonl").stat().st_size):
                 try:
                     writer.take(record)
-                except MALFORMED as error:  # one bad record keeps no other back
+                except MALFORMED as error:  # a bad record does not stop the next ones
                     self.say(
                         f"{self.name} does not take a record of kind {record.get('kind')!r}: {masked(f'{type(error).__name__}: {error}')}"
                     )

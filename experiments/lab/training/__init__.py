@@ -1,1 +1,1 @@
-"""From the settings of one run to its end: the training loop, what watches it, and what a user may hang into it."""
+"""A training run from its settings to its end: the training loop, its monitoring, and a user's callbacks."""

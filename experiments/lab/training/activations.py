@@ -1,4 +1,4 @@
-"""Less memory for more time: blocks keep no activations, and are computed again in backward."""
+"""Activation checkpointing: blocks do not keep activations, but compute them again in backward."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,20 +13,20 @@ from lab.processes.parallel import blocks
 
 
 class Checkpointed(nn.Module):
-    """Put before a block's own class, so that names of parameters stay and copies are copies."""
+    """Mixin before a block's class, so that parameters keep their names and copies are real copies."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
-        # a compiled model runs the block's side effects once by itself
+        # a compiled model itself runs the block's side effects once
         contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: (nullcontext(), statistics_kept(self))}
         return checkpoint(super().forward, *args, use_reentrant=False, **contexts, **kwargs)
 
 
 def checkpoint_blocks(model: nn.Module, setting: str) -> None:
-    """Let each of the model's innermost blocks be computed again in backward; `setting` has asked for it.
+    """Compute the model's innermost blocks again in backward, as `setting` asks.
 
-    timm's own switch is not used: under it batch norms would count each batch twice in their running statistics.
+    timm's own switch is not used, because with it batch norms count each batch twice in their running statistics.
 
     Raises:
         UserError: the model has no repeated blocks.
@@ -44,7 +44,7 @@ def checkpoint_blocks(model: nn.Module, setting: str) -> None:
 
 @contextmanager
 def statistics_kept(block: nn.Module) -> Iterator[None]:
-    """While it is computed again, batch norms leave their running statistics, which have this batch already."""
+    """Keep batch norms' running statistics unchanged while a block is computed again, because they already include this batch."""
     norms: list[Any] = [module for module in block.modules() if getattr(module, "num_batches_tracked", None) is not None]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:

@@ -1,4 +1,4 @@
-"""From checked settings to a trainer that is ready to start."""
+"""Make a trainer that is ready to start from checked settings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,14 +32,14 @@ def assemble(
     """Open the data, make the task, its model (unless one is given) and the trainer; nothing is written.
 
     Args:
-        settings: of the run.
-        model: in place of one that the settings describe.
-        callbacks: objects beside those of trainer.callbacks.
-        resumed: whether a checkpoint is to give the weights, so that those of model.weights are not asked for; the first rank's counts.
-        norm: what a saved model was trained with; None for what the data or a pretrained model says.
+        settings: the run's settings.
+        model: used instead of a model from the settings.
+        callbacks: objects in addition to those of trainer.callbacks.
+        resumed: whether a checkpoint will give the weights, so that model.weights is not read; the first rank's value counts.
+        norm: mean and standard deviation of a saved model's images; None for those of the data or of a pretrained model.
 
     Raises:
-        UserError: a name or a value that only the libraries or the data could judge is wrong.
+        UserError: a name or a value is wrong that only the libraries or the data can check.
     """
     config = settings.config
     check_model(config.model)

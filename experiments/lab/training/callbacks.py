@@ -1,4 +1,4 @@
-"""What a user's own code may do while a run trains."""
+"""Callbacks: a user's own code, called while a run trains."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,26 +9,32 @@ from lab.config.objects import find, made
 
 
 class Callback:
-    """Called by the trainer, a lab.training.trainer.Trainer, on every rank. An exception ends the run as FAILED.
+    """Methods that the trainer, a lab.training.trainer.Trainer, calls on every rank. An exception ends the run as FAILED.
 
-    `trainer.folder.metrics(trainer.done, {"own/name": value})` records figures, which go to MLflow as all others do.
+    `trainer.folder.metrics(trainer.done, {"own/name": value})` records figures, which go to MLflow like all figures.
     `trainer.console.say(text)` prints.
     """
 
+    def on_before_update(self, trainer: Any) -> None:
+        """Run before each update."""
+
+    def on_report(self, trainer: Any, values: dict[str, float]) -> None:
+        """Run after each `trainer.log_every` updates, with their figures by name, such as train/loss."""
+
     def on_update(self, trainer: Any) -> None:
-        """After each update, trainer.done in all; reading a tensor here waits for the device."""
+        """Run after each update; trainer.done counts them. Reading a tensor here waits for the device."""
 
     def on_epoch(self, trainer: Any) -> None:
-        """At the end of each epoch, trainer.epoch."""
+        """Run at the end of each epoch, trainer.epoch."""
 
     def on_evaluation(self, trainer: Any, values: dict[str, float]) -> None:
-        """After each evaluation of held-out data, with its metrics by name, such as top1 and loss."""
+        """Run after each evaluation of held-out data, with its metrics by name, such as top1 and loss."""
 
     def on_checkpoint(self, trainer: Any, path: Path) -> None:
-        """After a checkpoint was written; on the first rank alone."""
+        """Run after a checkpoint was written; only on the first rank."""
 
     def on_end(self, trainer: Any, status: str) -> None:
-        """At the end: FINISHED, KILLED or FAILED."""
+        """Run at the end: FINISHED, KILLED or FAILED."""
 
 
 EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -36,13 +42,14 @@ EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 class Callbacks:
     def __init__(self, targets: Sequence[str] = (), own: Sequence[Any] = ()) -> None:
-        """
+        """Find and check the callbacks.
+
         Args:
-            targets: of `trainer.callbacks`: classes, which are made without arguments, or objects.
+            targets: `trainer.callbacks`: classes, which are made without arguments, or objects.
             own: objects, or classes as above.
 
         Raises:
-            UserError: one is not found or cannot be made, or has none of the methods of Callback, or one that Callback has not.
+            UserError: a callback is not found or cannot be made, has no method of Callback, or has an unknown on_ method.
         """
         named = [(target, find("trainer.callbacks", target)) for target in targets]
         self.all = [made("trainer.callbacks", title, each) for title, each in (*named, *((str(each), each) for each in own))]

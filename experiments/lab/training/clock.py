@@ -1,4 +1,4 @@
-"""Where the time goes, without a host synchronisation a step."""
+"""Measure times without a host synchronisation a step."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,9 @@ Item = TypeVar("Item")
 
 
 class Clock:
-    """Times a window of updates: from one reading of the device's counters to the next.
+    """Measure a window of updates: from one reading of the device's counters to the next.
 
-    The first `warmup` updates of a process count in no rate.
+    The rates do not include the first `warmup` updates of a process.
     """
 
     def __init__(self, device: torch.device, warmup: int) -> None:
@@ -23,14 +23,14 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a window."""
+        """Begin a new window."""
         self.began = time.perf_counter()
         self.waited = 0.0
         self.window_updates = 0
         self.loss_marks: list[tuple[Any, Any]] = []
 
     def state(self) -> dict[str, float]:
-        """Totals, and the window that is open."""
+        """Return the totals and the open window."""
         names = ("timed_updates", "timed_images", "timed_seconds", "timed_waited", "window_updates", "waited")
         return {name: getattr(self, name) for name in names} | {"window_seconds": time.perf_counter() - self.began}
 
@@ -41,7 +41,7 @@ class Clock:
         self.began = time.perf_counter() - state["window_seconds"]
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Pass items on, and count the time they take to come."""
+        """Yield the items, and measure the time of waiting for them."""
         source = iter(items)
         while True:
             start = time.perf_counter()
@@ -53,7 +53,7 @@ class Clock:
 
     @contextmanager
     def loss(self) -> Iterator[None]:
-        """Mark the loss's forward and backward; the marks of a window's first updates are enough."""
+        """Mark the loss's forward and backward, in the first updates of a window only."""
         if len(self.loss_marks) >= 8:
             yield
             return
@@ -66,10 +66,10 @@ class Clock:
         self.window_updates += 1
 
     def read(self, images: float) -> dict[str, float]:
-        """Figures of the window that ends here, in which `images` were trained on; call after the device has been waited for.
+        """Return the figures of the window that ends here, with `images` trained on; call this after waiting for the device.
 
-        train/data_wait_share is the share of a step's time in which the host waited for the next batch. A GPU that still had work then
-        did not wait: of its time the share is the most that can have been lost.
+        train/data_wait_share is the share of a step's time in which the host waited for the next batch. A GPU that still had work did
+        not wait then, so that the share is an upper bound of its lost time.
         """
         seconds = time.perf_counter() - self.began
         count = max(self.window_updates, 1)
@@ -91,7 +91,7 @@ class Clock:
         return values
 
     def overall(self) -> dict[str, float]:
-        """Rates of the whole run, without warm-up and evaluation; empty when the run was no longer than its warm-up."""
+        """Return rates over the run, without warm-up and evaluation; empty if the run was not longer than its warm-up."""
         if not self.timed_seconds:
             return {}
         return {

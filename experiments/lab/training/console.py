@@ -1,22 +1,27 @@
-"""What the person at the keyboard sees: a bar on a terminal, plain lines elsewhere, a table at the end."""
+"""Output for the user: a bar on a terminal, plain lines elsewhere, a table at the end."""
 
+import contextlib
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from lab.runs.formats import visible
 from lab.runs.masks import masked
 
+LOG = "log.txt"
+"""The file in a run's folder that holds what the console says."""
+
 
 class Console:
     def __init__(self, updates: int, work: str = "training", done: int = 0, *, quiet: bool = False) -> None:
-        """done: how many of the updates an earlier process has made."""
+        """Open the console; done: the number of updates that earlier processes made."""
         from rich.console import Console as Rich
 
         class Terminal(Rich):
             def on_broken_pipe(self) -> None:
-                """Train on without a console: rich would end the program here, and with it the run."""
+                """Continue without a console; by default rich would end the program here, and the run with it."""
                 self.quiet = True
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -27,6 +32,7 @@ class Console:
         self.began = time.monotonic()
         self.bar: Any = None
         self.entry: Any = None
+        self.log: Path | None = None  # a file that gets every line, too
         self.last_line = 0.0
         if self.rich.is_terminal and not quiet:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -38,6 +44,13 @@ class Console:
 
     def say(self, text: str) -> None:
         self.rich.print(visible(masked(text)))
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Append a text with the time to the log file, if there is one; a disk that is full does not end the run."""
+        if self.log is not None:
+            with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(masked(text))}\n")
 
     def advance(self, done: int) -> None:
         if self.bar is not None:
@@ -49,6 +62,7 @@ class Console:
         text = f"loss {values['train/loss']:.4f}" + (f" · {speed:,.0f} images/s" if speed else "")
         if self.bar is not None:
             self.bar.update(self.entry, completed=done, figures=text)
+            self.note(f"epoch {epoch} · update {done}/{self.updates} · {text}")
         elif time.monotonic() - self.last_line > 5:
             self.last_line = time.monotonic()
             left = (self.last_line - self.began) / max(done - self.before, 1) * (self.updates - done)
@@ -79,6 +93,12 @@ class Console:
         for name, value in rows.items():
             table.add_row(visible(name), visible(masked(value)))
         self.rich.print(table)
+
+    def end_log(self, folder: Any, title: str, rows: dict[str, str]) -> None:
+        """Append a run's results to its log file, and record the file as the run's artifact."""
+        if self.log is not None:
+            self.note("\n".join([title, *(f"  {name}: {value}" for name, value in rows.items())]))
+            folder.artifact(self.log)
 
 
 def clock(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""What to say when memory runs out, or a batch is too small: what there was, and which settings would do."""
+"""Messages for exhausted memory or too small batches: the figures, and settings that would work.
+
+torch's own messages name neither the part of the run, nor a setting of it, and a killed worker's names no memory at all.
+"""
 
 import resource
 import traceback
@@ -16,12 +19,12 @@ from lab.data.loading import number_of_workers
 from lab.runs.files import write_text
 
 MIB = 2**20
-TOO_FEW = "Expected more than 1 value per channel when training"  # torch's batch norms
+TOO_FEW = "Expected more than 1 value per channel when training"  # message of torch's batch norms
 HOST_SAYS = ("can't allocate memory", "unable to mmap", "Cannot allocate memory")
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Which memory was exhausted: 'gpu', 'host' or 'shared'; None where it is another fault."""
+    """Return which memory was exhausted: 'gpu', 'host' or 'shared'; None for another error."""
     text = str(error)
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "gpu"
@@ -36,7 +39,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def too_few(config: TrainConfig, error: ValueError) -> str:
-    """What to say of a batch of one sample a process."""
+    """Return the message for a batch with one sample in each process."""
     return (
         f"data.batch_size={config.data.batch_size}: model.name={config.model.name} normalises by a batch's mean and deviation "
         f"(batch norm), which one sample does not have ({error}).\n"
@@ -45,21 +48,21 @@ def too_few(config: TrainConfig, error: ValueError) -> str:
 
 
 class OutOfMemoryError(UserError):
-    """Memory ran out; the message holds the figures and the settings that would take less."""
+    """Memory ran out; the message holds the figures, and settings that need less."""
 
 
 @contextmanager
 def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> Iterator[None]:
-    """Let a fault for want of memory or of samples say what would help; nothing is changed, and other faults pass as they are.
+    """Explain errors from too little memory or too few samples, and how to avoid them; other errors pass unchanged.
 
     Args:
         config: the run's settings.
-        trainer: of the run, once it has one.
-        folder: the run folder, once there is one; it gets torch's own table of the GPU's memory.
+        trainer: the run's trainer, if it exists already.
+        folder: the run folder, if it exists already; torch's table of the GPU's memory is written there.
 
     Raises:
-        OutOfMemoryError: what is inside ran out of memory.
-        UserError: a batch of one sample has nothing that batch norm could normalise by.
+        OutOfMemoryError: the block ran out of memory.
+        UserError: a batch of one sample has no deviation by which batch norm could normalise.
     """
     try:
         yield
@@ -78,7 +81,7 @@ def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> I
 
 
 def memory_report(error: BaseException, where: str, config: TrainConfig, device: torch.device | None, model: nn.Module | None) -> str:
-    """Where it happened, what was asked for, what there was, and what would take less, in several lines."""
+    """Return the part of the run, the requested and the available memory, and settings that need less, in several lines."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     title = {"gpu": "the GPU's memory is exhausted", "host": "the machine's memory is exhausted", "shared": "shared memory is exhausted"}
     lines = [f"{title[where]} ({_part(error)}).", said, "", *_usage(where, device, model), "", "Settings that take less:"]
@@ -87,7 +90,7 @@ def memory_report(error: BaseException, where: str, config: TrainConfig, device:
 
 
 def remedies(config: TrainConfig, where: str, part: str) -> list[tuple[str, str]]:
-    """(setting, effect) of what this run could still change."""
+    """Return (setting, effect) of changes that this run can still make."""
     data, trainer = config.data, config.trainer
     workers = number_of_workers(getattr(data, "workers", 0))
     if where == "shared":
@@ -128,7 +131,7 @@ def _images(config: TrainConfig) -> list[tuple[str, str]]:
 
 
 def _part(error: BaseException) -> str:
-    """Where in the run it happened, from the functions on the way."""
+    """Return the part of the run in which the error happened, from the functions in its traceback."""
     names = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     parts = {"evaluate": "evaluation", "train_epoch": "training", "assemble": "before the first update", "finish": "after training"}
     return next((said for name, said in parts.items() if name in names), "outside of training")
@@ -156,7 +159,7 @@ def _usage(where: str, device: torch.device | None, model: nn.Module | None) -> 
 
 
 def host_memory() -> tuple[int, int]:
-    """(all, available) bytes of the machine, or of the container where that has less."""
+    """Return (total, available) bytes of the machine, or of the container if it has less."""
     import psutil
 
     memory = psutil.virtual_memory()

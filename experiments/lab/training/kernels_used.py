@@ -1,4 +1,4 @@
-"""Which code computed the loss, and how many kernels it launched."""
+"""Report which code computed the loss, and how many kernels it launched."""
 
 import torch
 
@@ -18,17 +18,17 @@ class KernelsUsed:
         self.earlier: dict[str, int] = {}
 
     def state(self) -> dict[str, int]:
-        """Launches of each kernel since the run's start."""
+        """Return the launches of each kernel since the run's start."""
         gained = {name: count - self.before.get(name, 0) for name, count in self._launches().items()}
         totals = {name: gained.get(name, 0) + self.earlier.get(name, 0) for name in {**self.earlier, **gained}}
         return {name: count for name, count in totals.items() if count}
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Count on from what an earlier process of the run has launched."""
+        """Continue counting from the launches of the run's earlier processes."""
         self.before, self.earlier = self._launches(), state
 
     def counts(self) -> dict[str, float]:
-        """Launches since the run's start, in all and by kernel."""
+        """Return the launches since the run's start, in total and by kernel."""
         launches = self.state()
         by_kernel = {f"loss_launches_{name}": float(count) for name, count in launches.items()}
         return {"loss_launches": float(sum(launches.values())), **by_kernel}

@@ -1,4 +1,4 @@
-"""The metric that marks the best epoch, and how long the run goes on without a better one."""
+"""The metric that marks the best epoch, and early stopping by it."""
 
 from dataclasses import dataclass
 from math import inf, isnan
@@ -6,17 +6,17 @@ from math import inf, isnan
 from lab.config.errors import unknown
 from lab.config.schema import TrainerConfig
 
-LOWER_IS_BETTER = ("loss", "ece", "error", "brier", "nll", "ms", "seconds", "mib")
+LOWER_IS_BETTER = ("loss", "ece", "error", "mae", "mse", "rmse", "brier", "nll", "ms", "seconds", "mib")
 
 
 def is_lower_better(metric: str) -> bool:
-    """Whether a metric's name says that lower values are better."""
+    """Return whether a metric's name says that lower values are better."""
     return any(part in LOWER_IS_BETTER for part in metric.rpartition("/")[2].split("_"))
 
 
 @dataclass
 class Best:
-    """The best evaluation so far. score: higher is better, whatever the metric; stale: evaluations since then."""
+    """The best evaluation so far. score: higher is better for any metric; stale: evaluations since then."""
 
     score: float = -inf
     epoch: int = 0
@@ -25,11 +25,11 @@ class Best:
 
 
 class Monitor:
-    """Judges each evaluation by one of its metrics.
+    """Compare evaluations by one of their metrics.
 
     Args:
-        settings: with `monitor`, `monitor_goal` and `patience`.
-        default: the task's own metric.
+        settings: has `monitor`, `monitor_goal` and `patience`.
+        default: the task's metric.
     """
 
     def __init__(self, settings: TrainerConfig, default: str) -> None:
@@ -45,7 +45,7 @@ class Monitor:
             raise unknown(f"trainer.monitor={self.name}", self.name, values, show=80)
 
     def improves(self, values: dict[str, float], epoch: int) -> bool:
-        """Take in an evaluation; return whether it is the best so far."""
+        """Compare an evaluation with the best so far; return whether it is better."""
         self.check(values)
         value = values[self.name]
         score = -inf if isnan(value) else -value if self.goal == "min" else value
@@ -57,9 +57,9 @@ class Monitor:
 
     @property
     def gives_up(self) -> bool:
-        """Whether `patience` evaluations in a row brought nothing better."""
+        """Return whether `patience` evaluations in a row brought no improvement."""
         return self.patience is not None and self.best.stale >= self.patience
 
     def tags(self) -> dict[str, str]:
-        """What sweeps and comparisons judge the run by."""
+        """Return tags of the metric by which sweeps and comparisons rank the run."""
         return {"monitor": self.name, "monitor_goal": self.goal}

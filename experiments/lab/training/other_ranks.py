@@ -1,9 +1,10 @@
-"""Training on every rank but the first: the same, without folder, tracking and table."""
+"""Training on every rank except the first: the same training, without folder, tracking and table."""
 
 from typing import Any
 
 from lab.processes import distributed, rank_failures
 from lab.runs.folder import RunFolder
+from lab.runs.records import History
 from lab.runs.resume import Earlier, load_state, restore
 from lab.training.console import Console
 from lab.training.stop import Stop
@@ -11,18 +12,12 @@ from lab.training.trainer import Trainer
 
 
 class NoFolder(RunFolder):
-    """Keeps nothing: only the first rank writes."""
+    """A folder that keeps nothing, because only the first rank writes."""
 
     def __init__(self) -> None:
-        pass
+        self.history = History()
 
     def record(self, kind: str, **fields: Any) -> None:
-        pass
-
-    def metrics(self, step: int, values: dict[str, float]) -> None:
-        pass
-
-    def evaluation(self, step: int, counts: dict[str, Any]) -> None:
         pass
 
     def artifact(self, path: Any, folder: str = "", *, digest: bool = False) -> None:
@@ -33,7 +28,7 @@ class NoFolder(RunFolder):
 
 
 def train_on_other_rank(trainer: Trainer, earlier: Earlier | None) -> int:
-    """Run the training on this rank; return the exit status. The first rank says how the run ended."""
+    """Run the training on this rank; return the exit status. The first rank reports how the run ended."""
     stop = Stop(patient=True, quiet=True)
     try:
         with rank_failures.watched(lambda error: None):

@@ -1,4 +1,4 @@
-"""A trace of a few updates: where the time goes and what holds the memory."""
+"""Trace time and memory of a few updates."""
 
 import contextlib
 from typing import Any
@@ -14,15 +14,15 @@ FOLDER, TRACE, TABLE, SNAPSHOT = "profile", "trace.json.gz", "operators.txt", "m
 
 
 class Profile:
-    """Traces the last updates of the warm-up, so that no rate of the run counts them.
+    """Trace the last updates of the warm-up, so that the run's rates do not include them.
 
-    `trace.json.gz` is a Chrome trace, which ui.perfetto.dev reads: operators, kernels, and the bytes that are allocated. `operators.txt`
+    `trace.json.gz` is a Chrome trace, for ui.perfetto.dev: operators, kernels, and allocated bytes. `operators.txt`
     sums it up by operator. On a GPU `memory_snapshot.pickle` has each allocation with its stack, for pytorch.org/memory_viz.
 
     Args:
-        folder: of the run, which gets both as artifacts.
-        device: on which the updates compute.
-        warmup: how many updates no rate counts.
+        folder: the run's folder, which gets the files as artifacts.
+        device: the device of the updates.
+        warmup: the number of updates that rates do not include.
     """
 
     def __init__(self, folder: RunFolder, device: torch.device, warmup: int) -> None:
@@ -50,7 +50,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """End the trace; one that has begun is written as far as it goes."""
+        """End the trace; write it as far as it has come."""
         if self.profiler is not None:
             profiler, self.profiler = self.profiler, None
             profiler.stop()
@@ -64,7 +64,7 @@ class Profile:
         for name in (TRACE, TABLE):
             self.folder.artifact(self.place / name, FOLDER)
         if self.cuda:
-            with contextlib.suppress(RuntimeError):  # a build without it
+            with contextlib.suppress(RuntimeError):  # a torch build without this feature
                 write_whole(self.place / SNAPSHOT, lambda file: torch.cuda.memory._dump_snapshot(file.name))
                 torch.cuda.memory._record_memory_history(enabled=None)
                 self.folder.artifact(self.place / SNAPSHOT, FOLDER)

@@ -1,4 +1,4 @@
-"""One run of training, from checked settings to its end."""
+"""Run one training, from checked settings to its end."""
 
 import os
 from collections.abc import Sequence
@@ -9,20 +9,22 @@ from typing import Any
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, override_of
 from lab.processes.ranks import launched, launched_first
+from lab.results.evaluation import frame_of, in_short
+from lab.results.frames import history_frame
 from lab.runs.resume import Earlier, load_state, restore
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         status: FINISHED, KILLED (by a signal; `resume=` goes on) or FAILED.
-        exit_status: of a process that does nothing after it.
-        folder: of the run.
+        exit_status: the exit status for a process that only trains.
+        folder: the run's folder.
         values: the last value of each metric, such as `best_top1`, `val/loss` and `images_per_second`.
-        classes: their names.
-        model: as it was at the end, with averaged weights if there are any.
+        classes: the classes' names.
+        model: the model at the end, with averaged weights if there are any.
         failure: the error that ended the training.
     """
 
@@ -31,39 +33,55 @@ class TrainResult:
     folder: Path | None = None
     values: dict[str, float] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
-    model: Any = field(default=None, repr=False)  # a network prints pages
+    model: Any = None
     failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        best = {name: value for name, value in self.values.items() if name.startswith("best_")}
+        return f"TrainResult({self.status}, {self.folder and os.path.relpath(self.folder)}, {in_short(best)})"
+
+    @property
+    def history(self) -> Any:
+        """Return a pandas frame of the metrics: a row an update, a column a metric, nan where it was not recorded."""
+        return self.folder and history_frame(self.folder)
+
+    @property
+    def metrics(self) -> Any:
+        """Return a pandas frame with the last value of each metric."""
+        return frame_of(self.values)
 
     @property
     def checkpoint(self) -> Path | None:
-        """The best checkpoint, if the run came to one."""
+        """Return the best checkpoint, if the run has one."""
         path = self.folder and self.folder / "checkpoints" / "best.pt"
         return path if path and path.is_file() else None
 
 
 def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None, callbacks: Sequence[Any] = ()) -> TrainResult:
-    """Train from the beginning, or go on with an earlier run; what goes wrong in training is in the result, and on stderr.
+    """Train from the beginning, or continue an earlier run; an error in training is in the result, and printed on stderr.
 
     Raises:
-        UserError: nothing was started, for a setting or the data is wrong.
+        UserError: a setting or the data is wrong, and nothing was started.
     """
     config = settings.config
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs it, set before CUDA starts
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs this before CUDA starts
 
+    from lab.runs.export import check_export
     from lab.tasks.models import check_model
     from lab.tracking.writers import check_writers
 
     check_writers(config.tracking)
     check_model(config.model)
+    check_export(config)
 
     from lab.processes import distributed
     from lab.processes.rank_failures import watched
+    from lab.results.summary import rows
     from lab.runs.machine import SystemSampler, forget_peaks
-    from lab.runs.summary import rows
     from lab.tracking.datasets import data_sets
     from lab.tracking.views import pages_hint
     from lab.training.assemble import assemble
-    from lab.training.console import Console
+    from lab.training.console import LOG, Console
     from lab.training.failures import explained
     from lab.training.other_ranks import train_on_other_rank
 
@@ -80,6 +98,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     sampler = SystemSampler(run.folder, config.tracking.system_seconds, trainer.device)
     sampler.start()
     console = Console(trainer.updates, done=trainer.done)
+    console.log = run.folder.path / LOG
     data = trainer.data
     samples = f"{data.train.samples} training samples, {data.val.samples} held out{data.held_out and f' ({data.held_out})'}"
     samples += f", {data.test.samples} to test" if data.test is not None else ""
@@ -104,11 +123,11 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     with run.noted(), watched(run.abandon), explained(config, trainer, run.folder):
         trainer.fit(run.folder, console, run.stop)
         distributed.stop()
-    run.stop.deaf = launched() > 1  # torchrun stops all when another process has failed
+    run.stop.deaf = launched() > 1  # torchrun stops all processes when another one has failed
     console.stop_bar()
     sampler.stop()
     figures: dict[str, float] = {}
-    if run.status != "KILLED":  # what is killed is to end soon; its figures come when it has gone on to its end
+    if run.status != "KILLED":  # a killed run must end soon; it gets its figures when it is continued
         with run.noted():
             figures = trainer.finish() | trainer.kernels.counts() | {"seconds": run.seconds()}
             run.folder.summary(figures)
@@ -116,6 +135,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         trainer.callbacks("on_end", trainer, run.status)
     values = trainer.values | figures
     table = rows(trainer, values)
+    with run.noted(run.status):
+        console.end_log(run.folder, f"{name}: {run.status.lower()}", table)
     places = run.close(table)
     console.table(f"{name}: {run.status.lower()}", table | places)
     if run.uploader and (address := run.uploader.address()):
@@ -128,7 +149,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
 
 
 def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | None) -> tuple[Any, str]:
-    """The run, new or gone on with, and its name; the trainer is put where the run was."""
+    """Return the run, new or continued, and its name; restore the trainer if it is continued."""
     from lab.runs.folder import RunFolder
     from lab.runs.machine import describe
     from lab.runs.masks import masked
@@ -142,7 +163,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
         return Run.start("train", settings, name, config.trainer.runs, tags), name
     state = load_state(earlier, settings)
     known = state.get("tracking", {}) if state else {}
-    recorded = read_state(earlier.path).get("uri")  # not the checkpoint's, which may have been put there
+    recorded = read_state(earlier.path).get("uri")  # not the checkpoint's, which another person may have put there
     uri = tracking_uri(config.tracking, recorded if earlier.own else None) if config.tracking.enabled else None
     if uri and recorded and not earlier.own and recorded != masked(uri):
         trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
@@ -155,7 +176,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
         raise
     if earlier.changed:
         folder.write_config(settings.tree())
-    if folder.history.start is None:  # it was killed before it could say so
+    if folder.history.start is None:  # it was killed before it wrote its first record
         record_start(folder, "train", settings, name, tags)
     else:
         folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})

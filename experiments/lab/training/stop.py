@@ -13,14 +13,14 @@ class StoppedError(Exception):
 
 
 class Stop:
-    """Handles SIGINT and SIGTERM from now on; in another thread than the main one, which alone gets them, nothing.
+    """Handle SIGINT and SIGTERM from now on, in the main thread only, because no other thread receives them.
 
     The first signal sets `wanted`, which the training loop reads; the second raises KeyboardInterrupt, and the third ends the process.
     With `patient=False` the first one raises. Once `deaf`, signals are ignored.
     """
 
     PAUSE = 1.0
-    """Seconds in which signals are one and the same: `uv run` passes on what its whole process group has got already."""
+    """Signals within so many seconds count as one, because `uv run` repeats a signal that its process group has already received."""
 
     def __init__(self, *, patient: bool, quiet: bool = False) -> None:
         self.patient, self.quiet, self.deaf = patient, quiet, False
@@ -36,7 +36,7 @@ class Stop:
 
     @property
     def status(self) -> int:
-        """The exit status that shells give a process which a signal ended: 130 after SIGINT, 143 after SIGTERM."""
+        """Return the exit status of a process that a signal ended, as in shells: 130 after SIGINT, 143 after SIGTERM."""
         return 128 + (self.signal or signal.SIGINT)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
@@ -49,7 +49,7 @@ class Stop:
         self.signal = self.signal or number
         if first and self.patient:
             if not self.quiet:
-                with contextlib.suppress(OSError):  # whoever read it may be gone, which is why the run is to end
+                with contextlib.suppress(OSError):  # stderr may be closed, which may be why the run must end
                     os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")
         elif not self.raised:
             self.raised = True

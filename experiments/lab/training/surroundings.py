@@ -1,4 +1,4 @@
-"""What a training changes in its process, and gives back to a program that goes on."""
+"""Restore the state of the process that a training changes, for a program that continues after it."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ LOGGERS = ("alembic", "mlflow")
 
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
-    """Restore afterwards: handlers of SIGINT and SIGTERM, generators, torch's modes, the environment and MLflow's loggers."""
+    """Restore after the block: handlers of SIGINT and SIGTERM, generators, torch's modes, the environment and MLflow's loggers."""
     import numpy
     import torch
 

@@ -1,4 +1,4 @@
-"""The training loop: plain torch, the same for every task."""
+"""The training loop: plain torch, the same for all tasks."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +14,13 @@ from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.data.batch import Tensors
 from lab.data.seeds import host_state, set_host_state
-from lab.data.sets import Loader, Sets
+from lab.data.sets import Data, Loader
 from lab.optim.guard import Guard, NonFiniteError
 from lab.optim.precision import autocast
 from lab.optim.updater import Updater
 from lab.processes import distributed
 from lab.processes.parallel import Parallel, whole_state
+from lab.results.frames import write_rows
 from lab.runs import checkpoint
 from lab.runs.export import export_best
 from lab.runs.folder import RunFolder
@@ -38,17 +39,17 @@ from lab.training.stop import Stop, StoppedError
 
 
 class Trainer:
-    """Trains a task's model on its data and records the run in its folder.
+    """Train a task's model on its data, and record the run in its folder.
 
-    An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end, and its loss is that of one batch of all their
-    samples. Figures are those of all ranks, and the same on each, so that they decide alike.
+    An update takes `trainer.accumulate` batches of every rank, fewer at an epoch's end; its loss is the loss of one batch with all their
+    samples. Figures are over all ranks and the same on each, so that all ranks make the same decisions.
     Losses and counters stay on the device and are read every `trainer.log_every` updates.
     """
 
-    def __init__(self, config: TrainConfig, task: Task, data: Sets, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
+    def __init__(self, config: TrainConfig, task: Task, data: Data, model: nn.Module, device: torch.device, tree: dict[str, Any]) -> None:
         settings = config.trainer
         self.config, self.settings, self.task, self.data, self.device, self.tree = config, settings, task, data, device, tree
-        channels_last = settings.channels_last and settings.parallel != "fsdp"  # which takes parameters in torch's own layout only
+        channels_last = settings.channels_last and settings.parallel != "fsdp"  # FSDP takes parameters only in torch's default layout
         self.parallel = Parallel(placed(model, device, channels_last=channels_last), settings, device)
         self.model = self.parallel.model
         self.forward: Callable[[Tensor], Any] = torch.compile(self.parallel.forward) if settings.compile else self.parallel.forward
@@ -68,24 +69,24 @@ class Trainer:
         self.clock = Clock(device, max(settings.timing_warmup, self.per_epoch if settings.compile else 0))
         self.kernels = KernelsUsed(config.loss, device)
         self.monitor = Monitor(settings, task.monitor)
-        self.epoch, self.batch, self.epoch_ended = 1, 0, False  # batch: how many of the epoch's are trained on
+        self.epoch, self.batch, self.epoch_ended = 1, 0, False  # batch: how many of the epoch's batches are done
         self.done = 0
         self.values: dict[str, float] = {}
         self.pictured: Any = None
         self.skipped = 0
         self.stop: Stop | None = None
         self.callbacks = Callbacks()
-        self.notes: list[str] = []  # on how the model was made, for the person at the keyboard
+        self.notes: list[str] = []  # messages about the model, for the user
         self.frozen_norms = frozen_norms(self.model) if config.model.freeze else []
         self.profile: Profile | None = None
         self._clear_window()
 
     def fit(self, folder: RunFolder, console: Console, stop: Stop | None = None) -> None:
-        """Train to the end, from where the trainer is.
+        """Train to the end, from the trainer's present state.
 
         Raises:
-            NonFiniteError: after `trainer.max_nonfinite` updates in a row without a finite loss; the last bad batch is saved.
-            StoppedError: `stop` was wanted; a checkpoint is written.
+            NonFiniteError: `trainer.max_nonfinite` updates in a row had no finite loss; the last bad batch is saved.
+            StoppedError: a stop was requested; a checkpoint is written.
             UserError: a checkpoint cannot be written.
         """
         self.folder, self.console, self.stop = folder, console, stop
@@ -98,11 +99,11 @@ class Trainer:
         except StoppedError:
             self.save("last.pt", whole=True)
             raise
-        self.stop = None  # it is too late now
+        self.stop = None  # too late to stop now
         self.score_best()
 
     def begin_epoch(self) -> bool:
-        """Continue the current epoch, or begin the next one; return whether there is any."""
+        """Continue the current epoch, or begin the next one; return whether there is one."""
         if not self.epoch_ended:
             return True
         if self.is_over():
@@ -113,7 +114,7 @@ class Trainer:
         return True
 
     def is_over(self) -> bool:
-        """Whether all updates are done, or early stopping ends the run."""
+        """Return whether all updates are done, or early stopping ends the run."""
         return self.done >= self.updates or self.monitor.gives_up
 
     @property
@@ -121,7 +122,7 @@ class Trainer:
         return self.monitor.best
 
     def train_epoch(self) -> None:
-        """Train on what is left of the epoch."""
+        """Train on the rest of the epoch."""
         self.model.train()
         for norm in self.frozen_norms:
             norm.eval()
@@ -130,6 +131,7 @@ class Trainer:
         self.data.train.begin(self.epoch, self.batch)
         left = min(self.per_epoch * self.epoch, self.updates) - self.done
         for group in islice(self.groups(), left):
+            self.callbacks("on_before_update", self)
             self.update(group)
             self.batch += len(group)
             self.callbacks("on_update", self)
@@ -138,6 +140,8 @@ class Trainer:
             self.console.advance(self.done)
             if self.done % self.settings.log_every == 0:
                 self.report()
+            if self.done >= self.updates:  # a callback may have ended the run early
+                break
             if self.save_is_due():
                 self.save("last.pt", whole=True)
             if self.may_exchange():
@@ -146,7 +150,7 @@ class Trainer:
             self.report()
 
     def end_epoch(self) -> None:
-        """Evaluate and save, if it is time."""
+        """Evaluate and save, if they are due."""
         evaluates = self.done >= self.updates or self.epoch % self.settings.eval_every == 0
         improved = evaluates and self.evaluate_epoch()
         self.epoch_ended = True
@@ -161,23 +165,23 @@ class Trainer:
             self.end_if_wanted()
 
     def save_is_due(self) -> bool:
-        """Whether a checkpoint is due within the epoch, by the count of updates or by the clock."""
+        """Return whether a checkpoint is due within the epoch, by the number of updates or by time."""
         updates, minutes = self.settings.save_updates, self.settings.save_minutes
         late = minutes is not None and time.monotonic() - self.saved_at >= minutes * 60
         late = self.may_exchange() and distributed.anywhere(late, self.device)
         return late or (updates is not None and self.done % updates == 0)
 
     def may_exchange(self) -> bool:
-        """Whether ranks may exchange a decision now: at updates where all wait for the device anyway. A single rank always may."""
+        """Return whether ranks may exchange a decision now: at updates where all wait for the device anyway; a single rank always may."""
         return self.parallel.ranks == 1 or self.done % self.settings.log_every == 0
 
     def end_if_wanted(self) -> None:
-        """Raise StoppedError if the run shall end on any rank; called by all, and only where a checkpoint can be written."""
+        """Raise StoppedError if any rank was asked to stop; all ranks must call this, and only where a checkpoint can be written."""
         if distributed.anywhere(self.stop is not None and self.stop.wanted, self.device):
             raise StoppedError
 
     def groups(self) -> Iterator[list[Tensors]]:
-        """The batches of each update."""
+        """Yield the batches of each update."""
         group: list[Tensors] = []
         for batch in self.clock.waiting(self.data.train):
             group.append(self.task.prepare(batch, training=True))
@@ -188,7 +192,7 @@ class Trainer:
             yield group
 
     def update(self, group: list[Tensors]) -> None:
-        """One step of the optimiser on the samples of all batches in `group`; nothing here waits for the device."""
+        """Make one optimiser step on the samples of all batches in `group`, without waiting for the device."""
         normalizer = distributed.total(torch.stack([self.task.normalizer(batch) for batch in group]).sum())
         with self.guard.buffers_undone() as verdict:
             parts = []
@@ -202,7 +206,7 @@ class Trainer:
             bad_loss = ~loss.isfinite()
             verdict.append(bad_loss)
         bad_gradient, norm = self.updater.step(bad_loss)
-        # a scaler makes gradients overflow now and then, to find the largest scale: not a fault of the batch
+        # a scaler lets gradients overflow sometimes, to find the largest scale; this is not the batch's fault
         bad = bad_loss if self.updater.scaler.is_enabled() else bad_loss | bad_gradient
         for batch, part in zip(group, losses, strict=True):
             self.guard.see(batch, ~part.isfinite() | (bad & ~bad_loss), self.done)
@@ -217,7 +221,7 @@ class Trainer:
     def backward(self, batch: Tensors, normalizer: Tensor) -> tuple[Tensor, Tensor]:
         """Add this batch's gradients; return its part of the loss and its scores.
 
-        The graph is cut at the model's output, a tensor or a named tuple of them, so that the loss's own forward and backward can be timed.
+        The graph is cut at the model's output, a tensor or a named tuple of tensors, to time the loss's own forward and backward.
         """
         with self.autocast():
             output = self.forward(self.laid_out(batch))
@@ -227,7 +231,7 @@ class Trainer:
         with self.clock.loss():
             loss = self.task.loss(cut, batch, normalizer)
             self.updater.scaler.scale(self.parallel.scaled(loss)).backward()
-        with torch.no_grad():  # before the model's backward, after which FSDP has given back the weights that a HeadInput holds
+        with torch.no_grad():  # before the model's backward, because FSDP then frees the weights of a HeadInput
             scores = self.task.scores(cut, batch).float()
         trained = [(part, leaf.grad) for part, leaf in zip(parts, leaves, strict=True) if leaf is not None and leaf.grad is not None]
         torch.autograd.backward([part for part, _ in trained], [grad_output for _, grad_output in trained])
@@ -240,7 +244,7 @@ class Trainer:
         return batch.images.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else batch.images
 
     def report(self) -> None:
-        """Read the device's counters, the only wait of a window, and write the window's figures."""
+        """Read the device's counters, the only wait of a window, and write its figures."""
         guard = self.guard
         counters = torch.stack([guard.total, guard.streak, guard.longest]).double()
         bad, streak, longest, loss, finite, norm, applied, *scores, images = torch.cat([counters, self.window]).tolist()
@@ -258,13 +262,14 @@ class Trainer:
         self.values |= values
         self.folder.metrics(self.done, values | {"train/epoch": self.done / self.per_epoch})
         self.console.figures(self.done, self.epoch, values)
+        self.callbacks("on_report", self, values)
         if longest >= self.settings.max_nonfinite:
             self._stop_nonfinite()
         if streak:
             self.console.say(f"warning: the last {streak:.0f} updates had no finite loss or gradient and were skipped")
 
     def evaluate_epoch(self) -> bool:
-        """Evaluate on held-out data; return whether this is the best so far."""
+        """Evaluate on held-out data; return whether the result is the best so far."""
         result = self.evaluate(self.model if self.ema is None else self.ema.module, self.data.val)
         values = {f"val/{name}": value for name, value in result.values.items()}
         if self.ema is not None:
@@ -282,7 +287,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, see: Callable[[Any, Any], None] | None = None, batches: int | None = None) -> Any:
-        """The figures of the loader's samples, or of its first batches; `see` is called with each output and its batch."""
+        """Evaluate the loader's samples, or its first `batches`; call `see` with each output and its batch."""
         model.eval()
         distributed.average_statistics(model)
         counts = self.task.counts(loader)
@@ -298,9 +303,9 @@ class Trainer:
         return counts.result()
 
     def save(self, *names: str, whole: bool) -> None:
-        """Write checkpoints: the weights and what they are, and if `whole` all that a continued run needs; else safetensors, too.
+        """Write checkpoints: weights and their description, and if `whole` all that a continued run needs; else safetensors, too.
 
-        Every rank has to call it, and the first one writes.
+        Every rank must call this; the first one writes.
         """
         distributed.average_statistics(self.model)
         state: dict[str, Any] = {
@@ -334,7 +339,7 @@ class Trainer:
     def _progress(self) -> dict[str, Any]:
         """Return all that a resumed run needs besides the weights, as tensors and plain values; waits for the device.
 
-        The order and the augmentation of data follow from `epoch` and `batch`.
+        The order and augmentation of data depend only on `epoch` and `batch`.
         """
         cuda = self.device.type == "cuda"
         return {
@@ -357,10 +362,10 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue where the trainer of the same settings was that saved this checkpoint.
+        """Continue from a checkpoint of a trainer with the same settings.
 
         Raises:
-            UserError: the training data is not what it was, or the number of processes.
+            UserError: the training data or the number of processes has changed.
         """
         data = self.data
         if (data.classes, data.train.samples) != (state["classes"], state["samples"]):
@@ -385,7 +390,7 @@ class Trainer:
         self.kernels.load_state(state["launches"])
         self.monitor.best = best = Best(**state["best"])
         if best.values is not None:
-            self.task.rows(best.values)  # fails here, not at the end of the run, where a figure is missing
+            self.task.rows(best.values)  # if a figure is missing, fail here, not at the end of the run
         rng = state["rng"][distributed.rank()]
         self.task.load_state(rng["mix"])
         if rng["cuda"] is not None and self.device.type == "cuda":
@@ -393,9 +398,9 @@ class Trainer:
         set_host_state(rng)
 
     def score_best(self) -> None:
-        """Score the best weights on the test images, once: nothing is chosen by them.
+        """Score the best weights on the test images, once; they do not influence any choice.
 
-        Also on the held-out images, where an earlier process of the run did: its pictures are not drawn yet.
+        Score them also on the held-out images if an earlier process evaluated them, because their pictures are not drawn yet.
         """
         if self.best.values is None or (self.data.test is None and self.pictured is not None) or not self.load_weights("best.pt"):
             return
@@ -408,7 +413,7 @@ class Trainer:
         self.load_weights("last.pt")
 
     def load_weights(self, name: str) -> bool:
-        """Put the weights of a checkpoint into the model on every rank, of the best one the averaged; return whether it is there."""
+        """Load a checkpoint's weights into the model on every rank, averaged ones of best.pt; return whether the file exists."""
         state = None
         if distributed.rank() == 0 and (path := self.folder.path / "checkpoints" / name).is_file():
             state = checkpoint.load(path)
@@ -418,7 +423,7 @@ class Trainer:
         return there
 
     def finish(self) -> dict[str, float]:
-        """Draw the best evaluation, hand over the artifacts, and return figures of the run as a whole."""
+        """Draw the best evaluation, record the artifacts, and return the run's final figures."""
         if self.profile is not None:
             self.profile.close()
         path: Path = self.folder.path
@@ -426,8 +431,10 @@ class Trainer:
         if self.pictured is not None:
             for picture in self.task.pictures(self.pictured, path):
                 self.folder.artifact(picture, "pictures")
+            if rows := self.task.per_class(self.pictured):
+                self.folder.artifact(write_rows(path / "per_class.csv", rows))
             self.folder.artifact(best, "checkpoints", digest=True)
-            export_best(self.folder, self.config, self.console.say)
+            export_best(self.folder, self.config, lambda: next(iter(self.data.val)).images, self.console.say)
         values = self.clock.overall()
         values |= {f"best_{name.replace('/', '_')}": value for name, value in (self.best.values or {}).items()}
         values["best_epoch"] = float(self.best.epoch)

@@ -60,7 +60,7 @@ def test_a_cut_case_keeps_its_classes(case):
     cut = case.cut(CPU_ELEMENTS)
     assert math.prod(cut.shape) <= max(CPU_ELEMENTS, case.shape[1] if len(case.shape) > 1 else 1)
     assert math.prod(cut.shape) > CPU_ELEMENTS // 8 or cut.shape == case.shape
-    if case.loss in ("ce", *OVERLAP) and case.suite not in FUSED:
+    if case.loss in ("ce", "lovasz_softmax", *OVERLAP) and case.suite not in FUSED:
         assert cut.shape[1] == case.shape[1]
     elif len(case.shape) > 1:
         assert cut.shape[-1] == case.shape[-1]
@@ -74,7 +74,7 @@ def test_every_measured_loss_is_ours_and_has_a_name():
     from lossforge.losses.registry import LOSSES
 
     assert {case.loss for case in CASES} == set(NAMES) <= {*LOSSES, *UNREGISTERED, *FUSED_LOSSES}
-    assert {case.use for case in CASES if case.suite in ("losses", "linear")} <= set(USES)
+    assert {case.use for case in CASES if case.suite in ("losses", "linear", "features")} <= set(USES)
 
 
 def test_cases_are_read_without_torch():

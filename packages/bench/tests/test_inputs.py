@@ -39,6 +39,11 @@ def case(loss, shape, dtype, inputs, **options):
         (case("logit_adjusted_ce", (4, 8), "bf16", "class prior"), 112, 176, 240),
         # 5 boxes of 16 bytes, twice; the gradient of the first
         (case("ciou", (5, 4), "fp32", "boxes"), 160, 240, 320),
+        # two vectors of 4 numbers a row, 64 bytes each, and 4 labels; no target
+        (case("cosine_embedding", (4, 4), "fp32", "signed pairs"), 144, 208, 272),
+        (case("load_balancing", (4, 8), "bf16", "router"), 64, 128, 192),
+        # 96 bytes of 6 rows, 16 of the targets of the first 2
+        (case("jsd", (6, 4), "fp32", "clean and augmented"), 112, 208, 304),
         # 2·3·4·5 float32, 480 bytes; 2·4·5 class indices, 320
         (case("dice", (2, 3, 4, 5), "fp32", "classes"), 800, 1280, 1760),
     ],
@@ -54,6 +59,25 @@ def test_ignored_rows_need_not_be_read():
     ignored = case("ce", (4, 8), "fp32", "ignored")
     assert least_bytes(ignored, inputs, "forward") == 64 + 32
     assert least_bytes(ignored, inputs) == 64 + 32 + 128
+
+
+def test_a_list_of_classes_is_read_up_to_its_end():
+    inputs = Inputs(torch.randn(2, 4, requires_grad=True), {"target": torch.tensor([[1, 2, -1, -1], [0, -1, -1, -1]])})
+    assert least_bytes(case("multilabel_margin", (2, 4), "fp32", "lists of classes"), inputs, "forward") == 32 + 5 * 8
+
+
+def test_a_row_of_a_router_has_no_equal_logits():
+    x = make_inputs(case("load_balancing", (50, 128), "bf16", "router"), CPU).x
+    assert all(len(set(row.tolist())) == 128 for row in x)
+    first, last = (x[:, experts].float().mean() for experts in (slice(0, 32), slice(96, None)))
+    assert first < last - 1
+
+
+def test_few_pixels_are_hard_and_none_is_near_the_threshold():
+    inputs = make_inputs(case("ohem_ce", (2, 21, 64, 64), "bf16", "easy and hard classes"), CPU)
+    p = inputs.x.detach().float().softmax(1).gather(1, inputs.others["target"].unsqueeze(1))
+    assert 0.15 < (p < 0.2).float().mean() < 0.25
+    assert ((p < 0.2) | (p > 0.75)).all()
 
 
 def test_what_is_expanded_counts_once():

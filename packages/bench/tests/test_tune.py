@@ -20,6 +20,7 @@ SMALL = {
     "short divergences": lambda: [tune.divergences("kl", 4, 1000, torch.bfloat16, CPU)],
     "long divergences": lambda: [tune.divergences("js", 2, 9000, torch.float32, CPU)],
     "similarities": lambda: tune.similarities(40, torch.float32, CPU),
+    "features": lambda: tune.features(40, 32, CPU),
     "maps": lambda: [tune.maps((2, 21, 6, 5), torch.float32, CPU)],
     "pixels": lambda: [tune.pixels((2, 21, 6, 5), torch.float32, CPU)],
 }
@@ -29,8 +30,8 @@ SMALL = {
 @pytest.mark.parametrize("kind", SMALL)
 def test_trials_are_launched_and_compared(kind, monkeypatch, capsys):
     monkeypatch.setattr(tune, "MILLISECONDS", 1.0)
-    chosen, used = launch.trials, set()
-    monkeypatch.setattr(launch, "trials", lambda: used.add(chosen()) or chosen())
+    used, start = set(), launch.Launch.start
+    monkeypatch.setattr(launch.Launch, "start", lambda one: used.add(launch.trials()) or start(one))
     for _, tried, call in SMALL[kind]():
         few = [tried[0], tried[-1]]
         found = tune.best(few, call)

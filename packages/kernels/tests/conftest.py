@@ -3,12 +3,11 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import compute_cache_key
 
-from lossforge.kernels import of_folder
-from lossforge.kernels.call import KINDS
 from lossforge.kernels.engine import launch
-from lossforge.kernels.engine.launch import Plan
+from lossforge.kernels.engine.launch import Step, planned
+from lossforge.kernels.plans import layout
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import reference
+from lossforge.losses.templates import TEMPLATES, reference
 
 
 @pytest.fixture
@@ -29,32 +28,43 @@ def offset():
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Each launch as (plan, whether it was started directly); its kernel is the one that Triton's launcher would choose."""
+    """Each launch of a plan as (device, whether it was started directly); its kernel is the one that Triton's launcher would choose."""
     seen = []
-    original, new_sum = Plan.launch, launch.new_sum
+    original, new_sums = Step.start, launch.new_sums
 
-    def checked(plan, tensors, floats=()):
-        before = dict(plan.compiled)
-        sums = []
+    def checked(step, pool, device):
+        made = []
         with monkeypatch.context() as patch:
-            patch.setattr(launch, "new_sum", lambda *args: sums.append(made := new_sum(*args)) or made)
-            totals = original(plan, tensors, floats)
-        if not plan.direct:
-            return totals
-        sums = [t for each in sums for t in each]
-        values = (*tensors, *map(float, floats), *sums)
-        arguments = [launch._filled(a, values) for a in plan.arguments]
-        kernels, keys, _, _, binder = plan.kernel.device_caches[tensors[0].get_device()]
-        _, specialization, options = binder(*arguments, **plan.meta, debug=False, instrumentation_mode="")
+            patch.setattr(launch, "new_sums", lambda *args: made.append(sums := new_sums(*args)) or sums)
+            tensors = [pool[place] for place in step.places]
+            original(step, pool, device)
+        if not launch.DIRECT:
+            return
+        values = [*tensors, *[t for sums in made for t in sums]]
+        kernels, keys, _, _, binder = step.kernel.device_caches[device]
+        _, specialization, options = binder(*step.filled(values), **step.options, debug=False, instrumentation_mode="")
         own = kernels[compute_cache_key(keys, specialization, options)]
-        pointers = [t.data_ptr() for t in (*tensors, *sums)]
-        aligned = all(p % 16 == 0 for p in pointers) or tuple(p % 16 == 0 for p in pointers)
-        assert plan.compiled[aligned] is own
-        seen.append((tensors[0].get_device(), aligned in before))
-        return totals
+        assert step.compiled is own
+        seen.append((device, step.compiled is not None))
 
-    monkeypatch.setattr(Plan, "launch", checked)
+    monkeypatch.setattr(Step, "start", checked)
     return seen
+
+
+@pytest.fixture
+def by_plan():
+    """Starts a template's forward or backward by a plan, as the losses do: an equal call, without Triton's launcher."""
+
+    def leaves(node):
+        return [each for n in node for each in leaves(n)] if isinstance(node, tuple | list) else [node]
+
+    def started(function, call, formulas, *arguments):
+        values = leaves((call, *arguments))
+        key = function.__module__, function.__name__, *[layout(v) if isinstance(v, Tensor) else v for v in values]
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        return planned(key, tensors, lambda: (function, call, formulas, *arguments))
+
+    return started
 
 
 @pytest.fixture
@@ -62,8 +72,7 @@ def judged():
     """Launches a call's forward with its gradient, and its backward, and compares both with the reference in float64."""
 
     def judge(call):
-        kind = KINDS[type(call)]
-        template, formula = of_folder(kind.folder), FORMULAS.get(call.loss)
+        template, formula = TEMPLATES[type(call)].launches, FORMULAS.get(call.loss)
         formulas = None if formula is None else formula.kernels
         wide = call._replace(**{name: t.double() for name, t in call._asdict().items() if isinstance(t, Tensor) and t.is_floating_point()})
         x = wide.x.requires_grad_()

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.kernels.call import DivergenceCall, Formulas, RowCall
+from lossforge.kernels.call import DivergenceCall, Formulas, RowwiseCall
 from lossforge.kernels.divergence import launch as divergence_launch
 from lossforge.kernels.engine import launch
 from lossforge.kernels.formulas.divergence import kl, kl_sums
 from lossforge.kernels.formulas.softmax import cross_entropy
-from lossforge.kernels.row import launch as row_launch
-from lossforge.kernels.row import layout
+from lossforge.kernels.plans import PLANS
+from lossforge.kernels.rowwise import launch as row_launch
+from lossforge.kernels.rowwise import layout
 from lossforge.kernels.torch_internals import triton_internals
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,7 +36,7 @@ INTERFACES = {
 def plans(monkeypatch):
     """Names of the kernels that launches plan, as on an H200; nothing is planned before or kept after."""
     names = []
-    original = row_launch.Plan
+    original = row_launch.Launch
 
     def planned(kernel, *args, **kwargs):
         names.append(kernel.fn.__name__)
@@ -44,15 +45,15 @@ def plans(monkeypatch):
     for module in (row_launch, divergence_launch):
         monkeypatch.setattr(module, "chip", lambda device: (132, 232448))
     for module in (row_launch, divergence_launch, layout):
-        monkeypatch.setattr(module, "Plan", planned)
-    monkeypatch.setattr(launch, "_plans", {})
+        monkeypatch.setattr(module, "Launch", planned)
+    PLANS.clear()
     return names
 
 
 def plan(x, target, teacher):
     """Let both templates plan a launch for these rows, which need not be able to start here."""
-    with mock.patch.object(launch.Plan, "launch", return_value=(torch.empty(()),)):
-        row_launch.forward(RowCall("ce", x, target), CE, [torch.empty_like(x)], False)
+    with mock.patch.object(launch.Launch, "start", return_value=(torch.empty(()),)):
+        row_launch.forward(RowwiseCall("ce", x, target), CE, [torch.empty_like(x)], False)
         divergence_launch.forward(DivergenceCall("kl", x, teacher), KL, [torch.empty_like(x)], False)
 
 
@@ -70,13 +71,13 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
         monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     if interface == "a Triton to come":
         monkeypatch.setattr(triton_internals(), "known", False)
-    for name in ("engine.gluon", "row.resident", "divergence.resident"):
+    for name in ("engine.gluon", "rowwise.resident", "divergence.resident"):
         monkeypatch.delitem(sys.modules, f"lossforge.kernels.{name}")
-    launch._plans.clear()
+    PLANS.clear()
     plans.clear()
 
     gradient = torch.full_like(x, float("nan"))
-    value = row_launch.forward(RowCall("ce", x, target), CE, [gradient], False)[0]
+    value = row_launch.forward(RowwiseCall("ce", x, target), CE, [gradient], False)[0]
     wide = x.double().requires_grad_()
     expected = F.cross_entropy(wide, target, reduction="sum")
     expected.backward()

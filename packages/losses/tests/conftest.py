@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.utils.deterministic
 
-from lossforge.losses import autograd, repeat
+from lossforge.losses import autograd, run
 
 sys.path.insert(0, str(Path(__file__).parent))  # for loss_calls, linear_calls and preference_calls
 
@@ -33,15 +33,17 @@ def _poison():
 def paths(monkeypatch):
     """The ways that calls took, in order: "kept", "direct", and the names of operators."""
     seen = []
-    kept, of = repeat.Kept.__call__, autograd.Run.of
+    kept, execution = run.Known.tensors, autograd.execution
 
-    def direct(*args):
-        if len(args) > 1:  # an operator gives the call alone
+    def direct(prepared):
+        found = execution(prepared)
+        if found[0] is not None:
             seen.append("direct")
-        return of(*args)
+        return found
 
-    monkeypatch.setattr(repeat.Kept, "__call__", lambda *args: (seen.append("kept"), kept(*args))[1])
-    monkeypatch.setattr(autograd.Run, "of", staticmethod(direct))
+    monkeypatch.setattr(run.Known, "tensors", lambda *args: (seen.append("kept"), kept(*args))[1])
+    for module in (run, autograd):
+        monkeypatch.setattr(module, "execution", direct)
     return seen
 
 

@@ -63,7 +63,7 @@ def test_numbers_may_be_tensors_and_numpys(loss, device, all_cases):
     sample = plain_sample(loss, device)
     for name, value in NUMBERS[loss.name].items():
         value, other = float(np.float32(value)), changed(name, float(np.float32(value)))
-        if (loss.name, name) in {("generalized_ce", "q"), ("focal", "alpha"), ("focal_tversky", "gamma")}:
+        if (loss.name, name) in {("generalized_ce", "q"), ("focal", "alpha"), ("focal_tversky", "gamma"), ("ohem_ce", "threshold")}:
             other = 0.5
         tensor = torch.tensor(value)
         again = ((tensor, value), (np.float64(other), other)) if all_cases else ()
@@ -117,20 +117,21 @@ def test_scheduled_numbers_compile_nothing(loss, plain, device):
     assert len(set(frames)) == 1
 
 
-def test_scheduled_numbers_of_rows_that_are_kept(device):
+@pytest.mark.parametrize("fullgraph", [True, False])  # torch's default, False, does not trace `.item()`
+def test_scheduled_numbers_of_rows_that_are_kept(fullgraph, device):
     """Each result of an operator, an incoming gradient a row, and gradient="forward"."""
     x, target = torch.randn(5, 7, device=device), torch.randint(0, 7, (5,), device=device)
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 
     def call(x, smoothing, scale):
-        loss, z_loss, lse, entropy, _ = cross_entropy(
+        loss, z_loss, lse, entropy, *_ = cross_entropy(
             x, target, label_smoothing=smoothing, z_loss=0.1, scale=scale, return_z_loss=True, return_lse=True, return_entropy=True
         )
         rows = cross_entropy(x, target, label_smoothing=smoothing, reduction="none")
         return loss + z_loss + (lse * entropy).sum() + rows.square().sum() + cross_entropy(x, target, scale=scale, gradient="forward")
 
-    compiled = torch.compile(call, fullgraph=True, backend=compiles)
+    compiled = torch.compile(call, fullgraph=fullgraph, backend=compiles)
     for numbers in ((0.25, 1.0), (0.5, 2.0), (0.0, 0.5)):
         one, other = (x.clone().requires_grad_() for _ in range(2))
         value, exact = compiled(one, *map(torch.tensor, numbers)), call(other, *numbers)

@@ -14,7 +14,7 @@ from lossforge.losses import elementwise
 from lossforge.losses.check import check, template
 from lossforge.losses.check.__main__ import main
 from lossforge.losses.check.ahead import check_ahead
-from lossforge.losses.check.formula import ENDS, VARIABLES, check_formula, formula_hyper
+from lossforge.losses.check.formula import ENDS, check_formula, formula_hyper
 from lossforge.losses.check.pytorch import check_pytorch
 from lossforge.losses.check.report import Report
 from lossforge.losses.check.template import check_edges
@@ -28,11 +28,11 @@ def test_every_loss_passes(loss, device, all_cases):
     PyTorch's mechanisms with --all alone: test_operators.py tries them by default, for every loss.
     """
     report = Report(loss.name)
-    if loss.template in VARIABLES:
+    if loss.template.variables:
         check_formula(loss, report, 0)
-        of_formula = 4 if loss.template == "rowwise" else 5
+        of_formula = 4 if loss.template.name == "rowwise" else 5
         assert len(report.findings) == of_formula, str(report)
-    if loss.by_rows:
+    if loss.template.by_rows:
         check_edges(loss, report, device)
     if all_cases:
         check_pytorch(loss, report, device)

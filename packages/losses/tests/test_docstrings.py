@@ -4,6 +4,7 @@ import contextlib
 import doctest
 import inspect
 import io
+import itertools
 import re
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 
 import lossforge.losses as losses
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.templates.docstrings import described, parameters, sections
 from lossforge.losses.templates.module import LossModule
 
+HEADINGS = re.compile(r"^(Args|Returns|Raises|Examples):\n", re.MULTILINE)
 PUBLIC = {name: getattr(losses, name) for name in losses.__all__}
 FUNCTIONS = {name: each for name, each in PUBLIC.items() if inspect.isfunction(each)}
 MODULES = {name: each for name, each in PUBLIC.items() if inspect.isclass(each) and issubclass(each, LossModule)}
@@ -22,17 +23,29 @@ OF_FORMULAS = ("boxes", "elementwise", "rowwise")  # their sources are read from
 SLOW = ("check",)
 
 
+def sections(docstring):
+    """A docstring's text, and what stands under its headings."""
+    text, *parts = HEADINGS.split(docstring)
+    blocks = ("\n".join(itertools.takewhile(lambda line: not line or line.startswith("    "), part.split("\n"))) for part in parts[1::2])
+    return text.strip(), {heading: inspect.cleandoc("\n" + block) for heading, block in zip(parts[::2], blocks, strict=True)}
+
+
+def described(block):
+    """The meaning of each argument in a block of `name: text`."""
+    return dict(re.findall(r"^(\w+): (.*(?:\n +.*)*)", block, re.MULTILINE))
+
+
 def lacking(name: str) -> list[str]:
     """What the docstring of a public name does not say."""
     each = PUBLIC[name]
     text, found = sections(inspect.getdoc(each) or "")
     said = described(found.get("Args", ""))
     if name in FUNCTIONS:
-        names = parameters(inspect.signature(each))
+        names = inspect.signature(each).parameters
         headings = [heading for heading in ("Returns", "Raises", "Examples") if not found.get(heading)]
         return [*(f"argument {n}" for n in names if not said.get(n)), *headings, *([] if text else ["text"])]
     if name in MODULES:
-        return [f"argument {n}" for n in each.signature.parameters if not said.get(n)]
+        return [f"argument {n}" for n in inspect.signature(each).parameters if not said.get(n)]
     if name in TUPLES:
         return [f"field {n}" for n in each._fields if not re.search(rf"^    {n}: \S", inspect.getdoc(each) or "", re.M)]
     return [] if inspect.getdoc(each) else ["text"]
@@ -50,7 +63,7 @@ def test_a_loss_has_formula_and_source(name):
     documented = inspect.getdoc(loss.function)
     assert " L = " in f" {' '.join(documented.split())}"
     assert not loss.paper or loss.paper in documented
-    theirs = (loss.judge or "").replace(":", ".")
+    theirs = (loss.like or "").replace(":", ".")
     assert not theirs or theirs.startswith("lossforge") or theirs in documented
 
 

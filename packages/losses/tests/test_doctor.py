@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import collect_env
 
 from lossforge.losses import doctor
 from lossforge.losses.check.report import Report
@@ -45,32 +47,17 @@ def test_on_this_machine():
     assert status == 0, printed
     assert printed.endswith("Nothing is wrong.\n")
     assert re.search(rf"^  torch +{re.escape(torch.__version__)}, built for", printed, re.MULTILINE)
+    assert re.search(rf"^  system +{re.escape(collect_env.get_os(collect_env.run))}, ", printed, re.MULTILINE)
     assert len(re.findall(r"^  ok ", printed, re.MULTILINE)) == len(doctor.TRIED) + (not GPU)
     assert ("compiled ahead of time" in printed) is not GPU
     assert f"{'cuda' if GPU else 'cpu'} tensors" in printed
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  gcc version 11.4.0\n",
-            "535.183.01",
-        ),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder)  Tue May 5\n", "580.159.04"),
-        ("NVRM version: unknown\n", None),
-    ],
-    ids=["closed", "open", "unknown"],
-)
-def test_the_drivers_version(text, version):
-    assert doctor.driver_in(text) == version
 
 
 def test_for_machines_without_a_compiler():
     """Without a GPU nothing needs it: a kernel is compiled ahead of time by Triton's own tools."""
     status, printed = consult("--json", PATH="")
     found = json.loads(printed)
-    assert found["installed"]["compiler"] is None
+    assert found["installed"]["C compiler"].startswith("not found")
     assert [each["passed"] for each in found["checks"]] == [True] * len(found["checks"]) or GPU
     assert status == (1 if GPU else 0)
     missing = ["Triton finds no C compiler that works, and needs one to launch a kernel"]
@@ -114,74 +101,112 @@ def test_a_wrong_result_and_mixed_versions_are_problems():
     assert re.match(r"focal on cpu: value off by \de-0[34], gradient by \de-0[34]$", focal["what"])
 
 
-@pytest.fixture(scope="module")
-def sound():
+def test_a_driver_without_gpus_is_a_problem(tmp_path):
+    """collect_env asks nvidia-smi for the driver. It could also list packages, which takes seconds: conda is not run."""
+    answers = {"nvidia-smi": 'echo "| NVIDIA-SMI 580.95  Driver Version: 580.95.05  CUDA Version: 13.0 |"', "conda": "touch conda-was-run"}
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f'#!/bin/sh\ncd "{tmp_path}" && {answer}\n', encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    status, printed = consult(PATH=f"{tmp_path}:{os.environ['PATH']}", CONDA_EXE=str(tmp_path / "conda"), CUDA_VISIBLE_DEVICES="99")
+    assert status == 1
+    assert re.search(r"^  driver +580\.95\.05$", printed, re.MULTILINE)
+    assert f"1 problem\n  NVIDIA's driver 580.95.05 is here, but torch {torch.__version__} sees no GPU: " in printed
+    assert not (tmp_path / "conda-was-run").exists()
+
+
+def change(monkeypatch, changes):
+    """Replace attributes, named with their modules, and environment variables."""
+    for name, value in changes.items():
+        if "." in name:
+            monkeypatch.setattr(name, value)
+        else:
+            monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def sound(monkeypatch, tmp_path):
     """A GPU machine that lacks nothing."""
-    return replace(
-        doctor.look(),
-        cuda="13.0",
-        triton="3.6.0",
-        triton_problem=None,
-        driver="580.95",
-        gpus=["NVIDIA H100, sm_90, 79 GiB"],
-        old_gpus=[],
-        hidden=None,
-        no_gpu="",
-        compiler="/usr/bin/gcc (gcc 12)",
-        headers="/usr/include/python3.11/Python.h",
-        cache_writable=True,
-        interpreted=False,
-        backends={"cuda": "triton", "cpu": "torch"},
-    )
+    (tmp_path / "Python.h").touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    changes = {
+        "torch.version.cuda": "13.0",
+        "torch.utils.collect_env.get_nvidia_driver_version": lambda run: "580.95",
+        "lossforge.kernels.TRITON": True,
+        "lossforge.kernels.INTERPRETED": False,
+        "lossforge.losses.doctor._gpus": lambda: (["NVIDIA H100, sm_90, 79 GiB"], [], ""),
+        "lossforge.losses.doctor._compiler": lambda: "/usr/bin/gcc (gcc 12)",
+        "sysconfig.get_path": lambda *of: str(tmp_path),
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    change(monkeypatch, changes)
 
 
+def wrong():
+    return [fact for fact in doctor.look() if fact.what]
+
+
+def no_gpu(why):
+    return {"lossforge.losses.doctor._gpus": lambda: ([], [], why)}
+
+
+V100 = ["Tesla V100, sm_70, 16 GiB"] * 2
+UNKNOWN = {"torch.utils.collect_env.get_nvidia_driver_version": lambda run: None, "lossforge.losses.doctor.DRIVER": Path(__file__)}
 LACKS = {
-    "compiler": ({"compiler": None}, "no C compiler", "install gcc"),
-    "headers": ({"headers": None}, "Python.h is not there", "python3-dev"),
-    "cache": ({"cache_writable": False}, "cannot write its cache", "TRITON_CACHE_DIR"),
-    "triton": ({"triton": None}, "no Triton", "pip install"),
-    "interpreted": ({"interpreted": True}, "TRITON_INTERPRET is set", "unset TRITON_INTERPRET"),
-    "old": ({"old_gpus": ["Tesla V100, sm_70, 16 GiB"]}, "Tesla V100", "plain_torch()"),
+    "compiler": ({"lossforge.losses.doctor._compiler": lambda: None}, "no C compiler", "install gcc"),
+    "headers": ({"sysconfig.get_path": lambda *of: "/nowhere"}, "Python.h is not there", "python3-dev"),
+    "cache": ({"TRITON_CACHE_DIR": f"{__file__}/cache"}, "cannot write its cache", "TRITON_CACHE_DIR"),
+    "triton": ({"lossforge.kernels.TRITON": False}, "no Triton", "pip install"),
+    "interpreted": ({"lossforge.kernels.INTERPRETED": True}, "TRITON_INTERPRET is set", "unset TRITON_INTERPRET"),
+    "old": ({"lossforge.losses.doctor._gpus": lambda: (V100, V100, "")}, "Tesla V100", "plain_torch()"),
     "CPU build": (
-        {"gpus": [], "cuda": None, "no_gpu": "Torch not compiled with CUDA enabled"},
+        {**no_gpu("Torch not compiled with CUDA enabled"), "torch.version.cuda": None},
         "sees no GPU: Torch not",
         "build of torch for CUDA",
     ),
-    "names": ({"gpus": [], "hidden": "7", "no_gpu": "No CUDA GPUs are available"}, "sees no GPU: No CUDA", "CUDA_VISIBLE_DEVICES='7'"),
-    "driver": ({"gpus": [], "no_gpu": "The NVIDIA driver on your system is too old"}, "too old", "newer driver"),
+    "names": (
+        {**no_gpu("No CUDA GPUs are available"), "CUDA_VISIBLE_DEVICES": "7"},
+        "sees no GPU: No CUDA",
+        "CUDA_VISIBLE_DEVICES='7'",
+    ),
+    "driver": (no_gpu("The NVIDIA driver on your system is too old"), "too old", "newer driver"),
+    "nvidia-smi": ({**no_gpu("Error 804"), **UNKNOWN}, "NVIDIA's driver of unknown version is here", "newer driver"),
 }
 
 
 @pytest.mark.parametrize("lack", LACKS)
-def test_what_a_gpu_machine_lacks(sound, lack):
-    assert doctor.problems(sound) == []
-    change, what, remedy = LACKS[lack]
-    (found,) = doctor.problems(replace(sound, **change))
+def test_what_a_gpu_machine_lacks(sound, monkeypatch, lack):
+    assert wrong() == []
+    changes, what, remedy = LACKS[lack]
+    change(monkeypatch, changes)
+    (found,) = wrong()
     assert what in found.what
     assert remedy in found.remedy
-    shown = doctor.text(replace(sound, **change), Report("cuda"), [found])
+    shown = doctor.text(doctor.look(), Report("cuda"), [found])
     assert shown.endswith(f"1 problem\n  {found.what}\n    to do: {found.remedy}")
 
 
-def test_hidden_gpus_are_no_problem(sound):
-    assert doctor.problems(replace(sound, gpus=[], hidden="", no_gpu="No CUDA GPUs are available")) == []
+def test_hidden_gpus_are_no_problem(sound, monkeypatch):
+    change(monkeypatch, {**no_gpu("No CUDA GPUs are available"), "CUDA_VISIBLE_DEVICES": ""})
+    assert wrong() == []
 
 
-def test_a_loss_that_cannot_run_is_a_problem(sound, monkeypatch):
+def test_a_loss_that_cannot_run_is_a_problem(monkeypatch):
     def fails(*args, **kwargs):
         raise RuntimeError("Failed to find\n  C compiler")
 
+    unusable = doctor.Fact("triton", "cannot be used", "Triton cannot be used: an error")
+    monkeypatch.setattr(doctor, "_triton", lambda gpu: unusable)  # then no formula is compiled ahead of time
     for name in ("focal", "giou"):
         monkeypatch.setitem(LOSSES, name, replace(LOSSES[name], function=fails))
-    machine = replace(sound, gpus=[], triton=None, compiler=None)
-    report = doctor.attempts(machine)
+    report = doctor.attempts()
     assert [finding.name for finding in report.failures] == ["focal", "giou"]
-    (found,) = doctor.failures(report, machine)
-    assert found.what == "focal, giou on cpu: RuntimeError: Failed to find C compiler"
+    (found,) = doctor.failures(report, "report it")
+    assert found.what == f"focal, giou on {report.subject}: RuntimeError: Failed to find C compiler"
+    assert found.remedy == "report it"
 
 
-def test_what_compiles_no_kernel_is_a_problem(sound):
+def test_what_compiles_no_kernel_is_a_problem():
     report = Report("cpu")
     report.add("compiled ahead of time", "for sm_90", None, "Triton could not compile here: ptxas is not found")
-    (found,) = doctor.failures(report, replace(sound, gpus=[]))
+    (found,) = doctor.failures(report, "report it")
     assert found.what.endswith("compiles no kernel: Triton could not compile here: ptxas is not found")

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from loss_calls import gradient_of, logits
 
 from lossforge.losses import (
@@ -14,15 +15,18 @@ from lossforge.losses import (
     l1_loss,
     preference_bce,
     preference_bce_with_logits,
+    quality_focal_loss,
     siglip_loss,
     sigmoid_focal_loss,
+    varifocal_loss,
 )
 from lossforge.losses.registry import LOSSES
 
-BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
+BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template.by_rows], ids=lambda loss: loss.name)
+PAIRED = [loss for loss in LOSSES.values() if loss.template.by_rows and "target_b" not in loss.without]
 INF, NAN = float("inf"), float("nan")
 DENSE = ("elementwise", "rowwise", "nll", "overlap", "divergence")  # templates whose targets may have the shape of the logits
-called = [loss for loss in LOSSES.values() if loss.template in DENSE]
+called = [loss for loss in LOSSES.values() if loss.template.name in DENSE]
 CALLED = pytest.mark.parametrize("loss", called, ids=lambda loss: loss.name)
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
 
@@ -34,7 +38,7 @@ def test_no_elements(loss, device):
             continue
         x = torch.rand(0, 5, device=device, requires_grad=True)
         targets = [torch.rand(0, 5, device=device)] if "probabilities" not in loss.without else []
-        targets += [torch.zeros(0, dtype=torch.long, device=device)] if loss.by_rows else []
+        targets += [torch.zeros(0, dtype=torch.long, device=device)] if loss.template.by_rows else []
         for target in targets:
             value = loss.function(x, target, reduction=reduction)
             if expected is None:
@@ -49,7 +53,7 @@ def test_no_elements(loss, device):
 @BY_ROWS
 def test_all_ignored(loss, mode, device):
     x = torch.rand(4, 5, device=device)
-    target = torch.full((4,), -2 if loss.template == "elementwise" else -100, device=device)
+    target = torch.full((4,), loss.template.ignored, device=device)
     for empty, expected in (("nan", NAN), ("zero", 0.0)):
         value, g = gradient_of(loss.function, x, target, reduction="mean", empty=empty, gradient=mode)
         assert str(value.item()) == str(expected)
@@ -63,7 +67,7 @@ def test_all_ignored(loss, mode, device):
 @BY_ROWS
 def test_ignored_row_of_nan(loss, mode, device):
     x = torch.rand(4, 5, device=device)
-    target = torch.tensor([1, -2 if loss.template == "elementwise" else -100, 2, 0], device=device)
+    target = torch.tensor([1, loss.template.ignored, 2, 0], device=device)
     kept = target >= 0
     expected, g_kept = gradient_of(loss.function, x[kept], target[kept], reduction="mean", gradient=mode)
     x[1] = NAN
@@ -88,7 +92,7 @@ def test_ignored_pixels_of_nan(classes, mode, device):
     assert (g[ignored] == 0).all()
 
 
-@BY_ROWS
+@pytest.mark.parametrize("loss", PAIRED, ids=lambda loss: loss.name)
 def test_share_of_a_mixup_pair_keeps_its_digits_in_float64(loss):
     x, a, b = torch.rand(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 4, 0])
     exact = torch.full((4,), 0.3, dtype=torch.float64)
@@ -117,8 +121,9 @@ def test_index_out_of_range_raises_with_value_and_row(loss, index):
     target = torch.tensor([1, 4, index, 0])
     with pytest.raises(IndexError, match=rf"target must hold .* got {index} at row 2"):
         loss.function(torch.rand(4, 5), target)
-    with pytest.raises(IndexError, match=r"target_b must hold .* at row 2"):
-        loss.function(torch.rand(4, 5), torch.tensor([1, 4, 2, 0]), target_b=target, lam=0.5)
+    if loss in PAIRED:
+        with pytest.raises(IndexError, match=r"target_b must hold .* at row 2"):
+            loss.function(torch.rand(4, 5), torch.tensor([1, 4, 2, 0]), target_b=target, lam=0.5)
 
 
 @MODES
@@ -339,7 +344,7 @@ def test_a_divisor_of_zero(loss, device):
     """As a number or a tensor: inf, or with empty="zero" a loss and a gradient of 0, on the kernels and in the reference."""
     x = torch.rand(3, 4, device=device)
     x = x.log() if loss.domain == "log-probabilities" else x
-    target = torch.tensor([0, 1, 2], device=device) if loss.by_rows else torch.rand(3, 4, device=device)
+    target = torch.tensor([0, 1, 2], device=device) if loss.template.by_rows else torch.rand(3, 4, device=device)
     for function in (loss.function, loss.reference):
         for normalizer in (0, torch.tensor(0.0, device=device)):
             value, _ = gradient_of(function, x, target, reduction="mean", normalizer=normalizer)
@@ -368,7 +373,8 @@ def test_strides_beyond_32_bits(device):
         torch.testing.assert_close(siglip_loss(x, **options), siglip_loss(x.double(), **options).float())
 
 
-WEIGHTED = [loss for loss in LOSSES.values() if loss.template == "rowwise" and "weight" in inspect.signature(loss.function).parameters]
+WEIGHTED = [loss for loss in LOSSES.values() if loss.template.name == "rowwise" and "weight" in inspect.signature(loss.function).parameters]
+WEIGHTED = [loss for loss in WEIGHTED if "z_loss" not in loss.without]
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 0.1])
@@ -393,20 +399,104 @@ def test_z_loss_is_averaged_over_rows(loss, mode, scale, device):
         torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-7)
 
 
-ELEMENTWISE = [loss for loss in LOSSES.values() if loss.template == "elementwise"]
+ELEMENTWISE = [loss for loss in LOSSES.values() if loss.template.name == "elementwise"]
 
 
+MORE_OPTIONS = {"asymmetric": ({"gamma_pos": 0.0, "clip": None}, {"gamma_neg": 0.0, "clip": 0.1})}
+
+
+@pytest.mark.parametrize("indices", [False, True], ids=["dense", "indices"])
 @pytest.mark.parametrize("loss", ELEMENTWISE, ids=lambda loss: loss.name)
-def test_kernels_and_reference_agree_at_infinite_inputs(loss, device):
-    """Dense targets, values and gradients, and outside of [0, 1] for probabilities; weights of 0 too. An exponent of 0 is left out."""
-    x = [-0.5, 1.5, 0.0, 1.0, INF, -INF, NAN] if loss.domain == "probabilities" else [INF, -INF, 0.0, 200.0, -200.0, NAN]
-    x, y = (t.flatten() for t in torch.meshgrid(torch.tensor(x), torch.tensor([0.0, 0.3, 1.0]), indexing="ij"))
-    x, y = x.to(device), y.to(device)
-    left_out = [o for o in loss.options if 0.0 in [o.get(name) for name in ("gamma", "beta", "gamma_pos")] or o.get("sum_classes")]
-    weights = [{}, {"weight": torch.zeros_like(x)}] if "weight" in inspect.signature(loss.function).parameters else [{}]
-    for options in ({}, *[o for o in loss.options if o not in left_out]):
-        for weight in weights:
-            found = gradient_of(loss.function, x, y, reduction="none", **options, **weight)
-            expected = gradient_of(loss.reference, x, y, reduction="none", **options, **weight)
+def test_kernels_and_reference_agree_at_infinite_inputs(loss, indices, device):
+    """Infinite inputs, probabilities outside of [0, 1], exponents of 0, weights of 0 and inf, a divisor of 0: values and gradients."""
+    values = [-0.5, 1.5, 0.0, 1.0, INF, -INF, NAN] if loss.domain == "probabilities" else [INF, -INF, 0.0, 200.0, -200.0, NAN, 3.0]
+    x = torch.tensor(values, device=device)[:, None].expand(-1, 3).contiguous()
+    y = torch.tensor([0.0, 0.3, 1.0], device=device).expand_as(x)
+    y = torch.tensor([0, 1, -1, 2, 0, -2, 1], device=device) if indices else y
+    infinite = torch.where(torch.arange(x.numel(), device=device) % 2 == 0, 1.0, INF).view_as(x)
+    name = next((name for name in ("weight", "preference") if name in inspect.signature(loss.function).parameters), None)
+    calls = [{"reduction": "none"}]
+    calls += [{"reduction": "sum", "normalizer": 0}, {"reduction": "mean", "normalizer": torch.tensor(0.0, device=device)}]
+    calls += [{**call, "empty": "zero"} for call in calls[1:]]
+    if name is not None:
+        calls += [{**call, name: w} for call in calls[:2] for w in (x * 0, infinite, -infinite)]
+    if name == "preference":
+        calls.append({"reduction": "none", "group": y.long() if not indices else x.long() * 0, "group_weight": infinite[0, :2]})
+    for options in ({}, *loss.options, *MORE_OPTIONS.get(loss.name, ())):
+        if indices and ("smoothing" in options or "log_target" in options):
+            continue  # which take no class indices
+        options = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in options.items()}
+        for call in calls:
+            found = gradient_of(loss.function, x, y, **{**call, **options})
+            expected = gradient_of(loss.reference, x, y, **{**call, **options})
             for got, wanted in zip(found, expected, strict=True):
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("alpha", [0.25, -1.0])
+def test_focal_without_an_exponent_is_torchvisions_at_infinite_logits(alpha, device):
+    x, y = (t.flatten().to(device) for t in torch.meshgrid(torch.tensor([INF, -INF, 2.0]), torch.tensor([0.0, 0.3, 1.0]), indexing="ij"))
+    exact, theirs = gradient_of(torchvision.ops.sigmoid_focal_loss, x, y, alpha=alpha, gamma=0.0)
+    assert theirs.isfinite().all()
+    for function in (sigmoid_focal_loss, LOSSES["focal"].reference):
+        value, g = gradient_of(function, x, y, alpha=alpha, gamma=0.0)
+        torch.testing.assert_close(g, theirs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(value[~exact.isnan()], exact[~exact.isnan()])  # torch's is nan at -inf, where ours may be inf
+
+
+@pytest.mark.parametrize(
+    "function",
+    [binary_cross_entropy_with_logits, sigmoid_focal_loss, preference_bce_with_logits, siglip_loss, quality_focal_loss, varifocal_loss],
+)
+def test_a_right_class_at_infinity_takes_its_limit(function, device):
+    """Kernels and reference: 0 with a gradient of 0. A wrong one's loss is infinite."""
+    x = torch.full((2, 3), -INF, device=device)
+    x[:, 1] = INF
+    for dtype in (torch.float32, torch.float64):  # which the reference computes
+        value, g = gradient_of(function, x.to(dtype), torch.tensor([1, 0], device=device), reduction="none")
+        assert torch.equal(value[0], torch.zeros_like(value[0]))
+        assert torch.equal(g[0], torch.zeros_like(g[0]))
+        assert torch.equal(value[1].cpu(), torch.tensor([INF, INF, 0.0], dtype=dtype))
+
+
+@MODES
+def test_infinite_weights_are_torchs(mode, device):
+    """The gradient is the slope times infinity; nan where the slope is 0. As the tensors that torch.func wraps have it, and graphs."""
+    x, y = torch.tensor([-3.0, 0.5, 3.0, 1e4, 1.0], device=device), torch.tensor([0.0, 0.3, 1.0, 1.0, 0.0], device=device)
+    weight = torch.tensor([INF, INF, -INF, INF, 2.0], device=device)
+    exact, theirs = gradient_of(F.binary_cross_entropy_with_logits, x, y, weight=weight, reduction="sum")
+    assert theirs[:3].isinf().all()
+    ours = binary_cross_entropy_with_logits
+    reference = LOSSES["bce"].reference
+
+    def loss(x, weight, function=ours):
+        return function(x, y, weight=weight, reduction="sum")
+
+    found = {
+        "kernel": gradient_of(ours, x, y, weight=weight, reduction="sum", gradient=mode)[1],
+        "reference": gradient_of(reference, x, y, weight=weight, reduction="sum")[1],
+        "float64": gradient_of(ours, x.double(), y.double(), weight=weight.double(), reduction="sum")[1].float(),
+        "func": torch.func.grad(loss)(x, weight),
+        "vmap": torch.func.vmap(torch.func.grad(loss))(torch.stack([x, x]), torch.stack([weight, weight]))[1],
+        "compiled func": torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")(x, weight),
+        "compiled": gradient_of(torch.compile(lambda x: loss(x, weight, reference), fullgraph=True, backend="aot_eager"), x)[1],
+    }
+    for how, gradient in found.items():
+        torch.testing.assert_close(gradient, theirs, rtol=1e-5, atol=0, equal_nan=True, msg=lambda m, how=how: f"{how}: {m}")
+    value, slope = torch.func.jvp(lambda x: loss(x, weight), (x,), (torch.tensor([1.0, 2.0, 1.0, 0.0, 1.0], device=device),))
+    torch.testing.assert_close(value, exact, equal_nan=True)
+    assert slope.isnan()  # 0 · inf
+    _, slope = torch.func.jvp(lambda x: ours(x, y[:3], weight=weight[:3]), (x[:3],), (torch.ones_like(x[:3]),))
+    assert slope == INF
+
+
+def test_a_weights_transforms_and_second_order(device):
+    """Of finite weights and a finite divisor, which the same functions pass."""
+    x, y, weight = (torch.rand(4, dtype=torch.float64, device=device, requires_grad=True) for _ in range(3))
+    divisor = torch.tensor(3.0, dtype=torch.float64, device=device)
+
+    def loss(x, y, weight):
+        return sigmoid_focal_loss(x, y, weight=weight, gamma=1.5, reduction="sum", normalizer=divisor)
+
+    assert torch.autograd.gradcheck(loss, (x, y, weight), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(loss, (x, y, weight), check_fwd_over_rev=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lossforge.losses import FormulaError
-from lossforge.losses.custom.twin import torch_of
+from lossforge.losses.custom.reference import torch_of
 from lossforge.losses.formulas import DeviceFunctions
 
 BESIDE_ITS_REFERENCE = """

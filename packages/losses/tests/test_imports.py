@@ -47,12 +47,12 @@ print(*sorted(set(sys.modules) - before))
 
 def test_import_loads_nothing_that_can_wait():
     loaded = fresh(IMPORT).split()
-    assert "lossforge.losses.functional.classification" in loaded
+    assert "lossforge.losses.definitions.classification" in loaded
     waits = ("triton", "numpy", "sympy", "torch._dynamo", "torch._inductor", "torch._functorch", "functorch", "lossforge.kernels.")
     waits += tuple(
-        f"lossforge.losses.{name}" for name in ("testing", "check.run", "custom.source", "custom.derive", "custom.twin", "judges")
+        f"lossforge.losses.{name}" for name in ("testing", "check.run", "custom.source", "custom.derive", "custom.reference", "oracles")
     )
-    early = {"lossforge.kernels.call", "lossforge.kernels.torch_internals"}
+    early = {f"lossforge.kernels.{name}" for name in ("call", "plans", "product", "torch_internals")}
     assert not [name for name in loaded if name.startswith(tuple(waits)) and name not in early]
 
 
@@ -145,7 +145,7 @@ def test_without_triton_torch_computes_and_what_needs_triton_says_so():
     # DPO where both log-ratios are 1 apart: -β σ(-β) / 2 each, β = 0.1
     assert [float(v) for v in gradient.strip("[]").split(", ")] == pytest.approx([-0.0237510] * 2, rel=1e-5)
     assert float(clip) == pytest.approx(1.0986123)
-    says = "triton kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton."
+    says = "triton kernels and custom formulas need Triton, which is not installed. Install it on Linux: pip install triton."
     assert len(refusals) == 5
     assert all(line.startswith(says) for line in refusals)
 

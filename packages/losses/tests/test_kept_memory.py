@@ -5,7 +5,15 @@ import weakref
 import pytest
 import torch
 
-from lossforge.losses import clip_loss, cross_entropy, dice_loss, generalized_box_iou_loss, kl_div_with_logits, selective_log_softmax
+from lossforge.losses import (
+    clip_loss,
+    clip_loss_from_features,
+    cross_entropy,
+    dice_loss,
+    generalized_box_iou_loss,
+    kl_div_with_logits,
+    selective_log_softmax,
+)
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"return_lse": True}], ids=str)
@@ -38,6 +46,7 @@ def test_no_call_of_other_templates_keeps_its_tensors(device):
         (pixels, (..., slice(0, 8, 2)), lambda x: kl_div_with_logits(x[:, :, ::2], teacher)),
         (boxes, (..., slice(0, 8, 2)), lambda b: generalized_box_iou_loss(b[:, :, ::2], b[:, :, 1::2].detach(), "mean")),
         (torch.randn(5, 5, device=device), ..., clip_loss),
+        (torch.randn(5, 5, device=device), ..., lambda x: clip_loss_from_features(x, x.detach().flip(0))),
         (torch.randn(24, 7, device=device), ..., lambda x: selective_log_softmax(x, labels.flatten()[:24]).sum()),
     )
     for _ in range(3):

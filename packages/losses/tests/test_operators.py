@@ -1,6 +1,8 @@
 """The losses as PyTorch operators: opcheck, compile, export, torch.func, forward mode, saved graphs, autocast, data parallel."""
 
 import gc
+import inspect
+import math
 import os
 import pathlib
 import subprocess
@@ -13,13 +15,14 @@ import torch._dynamo.testing
 from loss_calls import Operators
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from lossforge.kernels.call import KINDS
-from lossforge.losses import cross_entropy
+from lossforge.losses import cross_entropy, sigmoid_focal_loss
+from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.testing import Sample, error, plain_sample, run, samples
+from lossforge.losses.templates import TEMPLATES
+from lossforge.losses.testing import Sample, error, has_inplace, plain_sample, run, samples
 
 EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
-BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.by_rows], ids=lambda loss: loss.name)
+BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template.by_rows], ids=lambda loss: loss.name)
 COMPILED = {"pairs", "dense", "class index", "class index, middle dimension", "class index, scores", "diagonal, a shard", "mixup pair"}
 COMPILED |= {"image", "probabilities", "class weights and smoothing", "labels"}
 FIRST = {loss.template: loss for loss in reversed(LOSSES.values())}
@@ -34,12 +37,12 @@ def traced_samples(loss, device, all_cases):
             yield sample
 
 
-def operator_call(call) -> tuple[str, tuple]:
-    """Name and arguments of the one operator call that `call` makes."""
+def operator_call(call, calls=1) -> tuple[str, tuple]:
+    """Name and arguments of the last of so many operator calls that `call` makes."""
     with Operators() as operators:
         call()
-    ((name, args),) = operators.seen
-    return name, args
+    assert len(operators.seen) == calls
+    return operators.seen[-1]
 
 
 @EACH
@@ -50,18 +53,36 @@ def test_opcheck(loss, device, all_cases):
             continue
         x = sample.x.detach().requires_grad_()
         for mode in ("forward", "backward") if all_cases or loss is FIRST[loss.template] else ("forward",):
-            name, args = operator_call(lambda: loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode))  # noqa: B023
+            calls = 2 if loss.name == "ohem_ce" else 1  # it chooses rows by their losses
+            name, args = operator_call(lambda: loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode), calls)  # noqa: B023
             result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests)
             assert set(result.values()) == {"SUCCESS"}, (sample.name, result)
 
 
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_opcheck_of_numbers_in_a_vector(mode, device):
+    """As a graph calls an operator whose hyper-parameters are 0-d tensors: nan in their places, and the same value and gradient."""
+    x, target = torch.randn(4, 5, device=device, requires_grad=True), torch.rand(4, 5, device=device)
+    name, args = operator_call(lambda: sigmoid_focal_loss(x, target, 0.5, 1.5, reduction="mean", gradient=mode))
+    operator, numbers = getattr(torch.ops.lossforge, name).default, torch.tensor([1.5, 0.5], dtype=torch.float64)
+    assert args[0] is None
+    assert args.count([1.5, 0.5]) == 1
+    given = (numbers, *[[math.nan] * 2 if v == [1.5, 0.5] else v for v in args[1:]])
+    result = torch.library.opcheck(operator, given)
+    assert set(result.values()) == {"SUCCESS"}, result
+    found, expected = (operator(*each)[0] for each in (given, args))
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(value, x)[0] for value in (found, expected)))
+
+
 def test_schemas_match_their_arguments():
-    for record, kind in KINDS.items():
-        arguments = [a.name for a in getattr(torch.ops.lossforge, kind.operator).default._schema.arguments]
-        wanted = [f"want_{name}" for name in kind.differentiable]
-        assert arguments == [*record._fields, *wanted, "keep"]
-        arguments = [a.name for a in getattr(torch.ops.lossforge, f"{kind.operator}_backward").default._schema.arguments]
-        assert arguments[: len(record._fields)] == list(record._fields)
+    for template in (*TEMPLATES.values(), *FUSED.values()):
+        fields = ["numbers", "loss", *template.fields()]
+        arguments = [a.name for a in getattr(torch.ops.lossforge, template.name).default._schema.arguments]
+        wanted = [f"want_{name}" for name in template.differentiable]
+        assert arguments == [*fields, *wanted, "keep"]
+        arguments = [a.name for a in getattr(torch.ops.lossforge, f"{template.name}_backward").default._schema.arguments]
+        assert arguments[: len(fields)] == fields
         assert arguments[-len(wanted) :] == wanted
 
 
@@ -71,7 +92,7 @@ def test_compile_without_graph_breaks(loss, device, all_cases):
     torch._dynamo.reset()
     for sample in traced_samples(loss, device, all_cases):
 
-        def call(x, target, upstream, **kwargs):
+        def call(x, target, upstream, /, **kwargs):
             return (loss.function(x, target, **kwargs, reduction="mean") * upstream).sum()
 
         compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -94,7 +115,8 @@ def test_compile_does_not_recompile(loss, device):
         x, target = x[target >= 0], target[target >= 0]
 
     def call(x, t, number):
-        tensors = {"normalizer": number} if t.is_floating_point() else {"target_b": t.flip(0), "lam": number}
+        paired = not t.is_floating_point() and "target_b" not in loss.without
+        tensors = {"target_b": t.flip(0), "lam": number} if paired else {"normalizer": number}
         return loss.function(x, t, **tensors, reduction="mean")
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=compiles)
@@ -106,7 +128,7 @@ def test_compile_does_not_recompile(loss, device):
 
 
 @pytest.mark.each("template")
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template != "boxes"], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if has_inplace(loss)], ids=lambda loss: loss.name)
 def test_compile_inplace(loss, device):
     """Nothing is overwritten in a compiled graph, whatever the shape: the same value and gradient, at the second shape and the third."""
     torch._dynamo.reset()
@@ -186,11 +208,12 @@ def test_export(loss, device):
 @EACH
 def test_torch_func(loss, device):
     sample = plain_sample(loss, device)
+    alone = {"per_image": True} if "per_image" in inspect.signature(loss.function).parameters else {}
 
-    def call(x, target, **kwargs):
-        return loss.function(x, target, **kwargs, reduction="sum")
+    def call(x, target, /, **kwargs):
+        return loss.function(x, target, **kwargs, **alone, reduction="sum")
 
-    exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
+    exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum", **alone)
     assert error(torch.func.grad(call)(sample.x, sample.target, **sample.kwargs), exact.gradient) < 3e-6
 
     def gradient(x, target, *rest):
@@ -236,9 +259,27 @@ def test_autocast_takes_half_precision_logits(loss, device):
 def test_backward_operators_refuse_to_be_differentiated(device):
     x = torch.randn(3, 4, device=device, requires_grad=True)
     target = torch.tensor([0, 1, 2], device=device)
-    args = ["cross_entropy", x, target, *[None] * 5, [], -100, 0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0, 1.0, "mean", False, False, [False] * 4]
+    args = [
+        None,
+        "cross_entropy",
+        x,
+        target,
+        *[None] * 5,
+        [],
+        -100,
+        0.0,
+        1.0,
+        None,
+        1.0,
+        *[0.0] * 5,
+        1.0,
+        "mean",
+        False,
+        False,
+        [False] * 7,
+    ]
     out = torch.ops.lossforge.rowwise(*args, False, True)
-    g = torch.ops.lossforge.rowwise_backward(*args, out[5], out[6], out[3], torch.ones((), device=device), None, None, None, True)
+    g = torch.ops.lossforge.rowwise_backward(*args, out[8], out[9], out[3], torch.ones((), device=device), None, None, None, True)
     with pytest.raises(RuntimeError, match="rowwise_backward cannot be differentiated"):
         g.sum().backward()
 
@@ -261,7 +302,7 @@ def test_graph_is_freed_without_the_garbage_collector(device):
         x = torch.randn(6, 5, device=device, requires_grad=True)
         logits = x * 2
         value = cross_entropy(logits, torch.zeros(6, dtype=torch.long, device=device))
-        once = weakref.ref(value.grad_fn.once[0])
+        once = weakref.ref(value.grad_fn.precomputed[0])
         del value, logits
         assert once() is None
     finally:

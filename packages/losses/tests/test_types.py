@@ -78,8 +78,3 @@ def test_pyright(scripts):
 @pytest.mark.parametrize("package", ["kernels", "losses", "bench"])
 def test_packages_say_that_they_are_typed(package):
     assert files(f"lossforge.{package}").joinpath("py.typed").is_file()
-
-
-def test_the_modules_stub_is_current(pytestconfig):
-    done = subprocess.run([sys.executable, pytestconfig.rootpath / "tools" / "module_stubs.py", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Counts of an evaluation, kept on the device until they are asked for."""
+"""Counts of an evaluation, kept on the device until they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from lab.tasks.own_metrics import OwnMetrics
 
 
 class ClassificationCounts:
-    """Adds up batches; every sample counts once, whatever the batch sizes."""
+    """Sum over batches; every sample counts once, for any batch sizes."""
 
     def __init__(self, classes: int, bins: int, groups: int, device: torch.device, own: Mapping[str, str] | None = None) -> None:
-        """own: targets of the user's own metrics, by name."""
+        """Make empty counts; own: the targets of custom metrics, by name."""
         self.own = OwnMetrics(own or {})
         self.classes, self.bins, self.groups = classes, bins, groups
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
@@ -32,7 +32,7 @@ class ClassificationCounts:
             target: (N,).
             group: (N,) or None.
             loss_sum: the batch's loss before division.
-            share: what the batch adds to the divisor.
+            share: the batch's part of the divisor.
         """
         self.own.add(probability, target)
         confidence, guess = probability.float().max(-1)
@@ -48,7 +48,7 @@ class ClassificationCounts:
         self.loss += torch.stack([loss_sum, share]).double()
 
     def result(self) -> "ClassificationResult":
-        """Of all ranks' batches together."""
+        """Return the result over all ranks' batches."""
         for counts in (self.confusion, self.calibration, self.by_group, self.top5, self.loss):
             distributed.total(counts)
         confusion = self.confusion.view(self.classes, self.classes).cpu()

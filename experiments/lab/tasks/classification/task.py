@@ -1,4 +1,4 @@
-"""Images of one class each."""
+"""The classification task: images of one class each."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,8 @@ class Classification(ClassifierTask):
         super().__init__(config, criterion, images.image_size, device)
         self.score_names = ("top1", "top5") if len(data.classes) > 5 else ("top1",)
         self.data, self.channels, self.settings = data, data.channels, cast(ClassificationConfig, config.task)
-        self.counts(data.val)  # finds the metrics before anything starts
+        self.notes = data.notes
+        self.counts(data.val)  # checks the metrics before training starts
         self.mix = Mix(images.mixup, images.cutmix, images.mix_probability, device, own_seed(config.seed))
 
     def prepare(self, batch: Batch, *, training: bool) -> Batch:
@@ -44,7 +45,7 @@ class Classification(ClassifierTask):
         self.mix.load_state(state)
 
     def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
-        """Hits of the first guess, and of five where there are more classes; of mixed samples the class with the larger share counts."""
+        """Count top-1 hits, and top-5 hits with more than five classes; for mixed samples the class with the larger share counts."""
         target = batch.target
         if batch.target_b is not None and batch.lam is not None and batch.lam < 0.5:
             target = batch.target_b

@@ -18,7 +18,7 @@ OUTSIDE = 255  # the value of a mask's pixels that have no class
 
 
 def fitted(size: Size, config: DetectionDataConfig, fixed_size: list[int] | None) -> Size:
-    """What an image of this size is resized to: within `fixed_size`, or by its shorter and longer edges; its proportions stay."""
+    """Return the size to which an image is resized: within `fixed_size`, or by its shorter and longer edges; proportions are kept."""
     if fixed_size:
         ratio = min(fixed_size[0] / size[0], fixed_size[1] / size[1])
     else:
@@ -39,8 +39,8 @@ class RandomScale(v2.Transform):
 
     Args:
         scale: the smallest and the largest factor.
-        fit: from an image's size to that without the factor.
-        fixed_size: height and width of the result; None: what `fit` gives.
+        fit: a function from an image's size to the size without the factor.
+        fixed_size: height and width of the result; None: the result of `fit`.
         fill: the colour of padding, 0 to 255; a mask's is OUTSIDE.
     """
 
@@ -56,7 +56,7 @@ class RandomScale(v2.Transform):
         plain = self.fit((height, width))
         canvas = tuple(self.fixed_size or plain)
         resized = scaled(plain, low + (high - low) * float(torch.rand(())))
-        # where the canvas begins in the resized image; negative is padding
+        # the canvas's corner in the resized image; negative means padding
         top, left = (round((inner - outer) * float(torch.rand(()))) for inner, outer in zip(resized, canvas, strict=True))
         return {"resized": list(resized), "canvas": canvas, "top": top, "left": left}
 
@@ -72,7 +72,7 @@ class RandomScale(v2.Transform):
 
 
 class Prepare:
-    """From the pixels of a file to those of a batch, boxes with them.
+    """Turn a file's pixels and boxes into those of a batch.
 
     Args:
         config: sizes and augmentation.
@@ -82,16 +82,16 @@ class Prepare:
     """
 
     def __init__(self, config: DetectionDataConfig, fixed_size: list[int] | None, fill: list[int], *, train: bool) -> None:
-        self.config, self.fixed_size, self.augment = config, fixed_size, train and config.augment
+        self.config, self.fixed_size, self.fill, self.augment = config, fixed_size, fill, train and config.augment
         self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
         self.scale = RandomScale(config.scale, partial(fitted, config=config, fixed_size=fixed_size), fixed_size, fill)
         self.after = v2.RandomPhotometricDistort(p=config.photometric)
         self.sanitize = v2.Compose([v2.ClampBoundingBoxes(clamping_mode="hard"), v2.SanitizeBoundingBoxes(labels_getter=_labels)])
 
     def __call__(self, image: tv_tensors.Image, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Image (3, H, W) uint8, boxes (B, 4) xyxy float32 and labels (B,), without the boxes that a crop has cut away."""
+        """Return image (3, H, W) uint8, boxes (B, 4) xyxy float32 and labels (B,), without boxes that a crop removed."""
         size = (image.shape[-2], image.shape[-1])
-        # unclamped until it is known how much of a box is left
+        # unclamped until the visible share of each box is known
         found = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size, clamping_mode=None)
         if not self.augment:
             image, found = (F.resize(each, list(fitted(size, self.config, self.fixed_size)), antialias=True) for each in (image, found))
@@ -104,12 +104,42 @@ class Prepare:
         return image.as_subclass(Tensor), found.as_subclass(Tensor), labels
 
 
+Prepared = tuple[Tensor, Tensor, Tensor]  # what Prepare returns
+
+
+def mosaic(parts: list[Prepared], fill: list[int], min_visible: float) -> Prepared:
+    """Put four prepared images side by side, two by two, and take a window of the first one's size at a random place.
+
+    Source: Bochkovskiy et al., YOLOv4, 2020 (arXiv 2004.10934).
+
+    Args:
+        parts: of each the image (3, H, W) uint8, boxes (B, 4) xyxy and labels (B,). Each is cropped or padded to the first one's size.
+        fill: colour of the padding, 0 to 255.
+        min_visible: share of a box that the window must leave for the box to stay.
+    """
+    height, width = parts[0][0].shape[-2:]
+    whole = torch.tensor(fill, dtype=torch.uint8).view(3, 1, 1).repeat(1, 2 * height, 2 * width)
+    corners = []
+    for number, (image, boxes, _) in enumerate(parts):
+        top, left = height * (number // 2), width * (number % 2)
+        part = image[:, :height, :width]
+        whole[:, top : top + part.shape[1], left : left + part.shape[2]] = part
+        corners.append(boxes + torch.tensor([left, top, left, top]))
+    top, left = (int(torch.randint(side + 1, ())) for side in (height, width))
+    window = whole[:, top : top + height, left : left + width]
+    moved = torch.cat(corners) - torch.tensor([left, top, left, top])
+    found = tv_tensors.BoundingBoxes(moved, format="XYXY", canvas_size=(height, width), clamping_mode=None)
+    kept = _visible(found) >= min_visible
+    boxes = F.clamp_bounding_boxes(tv_tensors.wrap(found[kept], like=found), clamping_mode="hard").as_subclass(Tensor)
+    return window, boxes, torch.cat([labels for *_, labels in parts])[kept]
+
+
 def _labels(sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     return sample[2]
 
 
 def _visible(boxes: tv_tensors.BoundingBoxes) -> Tensor:
-    """(B,) share of each box inside the canvas."""
+    """Return the share of each box inside the canvas, (B,)."""
     height, width = boxes.canvas_size
     x1, y1, x2, y2 = boxes.as_subclass(Tensor).unbind(-1)
     inside = (x2.clamp(0, width) - x1.clamp(0, width)) * (y2.clamp(0, height) - y1.clamp(0, height))

@@ -1,4 +1,4 @@
-"""What travels from the data to the detection task."""
+"""Batches of detection data."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,16 +11,16 @@ from lab.tasks.detection.types import Matched
 
 @dataclass
 class DetectionBatch:
-    """Images of one padded size with their boxes; K is the same for all images of the batch."""
+    """Images of one padded size with their boxes; all images of the batch have K rows of boxes."""
 
     images: Tensor  # (N, 3, H, W) float, normalised
-    boxes: Tensor  # (N, K, 4) xyxy in pixels of `images`, float32; 0 where there is no box
-    labels: Tensor  # (N, K) class indices; -1 where there is no box
+    boxes: Tensor  # (N, K, 4) xyxy in pixels of `images`, float32; 0 in rows without a box
+    labels: Tensor  # (N, K) class indices; -1 in rows without a box
     sizes: Tensor  # (N, 2) height, width of the image inside the padding
     originals: Tensor  # (N, 2) height, width of the file
     index: Tensor  # (N,) positions in the data set
     image_ids: Tensor  # (N,) ids in the COCO file
-    matched: Matched | None = None  # what the task's anchors shall predict
+    matched: Matched | None = None  # the targets of the task's anchors
 
     def __len__(self) -> int:
         return self.images.shape[0]

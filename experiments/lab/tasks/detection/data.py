@@ -1,4 +1,4 @@
-"""Detection data: COCO files read by worker processes, digit scenes among them."""
+"""Detection data: COCO files read by worker processes, including digit scenes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
+from torchvision.transforms.v2.functional import resize
 
 from lab.config.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
 from lab.config.errors import UserError
 from lab.config.settings import ROOT, absolute
 from lab.data.coco_file import CocoFile, read_coco
-from lab.data.images import SHOWN
 from lab.data.loading import WorkerLoader
 from lab.data.seeds import seeded
-from lab.data.sets import Loader, Norm
+from lab.data.sets import Data, Loader, Norm
 from lab.data.split import held_out_by
-from lab.tasks.detection.augment import Prepare, fitted
+from lab.tasks.detection.augment import Prepare, Prepared, fitted, mosaic
 from lab.tasks.detection.batch import DetectionBatch
-from lab.tracking.names import valid_name
 
-ENLARGED = 2.0  # times from which on it is said; COCO's own images become 1.7 times as large
+ENLARGED = 2.0  # a message is printed from this factor on; COCO's images become 1.7 times as large
 
 
 @dataclass
@@ -36,12 +35,13 @@ class Sample:
     original: tuple[int, int]  # height, width of the file
     index: int
     image_id: int
+    seed: int = 0
 
 
 class CocoImages(Dataset[Sample]):
-    """Samples of a COCO file, prepared; crowds are not among their boxes.
+    """Prepared samples of a COCO file, without crowds, by position and seed.
 
-    A sample is asked for by its position and a seed, so that its augmentation does not depend on which process prepares it.
+    The seed makes a sample's augmentation independent of the process that prepares it.
     """
 
     def __init__(self, file: CocoFile, prepare: Prepare) -> None:
@@ -52,27 +52,39 @@ class CocoImages(Dataset[Sample]):
 
     def __getitem__(self, sample: tuple[int, int]) -> Sample:
         position, seed = sample
+        share = self.prepare.config.mosaic if self.prepare.augment else 0.0
+        with seeded(seed):
+            if share and float(torch.rand(())) < share:
+                others = torch.randint(len(self), (3,)).tolist()
+                parts = [self._prepared(each) for each in (position, *others)]
+                image, corners, labels = mosaic(parts, self.prepare.fill, self.prepare.config.min_visible)
+            else:
+                image, corners, labels = self._prepared(position)
+        return Sample(image, corners, labels, self.file.sizes[position], position, self.file.image_ids[position], seed)
+
+    def _prepared(self, position: int) -> Prepared:
         file = self.file
         pixels = tv_tensors.Image(torch.from_numpy(np.array(file.open(position))).permute(2, 0, 1))
         single = ~file.crowd[file.rows(position)]
         boxes, labels = file.boxes[file.rows(position)][single], file.labels[file.rows(position)][single]
-        with seeded(seed):
-            image, corners, labels = self.prepare(pixels, torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).float(), labels)
-        return Sample(image, corners, labels, file.sizes[position], position, file.image_ids[position])
+        return self.prepare(pixels, torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).float(), labels)
 
 
 class Collate:
-    """Puts images side by side into one padded tensor, still uint8.
+    """Collect images in one padded tensor of uint8.
 
     Args:
         fixed_size: height and width of every batch; None pads to the batch's largest image.
-        divisor: what the padded height and width are multiples of.
+        divisor: the padded height and width are multiples of this.
         fill: (3,) colour of the padding.
         boxes: K of every batch; None takes the next power of two, at least 8.
+        scale: range of a factor of a batch's size, drawn by the first image's seed.
     """
 
-    def __init__(self, fixed_size: list[int] | None, divisor: int, fill: list[int], boxes: int | None) -> None:
-        self.fixed_size, self.divisor, self.boxes = fixed_size, divisor, boxes
+    def __init__(
+        self, fixed_size: list[int] | None, divisor: int, fill: list[int], boxes: int | None, scale: tuple[float, float] = (1.0, 1.0)
+    ) -> None:
+        self.fixed_size, self.divisor, self.boxes, self.scale = fixed_size, divisor, boxes, scale
         self.fill = torch.tensor(fill, dtype=torch.uint8).view(3, 1, 1)
 
     def __call__(self, samples: list[Sample]) -> DetectionBatch:
@@ -85,6 +97,14 @@ class Collate:
             images[row, :, : sizes[row, 0], : sizes[row, 1]] = sample.image
             boxes[row, : len(sample.boxes)] = sample.boxes
             labels[row, : len(sample.labels)] = sample.labels
+        low, high = self.scale
+        if high > low or low != 1:
+            with seeded(samples[0].seed):
+                factor = low + (high - low) * float(torch.rand(()))
+            size = [max(1, round(side * factor / self.divisor)) * self.divisor for side in (height, width)]
+            images = resize(images, size, antialias=True)
+            ratio = torch.tensor([size[0] / height, size[1] / width])
+            boxes, sizes = boxes * ratio.flip(0).repeat(2), (sizes * ratio).round().long()
         return DetectionBatch(
             images,
             boxes,
@@ -101,7 +121,7 @@ def power_of_two(count: int, least: int = 8) -> int:
 
 
 class DetectionLoader(WorkerLoader):
-    """Batches on the device; they travel as uint8 and are normalised there."""
+    """Batches on the device; they are copied as uint8 and normalised there."""
 
     def __init__(
         self,
@@ -113,7 +133,9 @@ class DetectionLoader(WorkerLoader):
         seed: int | None,
     ) -> None:
         fill = (norm[0] * 255).round().int().tolist()
-        collate = Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size))
+        train = seed is not None and config.augment
+        low, high = config.batch_scale if train else (1.0, 1.0)
+        collate = Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size), (low, high))
         super().__init__(CocoImages(file, Prepare(config, fixed_size, fill, train=seed is not None)), config, device, seed, collate)
         self.file, self.keys = file, file.files
         self.mean, self.std = (value.view(1, 3, 1, 1).to(device) for value in norm)
@@ -125,7 +147,7 @@ class DetectionLoader(WorkerLoader):
             yield batch
 
     def read(self) -> Iterator[DetectionBatch]:
-        """Batches on the host, pixels as the files have them."""
+        """Yield batches on the host, with the files' pixel values."""
         yield from self.epochs
 
 
@@ -135,17 +157,11 @@ class FileLoader(Loader, Protocol):
     file: CocoFile
 
 
-@dataclass
-class DetectionData:
-    classes: list[str]
-    category_ids: list[int]  # the COCO file's, by class
-    norm: Norm
+@dataclass(kw_only=True)
+class DetectionData(Data):
     train: FileLoader
     val: FileLoader
-    counts: Tensor  # (C,) training boxes
-    test: FileLoader | None = None
-    held_out: str = ""
-    plain: Callable[[], FileLoader] | None = None
+    category_ids: list[int]  # the COCO file's, by class
 
 
 def load_detection_data(
@@ -156,15 +172,15 @@ def load_detection_data(
     seed: int,
     loader: Callable[..., FileLoader] = DetectionLoader,
 ) -> DetectionData:
-    """Open the data set a config names; digit scenes are drawn first if they are not there yet.
+    """Open the data set that a config names; draw digit scenes first if they do not exist.
 
     Args:
         config: one of the schemas of lab.config.detection_schema.DETECTION_DATA.
         fixed_size: height and width of every batch; None pads a batch to its largest image.
-        norm: what pixels are normalised by.
-        device: where batches are wanted.
-        seed: of the order and the augmentation.
-        loader: what makes batches of it.
+        norm: mean and standard deviation of pixels.
+        device: the device of the batches.
+        seed: the seed of order and augmentation.
+        loader: makes the batches.
 
     Raises:
         UserError: a setting, a file or an entry of a file is wrong.
@@ -175,7 +191,6 @@ def load_detection_data(
     how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "outside": outside}
     files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]
     train, val = files[:2]
-    _say_renamed(train)
     for file, part in zip(files, parts, strict=True):
         _refuse_different_categories(train, file)
         if not len(file.labels):
@@ -183,19 +198,20 @@ def load_detection_data(
     make = partial(loader, config=config, fixed_size=fixed_size, norm=(torch.tensor(norm.mean), torch.tensor(norm.std)), device=device)
     return DetectionData(
         train.classes,
-        train.category_ids,
+        3,
         norm,
-        make(train, seed=seed),
-        make(val, seed=None),
-        train.counts(),
-        make(files[2], seed=None) if len(files) > 2 else None,
-        f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}",
-        partial(make, train, seed=None),
+        train=make(train, seed=seed),
+        val=make(val, seed=None),
+        counts=train.counts(),
+        category_ids=train.category_ids,
+        test=make(files[2], seed=None) if len(files) > 2 else None,
+        held_out=f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}",
+        plain=partial(make, train, seed=None),
     )
 
 
 def size_of(config: DetectionDataConfig, fixed_size: list[int] | None) -> tuple[int, int]:
-    """Height and width of a usual batch."""
+    """Return height and width of a usual batch."""
     if fixed_size:
         return fixed_size[0], fixed_size[1]
     edge = config.shortest or (config.scene_pixels if isinstance(config, DigitScenesConfig) else 640)
@@ -204,11 +220,11 @@ def size_of(config: DetectionDataConfig, fixed_size: list[int] | None) -> tuple[
 
 
 def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: list[tuple[int, int]]) -> list[str]:
-    """Say by how much images are enlarged, where that is much: what is bought with the time may be nothing.
+    """Return a message if images are enlarged much, because the larger computation may improve nothing.
 
     Args:
-        config: of the data.
-        fixed_size: height and width that every image is fitted into; None: they are the config's.
+        config: the data's settings.
+        fixed_size: height and width that every image is fitted into; None: the config's.
         sizes: height and width of the training images' files.
     """
     height, width = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
@@ -239,7 +255,7 @@ class Part:
 
 
 def _parts(config: DetectionDataConfig) -> list[Part]:
-    """The training, the held-out and, where there are any, the test images."""
+    """Return the training, held-out and, if there are any, test images."""
     root = absolute(config.root, ROOT / "data")
     if isinstance(config, DigitScenesConfig):
         from lab.data.scenes import PARTS, scenes_folder
@@ -249,7 +265,7 @@ def _parts(config: DetectionDataConfig) -> list[Part]:
         return [Part(folder / f"instances_{part}.json", folder / "images", ("data.root", "data.root")) for part in parts]
     coco = cast(CocoConfig, config)
     if not root.is_dir():
-        raise UserError(f"data.root={root}: there is no such folder.")
+        raise UserError(f"data.root={root}: no such folder.")
     if (coco.test_annotations is None) != (coco.test_images is None):
         given, lacking = ("annotations", "images") if coco.test_images is None else ("images", "annotations")
         raise UserError(f"data.test_{given}={getattr(coco, f'test_{given}')}: data.test_{lacking} is expected with it.")
@@ -267,6 +283,8 @@ def _parts(config: DetectionDataConfig) -> list[Part]:
 
 
 def _check_sizes(config: DetectionDataConfig, fixed_size: list[int] | None) -> None:
+    if len(config.batch_scale) != 2 or config.batch_scale[0] > config.batch_scale[1]:
+        raise UserError(f"data.batch_scale={config.batch_scale}: the smallest and the largest factor are expected.")
     if fixed_size is None:
         return
     if len(fixed_size) != 2:
@@ -276,20 +294,12 @@ def _check_sizes(config: DetectionDataConfig, fixed_size: list[int] | None) -> N
 
 
 def _boxes(file: CocoFile, config: DetectionDataConfig, fixed_size: list[int] | None) -> int | None:
-    """K of all batches, where it is to be the same."""
+    """Return K if all batches must have the same K, else None."""
     most, image_id = file.most_boxes()
     if config.max_boxes is not None and most > config.max_boxes:
         raise UserError(f"data.max_boxes={config.max_boxes}: image {image_id} of {file.path} has {most} boxes.")
-    return config.max_boxes or (power_of_two(most) if fixed_size else None)
-
-
-def _say_renamed(file: CocoFile) -> None:
-    """Name the categories whose metrics are called otherwise in MLflow, which does not take every name."""
-    pairs = zip(file.category_ids, file.classes, strict=True)
-    changed = [f"category {i} {name!r} is {made}" for i, name in pairs if (made := valid_name(f"ap/{name}")) != f"ap/{name}"]
-    if changed:
-        shown, more = "; ".join(changed[:SHOWN]), f"; and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-        print(f"{file.path}: names that MLflow does not take are changed in its metrics: {shown}{more}")
+    images = 4 if config.mosaic else 1
+    return config.max_boxes * images if config.max_boxes else power_of_two(most * images) if fixed_size else None
 
 
 def _refuse_different_categories(train: CocoFile, other: CocoFile) -> None:

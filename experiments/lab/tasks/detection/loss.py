@@ -1,7 +1,7 @@
-"""The loss of a dense detector, by the names of its parts."""
+"""The loss of a dense detector, chosen by the names of its parts."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +9,7 @@ from torch import Tensor
 from lab.config.errors import unknown
 from lab.config.loss_settings import BOX_LOSSES
 from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
-from lab.tasks.detection.stock import StockLoss
 from lab.tasks.detection.types import Coder, DetectorOutput, Matched
-from lossforge.losses import binary_cross_entropy_with_logits
 from lossforge.losses.registry import LOSSES, Loss
 
 SCORED = ("quality_focal", "varifocal")
@@ -23,19 +21,21 @@ IMPLEMENTATIONS = ("lossforge", "torch")
 
 
 class DetectionLoss:
-    """Losses of classes, boxes and, where the detector has it, centerness.
+    """Losses of classes, boxes and, if the detector has it, centerness.
 
-    Class indices go into the kernels as they are, one launch over the whole batch for each part; nothing waits for the device.
+    Kernels take class indices directly, with one launch over the complete batch for each part; nothing waits for the device.
 
     Args:
-        name: of the classification loss, one of DETECTION_LOSSES, or an element-wise loss of one's own.
-        box_loss: one of ENCODED or DECODED, or a loss of pairs of boxes of one's own.
-        hyper, box_hyper: the losses' hyper-parameters, as the registry names them.
+        name: the classification loss, one of DETECTION_LOSSES, or a custom element-wise loss.
+        box_loss: one of ENCODED or DECODED, or a custom loss of pairs of boxes.
+        hyper, box_hyper: the losses' hyper-parameters, by the registry's names.
         box_weight: factor of the boxes' loss.
-        implementation: "torch" computes by torchvision's ways, to compare with.
+        side_weight: factor of the loss of the sides' distributions, if the detector has them.
+        l1_weight: factor of an L1 loss of the encoded boxes beside the boxes' loss.
+        implementation: "torch" computes in plain torch, for comparison.
 
     Raises:
-        UserError: a name is not known.
+        UserError: a name is unknown.
     """
 
     def __init__(
@@ -46,63 +46,71 @@ class DetectionLoss:
         hyper: Mapping[str, Any] | None = None,
         box_hyper: Mapping[str, Any] | None = None,
         box_weight: float = 1.0,
+        side_weight: float = 0.25,
+        l1_weight: float = 0.0,
         implementation: str = "lossforge",
     ) -> None:
         _check("loss.implementation", implementation, IMPLEMENTATIONS)
         self.classes = _loss("loss", name, DETECTION_LOSSES)
         self.boxes = _loss("box_loss", box_loss, (*ENCODED, *DECODED))
         self.hyper, self.box_hyper, self.box_weight = dict(hyper or {}), dict(box_hyper or {}), box_weight
+        self.side_weight, self.l1_weight = side_weight, l1_weight
         for key in self.hyper:
             _check("loss.hyper", key, tuple(self.classes.hyper))
         for key in self.box_hyper:
             _check("box_loss.hyper", key, tuple(self.boxes.hyper))
         self.scored, self.encoded = self.classes.name in SCORED, self.boxes.name in ENCODED.values()
-        self.stock = StockLoss(self.classes, self.hyper, self.boxes, self.box_hyper) if implementation == "torch" else None
+        self.plain = implementation == "torch"
 
     def __call__(self, output: DetectorOutput, matched: Matched, coder: Coder, normalizer: Tensor) -> dict[str, Tensor]:
-        """0-d losses "classification", "boxes" and with centerness "centerness": sums over the batch divided by `normalizer` ()."""
-        score = self._score(output, matched, coder) if self.scored else None
-        if self.stock is not None:
-            losses = {part: value / normalizer for part, value in self.stock(output, matched, coder, score).items()}
-        else:
-            losses = self._parts(output, matched, coder, score, {"reduction": "sum", "normalizer": normalizer})
-        return losses | {"boxes": self.box_weight * losses["boxes"]}
+        """Return 0-d losses "classification" and "boxes", and "centerness", "sides" or "l1" where the detector has them.
 
-    def _parts(
-        self, output: DetectorOutput, matched: Matched, coder: Coder, score: Tensor | None, total: dict[str, Any]
-    ) -> dict[str, Tensor]:
+        Each is a sum over the batch, divided by `normalizer` ().
+        """
+        score = matched.scores
+        if self.scored and score is None:
+            with torch.no_grad():  # the IoU of each positive's predicted box with its target, (N, A)
+                score = overlap(coder.decode(_of_positives(output.regression, matched), matched.anchors), matched.boxes)
         scores = {} if score is None else {"score": score}
-        deltas, weight = _of_positives(output.regression, matched), matched.positive.float()
+        total: dict[str, Any] = {"reduction": "sum", "normalizer": normalizer}
+        deltas = _of_positives(output.regression, matched)
+        weight = matched.positive.float() if matched.scores is None else matched.scores
         if self.encoded:
             first, second = deltas, coder.encode(matched.anchors, matched.boxes)
         else:
             first, second = coder.decode(deltas, matched.anchors), matched.boxes
         losses = {
-            "classification": self.classes.function(output.logits, matched.labels, **self.hyper, **scores, **total),
-            "boxes": self.boxes.function(first, second, weight=weight, **self.box_hyper, **total),
+            "classification": self._of(self.classes)(output.logits, matched.labels, **self.hyper, **scores, **total),
+            "boxes": self.box_weight * self._of(self.boxes)(first, second, weight=weight, **self.box_hyper, **total),
         }
         if output.centerness is not None:
             target = centerness(coder.encode(matched.anchors, matched.boxes))
             logits = torch.where(matched.positive, output.centerness.float(), 0.0)
-            losses["centerness"] = binary_cross_entropy_with_logits(logits, target, weight, **total)
-        return cast(dict[str, Tensor], losses)
+            losses["centerness"] = self._of(LOSSES["bce"])(logits, target, weight=weight, **total)
+        if self.l1_weight:
+            encoded = coder.encode(matched.anchors, matched.boxes)
+            losses["l1"] = self.l1_weight * self._of(LOSSES["box_l1"])(deltas, encoded, weight=weight, **total)
+        if output.sides is not None:
+            distance = coder.encode(matched.anchors, matched.boxes).clamp(0, output.sides.shape[-1] - 1)
+            sides = torch.where(matched.positive[..., None, None], output.sides, 0.0)
+            of_sides = self._of(LOSSES["distribution_focal"])(sides, distance, weight=weight[..., None], **total)
+            losses["sides"] = self.side_weight * of_sides
+        return losses
 
-    @torch.no_grad()
-    def _score(self, output: DetectorOutput, matched: Matched, coder: Coder) -> Tensor:
-        """(N, A) IoU of each positive's predicted box with its own."""
-        predicted = coder.decode(_of_positives(output.regression, matched), matched.anchors)
-        return overlap(predicted, matched.boxes)
+    def _of(self, loss: Loss) -> Callable[..., Tensor]:
+        """Return the loss's function, or its plain-torch form where no kernels are wanted."""
+        return loss.reference if self.plain else loss.function
 
 
 def _of_positives(regression: Tensor, matched: Matched) -> Tensor:
-    """(N, A, 4) deltas, 0 where not positive: what is regressed there counts for nothing, not even if it overflows."""
+    """Return deltas (N, A, 4), 0 where not positive, because values there must not count, even if they overflow."""
     return torch.where(matched.positive[..., None], regression.float(), 0.0)
 
 
 def overlap(boxes: Tensor, others: Tensor) -> Tensor:
-    """(...) IoU of pairs of boxes (..., 4).
+    """Return the IoU of pairs of boxes (..., 4), (...).
 
-    Where they are apart it is exactly 0, which 1 - box_iou_loss need not be, and which makes the class a negative of varifocal loss.
+    For boxes that do not overlap it is exactly 0, unlike 1 - box_iou_loss; varifocal loss then takes the class as a negative.
     """
     corner, opposite = torch.maximum(boxes[..., :2], others[..., :2]), torch.minimum(boxes[..., 2:], others[..., 2:])
     intersection = (opposite - corner).clamp(min=0).prod(-1)
@@ -111,7 +119,7 @@ def overlap(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def centerness(distances: Tensor) -> Tensor:
-    """How near to its box's centre each point is: 1 in the centre, 0 at an edge; (...) from distances to the edges (..., 4)."""
+    """Return how near each point is to its box's centre, 1 in the centre and 0 at an edge: (...) from distances to the edges (..., 4)."""
     left, top, right, bottom = distances.unbind(-1)
     across = torch.minimum(left, right) / torch.maximum(left, right)
     down = torch.minimum(top, bottom) / torch.maximum(top, bottom)

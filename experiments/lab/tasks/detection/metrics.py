@@ -15,7 +15,7 @@ from lab.processes import distributed
 from lab.runs.files import write_text
 from lab.tasks.detection.batch import DetectionBatch
 
-# torchmetrics' own are float32: a recall of exactly 0.6 would fall below the threshold 0.6
+# torchmetrics' defaults are float32: a recall of exactly 0.6 would be below the threshold 0.6
 IOU = np.linspace(0.5, 0.95, 10).tolist()
 RECALL = np.linspace(0, 1, 101).tolist()
 DETECTIONS = [1, 10, 100]  # an image and class
@@ -32,12 +32,12 @@ class Found:
 
 @dataclass
 class DetectionResult:
-    values: dict[str, float]  # nan where there is no truth to find
+    values: dict[str, float]  # nan without true boxes
     per_class: dict[str, float]  # average precision
     precision: dict[str, list[float]]  # at IoU 0.5 and the recalls 0, 0.01 to 1
     found: dict[int, Found]  # by image id; on rank 0 only
     category_ids: list[int]
-    truth: CocoFile | None = None  # what was there
+    truth: CocoFile | None = None  # the true boxes
 
     def tree(self) -> dict[str, Any]:
         return {"per_class": self.per_class, "precision": {name: [round(p, 4) for p in curve] for name, curve in self.precision.items()}}
@@ -53,13 +53,13 @@ class DetectionResult:
 
 
 class DetectionCounts:
-    """Collects detections on the device; nothing waits for it before the result.
+    """Collect detections on the device; only the result waits for it.
 
     Args:
-        classes: names.
-        category_ids: the file's, by class.
-        device: where detections come from.
-        truth: the annotations of the images that are evaluated, crowds among them.
+        classes: the classes' names.
+        category_ids: the file's ids, by class.
+        device: the device of the detections.
+        truth: the annotations of the evaluated images, with crowds.
     """
 
     def __init__(self, classes: list[str], category_ids: list[int], device: torch.device, truth: CocoFile) -> None:
@@ -85,7 +85,7 @@ class DetectionCounts:
         self.index.append(batch.index)
 
     def result(self) -> DetectionResult:
-        """The figures over all ranks; an image that several batches held counts once."""
+        """Return the figures over all ranks; an image that is in several batches counts once."""
         found = self._gather()
         first = distributed.rank() == 0
         result = self._evaluate(found) if first else None
@@ -99,7 +99,7 @@ class DetectionCounts:
         return result
 
     def _gather(self) -> dict[int, Found]:
-        """Every rank's detections by position in the data set."""
+        """Return the detections of all ranks by position in the data set."""
         rows = torch.cat(self.rows).cpu() if self.rows else torch.empty(0, 6)
         index = torch.cat(self.index).tolist() if self.index else []
         found: dict[int, Found] = {}
@@ -119,10 +119,10 @@ class DetectionCounts:
             max_detection_thresholds=DETECTIONS,
             extended_summary=True,
             backend="faster_coco_eval",
-            sync_on_compute=False,  # the ranks' detections are here already, and only this one computes
+            sync_on_compute=False,  # this rank has all detections, and only it computes
         )
         metric.warn_on_many_detections = False
-        # scores that tie are ranked in the order of images, which COCO sorts by id
+        # equal scores are ranked in the order of images, which COCO sorts by id
         for position in sorted(found, key=self.truth.image_ids.__getitem__):
             each, rows = found[position], self.truth.rows(position)
             truth = {
@@ -140,7 +140,9 @@ class DetectionCounts:
         values = {name: _known(float(computed.get(theirs, -1))) for name, theirs in names.items()}
         per_class = dict.fromkeys(self.classes, math.nan)
         precision: dict[str, list[float]] = {}
-        observed = computed["classes"].view(-1).tolist() if "precision" in computed else []  # torchmetrics makes one class a number
+        observed = (
+            computed["classes"].view(-1).tolist() if "precision" in computed else []
+        )  # torchmetrics returns a single class as a number
         for column, label in enumerate(observed):
             curves = computed["precision"][:, :, column, 0, -1]  # (IoU, recall), for all sizes and up to 100 detections
             if (curves > -1).any():
@@ -150,5 +152,5 @@ class DetectionCounts:
 
 
 def _known(value: float) -> float:
-    """COCO says -1 where there is nothing to find."""
+    """Replace -1, COCO's value without true boxes, by nan."""
     return math.nan if value < 0 else value

@@ -15,7 +15,7 @@ from lab.tasks.fonts import drawable, font_for
 EDGE = 480  # pixels of an image's longer side in the picture
 PALETTE = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf"]
 CROWD = "#7f7f7f"
-MOST = 12  # detections drawn of an image: more cover it and each other's names
+MOST = 12  # most detections that are drawn in an image: more would hide it and each other's names
 
 
 def detections_picture(
@@ -23,7 +23,7 @@ def detections_picture(
 ) -> None:
     """Draw the first images twice, side by side: with their true boxes, and with the detections that score at least `score`.
 
-    Of many detections only the surest are drawn, MOST at most, because a detector that has learned little finds a hundred everywhere.
+    Only the MOST highest-scoring detections are drawn, because a detector that has learned little finds a hundred everywhere.
     """
     from matplotlib.figure import Figure
 
@@ -38,7 +38,7 @@ def detections_picture(
         image_id, own = truth.image_ids[position], truth.rows(position)
         found = result.found[image_id]
         count = int((found.scores >= score).sum())
-        sure = found.scores.argsort(descending=True)[: min(count, MOST)].flip(0)  # the surest are drawn last, above the others
+        sure = found.scores.argsort(descending=True)[: min(count, MOST)].flip(0)  # the highest-scoring are drawn last, on top
         text = [
             f"{classes[label]} {value:.2f}" for label, value in zip(found.labels[sure].tolist(), found.scores[sure].tolist(), strict=True)
         ]
@@ -51,14 +51,14 @@ def detections_picture(
 
 
 def _counted(count: int, score: float, scores: Tensor) -> str:
-    """Say how many of an image's detections are drawn."""
+    """Return how many of an image's detections are drawn."""
     if count:
         return f"the surest {MOST} of {count} detections from score {score:g}" if count > MOST else f"detections from score {score:g}"
     return f"no detection from score {score:g}" + (f"; the surest has {float(scores.max()):.2f}" if len(scores) else "")
 
 
 def precision_recall_picture(result: DetectionResult, path: Path) -> None:
-    """Precision against recall at IoU 0.5, a line for each class and their mean; the legend names at most ten classes."""
+    """Draw precision against recall at IoU 0.5, a line for each class and their mean; the legend names at most ten classes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), layout="constrained")
@@ -78,7 +78,7 @@ def precision_recall_picture(result: DetectionResult, path: Path) -> None:
 
 
 def true_boxes(truth: CocoFile, position: int, classes: list[str]) -> tuple[list[str], list[str]]:
-    """Colour and text of each true box of an image; a crowd, which no detection has to find, is grey and says what it is."""
+    """Return colour and text of each true box of an image; a crowd, which detections need not find, is grey and marked as such."""
     own = truth.rows(position)
     boxes = list(zip(truth.labels[own].tolist(), truth.crowd[own].tolist(), strict=True))
     return (
@@ -92,7 +92,7 @@ def _colour(label: int) -> str:
 
 
 def _drawn(truth: CocoFile, position: int, boxes: Tensor, colours: list[str], text: list[str]) -> np.ndarray:
-    """(H, W, 3) uint8: the image with its boxes (B, 4) xywh."""
+    """Return the image with its boxes (B, 4) xywh, (H, W, 3) uint8."""
     from torchvision.transforms.v2.functional import pil_to_tensor
     from torchvision.utils import draw_bounding_boxes
 

@@ -1,4 +1,4 @@
-"""Detection: RetinaNet and FCOS under any of the losses that take class indices; the settings of detectors and of their boxes' loss."""
+"""Detection: RetinaNet, FCOS, YOLO and DETR under any loss that takes class indices; the settings of detectors and of their boxes' loss."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from lab.tasks.spec import TaskSpec
 @dataclass
 class DetectionConfig(TaskConfig):
     name: str = setting("detection", "the task")
-    pictures: int = number(6, "held-out images that are drawn with what was found and what is there", least=0, most=64)
+    pictures: int = number(6, "held-out images that are drawn with their detections and true boxes", least=0, most=64)
 
 
 @dataclass
 class DetectorConfig(ModelConfig):
     detector: str = setting("", "which detector")
-    channels: int = number(256, "of the pyramid", least=1)
-    frozen_stride: int = number(0, "weights of the backbone up to the stage of this stride stay as they are; 0: none", least=0, most=32)
-    frozen_norm: bool = setting(False, "batch norms of the backbone stay as they are")
-    fixed_size: list[int] | None = number(None, "height and width of every batch; null: that of its largest image", least=32)
-    score_threshold: float = number(0.05, "least score of a detection that is kept", least=0, below=1)
-    nms_threshold: float = number(0.5, "IoU above which the less sure of two boxes of a class goes", above=0, most=1)
-    candidates: int = number(1000, "boxes of each level that are looked at", least=1)
+    channels: int = number(256, "channels of the pyramid's levels", least=1)
+    frozen_stride: int = number(0, "weights of the backbone up to the stage of this stride are not trained; 0: all are", least=0, most=32)
+    frozen_norm: bool = setting(False, "do not train or update the backbone's batch norms")
+    fixed_size: list[int] | None = number(None, "height and width of every batch; null: of its largest image", least=32)
+    score_threshold: float = number(0.05, "lowest score of a detection that is kept", least=0, below=1)
+    nms_threshold: float = number(0.5, "IoU above which the lower-scoring of two boxes of a class is removed", above=0, most=1)
+    candidates: int = number(1000, "candidate boxes of each level", least=1)
     detections: int = number(100, "boxes of an image that are kept", least=1)
 
     @property
@@ -36,30 +36,60 @@ class DetectorConfig(ModelConfig):
 @dataclass
 class FcosConfig(DetectorConfig):
     detector: str = choice("fcos", "fcos", meaning="which detector")
-    nms_threshold: float = number(0.6, "IoU above which the less sure of two boxes of a class goes", above=0, most=1)
-    convolutions: int = number(4, "of each branch of the head", least=1)
-    centre_radius: float = number(1.5, "how far from a box's centre its points lie, in strides", above=0)
+    nms_threshold: float = number(0.6, "IoU above which the lower-scoring of two boxes of a class is removed", above=0, most=1)
+    convolutions: int = number(4, "convolutions of each branch of the head", least=1)
+    centre_radius: float = number(1.5, "largest distance of a box's points from its centre, in strides", above=0)
 
 
 @dataclass
 class RetinaNetConfig(DetectorConfig):
     detector: str = choice("retinanet", "retinanet", meaning="which detector")
-    anchor_sizes: list[int] = some(lambda: [32, 64, 128, 256, 512], "of the five levels, in pixels", least=1)
-    head_norm: bool = setting(False, "group norms in the head")
-    foreground_iou: float = number(0.5, "least IoU of a positive anchor with its box", above=0, most=1)
-    background_iou: float = number(0.4, "IoU below which an anchor is negative; between both it is left out", least=0, most=1)
+    anchor_sizes: list[int] = some(lambda: [32, 64, 128, 256, 512], "anchors' sizes on the five levels, in pixels", least=1)
+    head_norm: bool = setting(False, "use group norms in the head")
+    foreground_iou: float = number(0.5, "smallest IoU of a positive anchor with its box", above=0, most=1)
+    background_iou: float = number(0.4, "IoU below which an anchor is negative; between both thresholds it is ignored", least=0, most=1)
+
+
+@dataclass
+class YoloConfig(DetectorConfig):
+    """The loss of the classes takes the alignment as its target; varifocal, quality focal and BCE are usual."""
+
+    detector: str = choice("yolo", "yolo", meaning="which detector")
+    channels: int = number(128, "channels of the pyramid's levels", least=1)
+    nms_threshold: float = number(0.65, "IoU above which the lower-scoring of two boxes of a class is removed", above=0, most=1)
+    convolutions: int = number(2, "convolutions of each branch of the head", least=1)
+    bins: int = number(17, "distances of a box's side from its anchor, 0 to bins - 1 strides", least=2, most=4096)
+    assigned: int = number(10, "anchors that a box may have", least=1, most=64)
+    alpha: float = number(1.0, "exponent of the class's probability in the alignment of an anchor with a box", least=0)
+    beta: float = number(6.0, "exponent of the IoU in the alignment of an anchor with a box", least=0)
+    box_factor: float = number(2.0, "factor of the boxes' loss beside box_loss.weight", least=0)
+    side_factor: float = number(0.25, "factor of the loss of the sides' distributions (distribution focal)", least=0)
+
+
+@dataclass
+class DetrConfig(DetectorConfig):
+    """Each query is matched with at most one box, so that nothing is suppressed and nms_threshold has no effect."""
+
+    detector: str = choice("detr", "detr", meaning="which detector")
+    queries: int = number(100, "boxes that an image can have", least=1)
+    layers: int = number(3, "layers of the decoder, each with a loss", least=1)
+    encoder_layers: int = number(1, "layers of attention on the coarsest level", least=0)
+    heads: int = number(8, "heads of the attention", least=1)
+    cost: list[float] = some(lambda: [2.0, 5.0, 2.0], "weights of class, L1 and GIoU in the cost that matching minimises", least=0)
+    box_factor: float = number(2.0, "factor of the boxes' loss beside box_loss.weight", least=0)
+    l1_factor: float = number(5.0, "factor of the L1 loss of the boxes in shares of the image", least=0)
 
 
 @dataclass
 class CustomBoxConfig(BoxLossConfig):
-    """A loss of one's own over predicted boxes and theirs, both as corners in pixels."""
+    """A custom loss of predicted boxes and their targets, both as corners in pixels."""
 
-    name: str = setting("custom", "a loss of one's own")
+    name: str = setting("custom", "a custom loss")
     target: str = setting("???", "the loss, as module:name or path/to/file.py:name", code=True)
     hyper: dict[str, float] = some(dict, "its hyper-parameters, by name")
 
 
-DETECTORS: dict[str, type[DetectorConfig]] = {"fcos": FcosConfig, "retinanet": RetinaNetConfig}
+DETECTORS: dict[str, type[DetectorConfig]] = {"fcos": FcosConfig, "retinanet": RetinaNetConfig, "yolo": YoloConfig, "detr": DetrConfig}
 BOX_LOSSES: dict[str, type[BoxLossConfig]] = {
     "auto": BoxLossConfig,
     **{name: with_settings(BoxLossConfig, name, settings) for name, settings in loss_settings.BOX_LOSSES.items()},
@@ -79,6 +109,6 @@ SPEC = TaskSpec(
     model=DetectorConfig,
     data_schemas=DETECTION_DATA,
     model_schemas=DETECTORS,
-    example="a detector, such as fcos_resnet50 or retinanet_tiny",
+    example="a detector, such as fcos_resnet50 or yolo_tiny",
     boxes=True,
 )

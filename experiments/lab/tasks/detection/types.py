@@ -1,4 +1,4 @@
-"""What travels between a detector, its matching and its loss. A is the number of anchors of an image over all levels."""
+"""Types that a detector, its matching and its loss share. A is the number of anchors of an image over all levels."""
 
 from typing import NamedTuple, Protocol
 
@@ -9,38 +9,37 @@ BACKGROUND, IGNORED = -1, -2
 
 
 class DetectorOutput(NamedTuple):
-    """The head's raw outputs over all levels; centerness is FCOS's."""
+    """The head's raw outputs over all levels; only FCOS has centerness, YOLO sides, DETR earlier layers."""
 
     logits: Tensor  # (N, A, C)
     regression: Tensor  # (N, A, 4) encoded boxes
     centerness: Tensor | None = None  # (N, A) logits
+    sides: Tensor | None = None  # (N, A, 4, bins) logits of each side's distance, in strides
+    earlier_logits: Tensor | None = None  # (layers · N, A, C) of the layers before, in training
+    earlier_regression: Tensor | None = None  # (layers · N, A, 4)
 
 
 class Matched(NamedTuple):
-    """What each anchor shall predict. An anchor that is not positive has itself as its box, so that every row encodes to finite numbers."""
+    """The anchors' targets. The box of an anchor that is not positive is the anchor itself, so that every row encodes to finite numbers."""
 
     labels: Tensor  # (N, A) int64: class, BACKGROUND or IGNORED
     boxes: Tensor  # (N, A, 4)
     positive: Tensor  # (N, A) bool
     positives: Tensor  # () float32: how many of the batch's anchors are positive
     anchors: Tensor  # (A, 4)
+    scores: Tensor | None = None  # (N, A) float32, of task-aligned matching: the target in the class of a positive; else 0
 
 
 class Targets(Protocol):
-    """What matching reads of a batch."""
+    """The fields of a batch that matching reads."""
 
-    @property
-    def images(self) -> Tensor: ...  # (N, 3, H, W)
-
-    @property
-    def boxes(self) -> Tensor: ...  # (N, K, 4)
-
-    @property
-    def labels(self) -> Tensor: ...  # (N, K) int64, -1 where there is no box
+    images: Tensor  # (N, 3, H, W)
+    boxes: Tensor  # (N, K, 4)
+    labels: Tensor  # (N, K) int64, -1 in rows without a box
 
 
 class Coder(Protocol):
-    """From boxes to what the head regresses, and back, for boxes (..., 4) and anchors that broadcast to them."""
+    """Encode boxes as regression targets, and decode them: boxes (..., 4), and anchors that broadcast to them."""
 
     def encode(self, anchors: Tensor, boxes: Tensor) -> Tensor: ...
 

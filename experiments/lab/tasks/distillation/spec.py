@@ -10,12 +10,12 @@ from lab.tasks.spec import TaskSpec
 
 @dataclass
 class DistillationConfig(ClassificationConfig):
-    """The loss is (1 - weight) · loss= + weight · T² KL(teacher ‖ student), T the temperature."""
+    """The loss is (1 - weight) · loss= + weight · T² KL(teacher ‖ student), where T is the temperature."""
 
     name: str = setting("distillation", "the task")
     teacher: str = setting("???", "checkpoint of the classifier to learn from")
     temperature: float = number(4.0, "divisor T of both models' logits", above=0)
-    weight: float = number(0.9, "share of the teacher's part in the loss", least=0, most=1)
+    weight: float = number(0.9, "weight of the teacher's part in the loss", least=0, most=1)
 
 
 SPEC = TaskSpec(
@@ -26,7 +26,8 @@ SPEC = TaskSpec(
         for name, schema in LOSSES.items()
         if schema.activation == "softmax" and schema.takes != "regions" and schema is not CustomConfig
     ),
+    fused_head=True,
     build="lab.tasks.distillation.task:build",
-    # the teacher's file may be gone
+    # without the teacher, because its file may no longer exist
     scored_as=lambda task: {"name": "classification"} | {name: task[name] for name in ("calibration_bins",) if name in task},
 )

@@ -1,7 +1,7 @@
 """The distillation task: a classifier that learns from labels and from another classifier's logits.
 
 The loss is (1 - w) · loss= + w · T² KL(teacher ‖ student), both softmaxes at temperature T (Hinton et al., Distilling the Knowledge in a
-Neural Network, arXiv 1503.02531). An evaluation's loss is that of the labels alone, so that it compares with a run without a teacher.
+Neural Network, arXiv 1503.02531). An evaluation's loss uses only the labels, so that it compares with a run without a teacher.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,11 @@ from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
 from lab.tasks.models import build_model, model_norm, placed
 
-SAME_DATA = ("name", "image_size", "split_seed", "held_out", "test", "folds", "fold", "root", "train", "val")  # of the settings of data
+SAME_DATA = (
+    *("name", "image_size", "split_seed", "held_out", "test", "folds", "fold", "root", "train", "val"),
+    *("file", "path", "split"),
+)
+"""Data settings that must be equal."""
 
 
 class Distillation(Classification):
@@ -37,7 +41,7 @@ class Distillation(Classification):
         self.teacher = load_teacher(config, data, device)
 
     def prepare(self, batch: Batch, *, training: bool) -> Batch:
-        """Mixed, and in training with the teacher's logits of what was mixed."""
+        """Mix the batch, and add the teacher's logits of the mixed images in training."""
         batch = super().prepare(batch, training=training)
         if training:
             with torch.no_grad(), autocast(self.device, self.config.trainer.amp):
@@ -49,24 +53,27 @@ class Distillation(Classification):
         if batch.teacher is None:
             return labels
         share = self.distillation.weight
-        return (1 - share) * labels + share * self.divergence(cast(Tensor, output), batch.teacher, normalizer)
+        return (1 - share) * labels + share * self.divergence(output, batch.teacher, normalizer)
 
-    def divergence(self, output: Tensor, teacher: Tensor, normalizer: Tensor) -> Tensor:
-        """T² Σ KL(teacher ‖ student) / normalizer, summed over the rows."""
+    def divergence(self, output: Tensor | HeadInput, teacher: Tensor, normalizer: Tensor) -> Tensor:
+        """Return T² Σ KL(teacher ‖ student) / normalizer, summed over the rows."""
         temperature = self.distillation.temperature
+        from lossforge.losses import kl_div_with_logits, linear_kl_div
+
+        if isinstance(output, HeadInput):
+            features, weight, bias = output
+            return linear_kl_div(features, weight, teacher, bias, temperature=temperature, reduction="sum", normalizer=normalizer)
         if not self.criterion.lossforge:
             student, known = (F.log_softmax(logits.float() / temperature, -1) for logits in (output, teacher))
             return temperature**2 * F.kl_div(student, known, reduction="sum", log_target=True) / normalizer
-        from lossforge.losses import kl_div_with_logits
-
         return kl_div_with_logits(output, teacher, temperature, "sum", normalizer=normalizer)
 
 
 def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """From the run's normalised images to the teacher's logits; its averaged weights if it has them.
+    """Return a function from the run's normalised images to the teacher's logits, by its averaged weights if it has them.
 
     Raises:
-        UserError: there is no such checkpoint, or it is not of a classifier of the same data, held-out images included.
+        UserError: the checkpoint does not exist, or is not of a classifier of the same data and held-out images.
     """
     given = cast(DistillationConfig, config.task).teacher
     path, what = absolute(given, ROOT), f"task.teacher={given}"
@@ -77,7 +84,7 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
     tree = checked(what, tree, same, is_trusted(config.trust, path), state["origin"])
     known = reload_file(what, tree, []).config
     architecture, size = cast(ClassifierConfig, known.model), cast(ImagesConfig, known.data).image_size
-    with torch.random.fork_rng(devices=[]):  # the student starts as it would without a teacher
+    with torch.random.fork_rng(devices=[]):  # the student starts with the same weights as without a teacher
         model = build_model(architecture, channels=data.channels, classes=len(data.classes), image_size=size)
     load_weights(model, state, f"task.teacher={given}")
     model = placed(model, device, channels_last=config.trainer.channels_last).eval().requires_grad_(False)
@@ -85,13 +92,13 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
 
 
 def of_model(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that say what a classifier is: others' code, such as a loss or callbacks, is not needed to ask it."""
+    """Return the settings that define a classifier; to run it, another person's code, such as a loss or callbacks, is not needed."""
     rest = {"task": {"name": "classification"}, "loss": {"name": "ce"}, "box_loss": {"name": "auto"}}
     return tree | rest | {"optim": {}, "trainer": {}, "tracking": {}}
 
 
 def _renormalised(model: nn.Module, given: Norm, wanted: Norm, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The model behind a change of normalisation."""
+    """Return a function that changes the normalisation of images and calls the model."""
     mean, std, own_mean, own_std = (
         torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (given.mean, given.std, wanted.mean, wanted.std)
     )
@@ -99,7 +106,7 @@ def _renormalised(model: nn.Module, given: Norm, wanted: Norm, device: torch.dev
 
 
 def _refuse_other_data(given: str, state: dict[str, Any], config: TrainConfig, data: Data) -> None:
-    """What the teacher learned from must not be held out here."""
+    """Raise UserError unless the teacher has the same data, because images it learned from must not be held out here."""
     theirs, task = state["config"]["data"], state["config"]["task"].get("name")
     if task not in ("classification", "distillation"):
         raise UserError(f"task.teacher={given}: is a checkpoint of task={task}; a classifier's is expected.")

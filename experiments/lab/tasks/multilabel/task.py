@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.errors import UserError
-from lab.config.schema import TrainConfig
+from lab.config.schema import TableConfig, TrainConfig
 from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
-from lab.data.sets import Loader, MemoryLoader, Norm, Split
+from lab.data.sets import Data, Loader, MemoryLoader, Norm, Split
+from lab.data.sources.table import table_data
 from lab.processes import distributed
 from lab.runs.export import Exportable
 from lab.runs.predict import Asked, Predictor
@@ -23,7 +24,7 @@ from lab.tasks.detection.data import DetectionData, DetectionLoader, enlarged, l
 from lab.tasks.detection.inference import batches
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
-from lab.tasks.inference import classifier, likeliest, of_probabilities
+from lab.tasks.inference import classifier, image_size, likeliest, of_probabilities, reader
 from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm
 from lab.tasks.multilabel.spec import MultilabelConfig
@@ -33,7 +34,7 @@ from lab.tasks.task import ClassifierTask, table_of
 
 
 class LabelSetLoader(DetectionLoader):
-    """Images with the set of their boxes' classes; what a crop has cut away is not in it."""
+    """Images with the set of their boxes' classes, without boxes that a crop removed."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
@@ -41,7 +42,7 @@ class LabelSetLoader(DetectionLoader):
 
 
 class HeldLabelSets(MemoryLoader):
-    """As `LabelSetLoader`, but all images are held on the device, and turned, scaled and shifted there by a little."""
+    """Like `LabelSetLoader`, but all images are held on the device, and rotated, scaled and shifted a little there."""
 
     def __init__(
         self,
@@ -64,22 +65,20 @@ class HeldLabelSets(MemoryLoader):
 def load_label_sets(
     config: DetectionDataConfig, size: list[int], norm: Norm, device: torch.device, seed: int, *, in_memory: bool
 ) -> DetectionData:
-    """COCO files whose images are labelled with the set of their boxes' classes.
+    """Open COCO files whose images are labelled with the set of their boxes' classes.
 
     Raises:
-        UserError: as `load_detection_data`; or what is held in memory would have to be augmented in a way that is only known for files.
+        UserError: as `load_detection_data`; or images in memory would need an augmentation that exists only for files.
     """
     if in_memory and config.augment:
         for name in ("horizontal_flip", "photometric"):
             if given := getattr(config, name):
-                raise UserError(
-                    f"data.{name}={given}: 0 is expected with task.in_memory=true, which turns, scales and shifts images alone."
-                )
+                raise UserError(f"data.{name}={given}: 0 is expected with task.in_memory=true, which only turns, scales and shifts images.")
     return load_detection_data(config, size, norm, device, seed, HeldLabelSets if in_memory else LabelSetLoader)
 
 
 def multi_hot(labels: Tensor, classes: int) -> Tensor:
-    """(N, C) of 0 and 1 from labels (N, K), -1 where there is none."""
+    """Return (N, C) of 0 and 1 from labels (N, K), which are -1 where there are none."""
     present = torch.zeros(len(labels), classes + 1, device=labels.device)
     return present.scatter_(1, labels.where(labels >= 0, classes), 1.0)[:, :classes]
 
@@ -87,18 +86,19 @@ def multi_hot(labels: Tensor, classes: int) -> Tensor:
 @dataclass
 class MultilabelResult:
     values: dict[str, float]
+    per_class: dict[str, float]  # average precision; nan of a class that is in no image
     probability: Tensor  # (N, C)
     target: Tensor  # (N, C) of 0 and 1
 
     def tree(self) -> dict[str, Any]:
-        return {}
+        return {"per_class": self.per_class}
 
 
 class MultilabelCounts:
-    """Keeps every sample's probabilities, which average precision ranks."""
+    """Keep every sample's probabilities, because average precision ranks them."""
 
     def __init__(self, classes: list[str], threshold: float, device: torch.device, own: Mapping[str, str] | None = None) -> None:
-        """own: targets of the user's own metrics, by name."""
+        """Make empty counts; own: the targets of custom metrics, by name."""
         self.own = OwnMetrics(own or {})
         self.classes, self.threshold = classes, threshold
         self.probability: list[Tensor] = []
@@ -112,51 +112,50 @@ class MultilabelCounts:
         self.loss += torch.stack([loss_sum, share]).double()
 
     def result(self) -> MultilabelResult:
-        """Of all ranks together. mAP is the mean over the classes that some image has."""
-        from torchmetrics.functional.classification import multilabel_average_precision, multilabel_f1_score
+        """Return the result over all ranks. mAP is the mean over classes that occur in an image."""
+        from torchmetrics.functional.classification import binary_average_precision, binary_f1_score
 
         everyone = distributed.gathered([(p.cpu(), t.long().cpu()) for p, t in zip(self.probability, self.target, strict=True)])
         probability, target = (torch.cat([batch[part] for batches in everyone for batch in batches]) for part in (0, 1))
         distributed.total(self.loss)
-        count, there = len(self.classes), target.any(0)
-        precision = multilabel_average_precision(probability[:, there], target[:, there], int(there.sum()), average="none").double()
-        each = dict(zip([name for name, known in zip(self.classes, there.tolist(), strict=True) if known], precision.tolist(), strict=True))
+        each = torch.full((len(self.classes),), torch.nan, dtype=torch.float64)
+        for label in target.any(0).nonzero()[:, 0].tolist():
+            each[label] = binary_average_precision(probability[:, label], target[:, label])
         total, divisor = self.loss.tolist()
         values = {
-            "map": precision.mean().item(),
-            "f1": multilabel_f1_score(probability, target, count, self.threshold, average="micro").item(),
+            "map": each.nanmean().item(),
+            "f1": binary_f1_score(probability.flatten(), target.flatten(), self.threshold).item(),
             "loss": total / divisor if divisor else float("nan"),
             "samples": float(len(target)),
-            **{f"ap/{name}": value for name, value in each.items()},
         }
         values |= self.own.values()
-        return MultilabelResult(values, probability, target)
+        return MultilabelResult(values, dict(zip(self.classes, each.tolist(), strict=True)), probability, target)
 
 
 class Multilabel(ClassifierTask):
     monitor = "map"
     score_names: tuple[str, ...] = ("right_labels",)
 
-    def __init__(self, config: TrainConfig, data: DetectionData, image_size: int, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, data: Data, image_size: int, device: torch.device, prior: float) -> None:
+        """Make the task; prior: the mean over classes of the share of training images with the class."""
         criterion = Criterion(config.loss, config.data, len(data.classes), 0, device)
         if criterion.rowwise:
             raise UserError(
                 f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes."
             )
         super().__init__(config, criterion, image_size, device)
-        self.data, self.settings = data, cast(MultilabelConfig, config.task)
-        scenes = cast(DetectionDataConfig, config.data)
-        self.notes = enlarged(scenes, list(size_of(scenes, None)), data.train.file.sizes)
-        self.counts(data.val)  # finds the metrics before anything starts
+        self.data, self.settings, self.share = data, cast(MultilabelConfig, config.task), prior
+        self.notes, self.channels = data.notes, data.channels
+        if isinstance(data, DetectionData):
+            scenes = cast(DetectionDataConfig, config.data)
+            self.notes = enlarged(scenes, list(size_of(scenes, None)), data.train.file.sizes)
+        self.counts(data.val)  # checks the metrics before training starts
 
     def prior(self) -> float:
-        """The mean share of the training images that a class is in."""
-        file = self.data.train.file
-        present = sum(len(file.labels[file.rows(i)][~file.crowd[file.rows(i)]].unique()) for i in range(len(file)))
-        return present / (len(file) * len(self.data.classes))
+        return self.share
 
     def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
-        """Each image's share of labels that are right."""
+        """Sum each image's share of right labels."""
 
         def right(logits: Tensor, target: Tensor) -> Tensor:
             said = self.criterion.probabilities(logits.float()) > self.settings.threshold
@@ -172,7 +171,7 @@ class Multilabel(ClassifierTask):
         counts.add(self.criterion.probabilities(output.float()), batch.target, loss.float(), self.normalizer(batch))
 
     def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
-        """Names of several classes are separated by semicolons."""
+        """Return the rows; names of several classes are separated by semicolons."""
         probability = self.criterion.probabilities(output.float())
         said, truth = probability > self.settings.threshold, batch.target.bool()
         names = self.data.classes
@@ -193,14 +192,14 @@ class Multilabel(ClassifierTask):
     def per_class(self, result: MultilabelResult) -> list[dict[str, Any]]:
         said, truth = result.probability > self.settings.threshold, result.target.bool()
         right, there, found = (said & truth).sum(0), truth.sum(0), said.sum(0)
-        average = torch.tensor([result.values.get(f"ap/{name}", float("nan")) for name in self.data.classes])
+        average = torch.tensor(list(result.per_class.values()))
         figures = {"samples": there, "precision": right / found, "recall": right / there, "f1": 2 * right / (there + found), "ap": average}
         return table_of(self.data.classes, figures)
 
     def pictures(self, result: MultilabelResult, folder: Path) -> list[Path]:
         path = folder / "average_precision.png"
         with letters_of(self.data.classes):
-            average_precision_picture({name: result.values.get(f"ap/{name}", float("nan")) for name in self.data.classes}, path)
+            average_precision_picture(result.per_class, path)
         return [path]
 
     def headline(self, result: MultilabelResult) -> str:
@@ -213,21 +212,39 @@ class Multilabel(ClassifierTask):
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Multilabel:
-    scenes, norm = cast(DetectionDataConfig, config.data), model_norm(config.model, saved)
+    norm, settings = model_norm(config.model, saved), cast(MultilabelConfig, config.task)
+    if isinstance(config.data, TableConfig):
+        if settings.in_memory:
+            raise UserError("task.in_memory=true: images of data=table are read from their files.")
+        data, targets = table_data(config.data, "labels", norm, device, config.seed, saved)
+        return Multilabel(config, data, image_size(config), device, targets.mean().item())
+    scenes = cast(DetectionDataConfig, config.data)
     size = size_of(scenes, None)
-    data = load_label_sets(scenes, list(size), norm, device, config.seed, in_memory=cast(MultilabelConfig, config.task).in_memory)
-    return Multilabel(config, data, size[0], device)
+    boxes = load_label_sets(scenes, list(size), norm, device, config.seed, in_memory=settings.in_memory)
+    return Multilabel(config, boxes, size[0], device, share_of_labels(boxes.train.file))
+
+
+def share_of_labels(file: CocoFile) -> float:
+    """Return the mean over classes of the share of images with the class."""
+    present = sum(len(file.labels[file.rows(i)][~file.crowd[file.rows(i)]].unique()) for i in range(len(file)))
+    return present / (len(file) * len(file.classes))
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
-    """Make the model, and a function from an image to the classes whose probability is at least `asked.score`."""
-    scenes = cast(DetectionDataConfig, config.data)
-    size = list(size_of(scenes, None))
-    model, batch_of = classifier(config, classes, asked.norm, size[0]), batches(scenes, size, asked.norm)
-
-    return model, lambda image: likeliest(model(batch_of(image).images.to(asked.device)), config, classes, score=asked.score)
+    """Return the model, and a function from an image to the classes whose probability is at least `asked.score`."""
+    if isinstance(config.data, TableConfig):
+        side = image_size(config)
+        read = reader(config.data, side, asked.norm)
+    else:
+        scenes = cast(DetectionDataConfig, config.data)
+        side, batch_of = size_of(scenes, None)[0], batches(scenes, list(size_of(scenes, None)), asked.norm)
+        read = lambda image: batch_of(image).images  # noqa: E731
+    model = classifier(config, classes, asked.norm, side)
+    return model, lambda image: likeliest(model(read(image).to(asked.device)), config, classes, score=asked.score)
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
-    """Make the model, from images to the probabilities of the classes."""
-    return of_probabilities(config, classes, norm, size_of(cast(DetectionDataConfig, config.data), None)[0])
+    """Return the model, from images to the classes' probabilities, to export."""
+    files = config.data
+    size = image_size(config) if isinstance(files, TableConfig) else size_of(cast(DetectionDataConfig, files), None)[0]
+    return of_probabilities(config, classes, norm, size)

@@ -1,4 +1,4 @@
-"""Preference: a reward model of images, from pairs of which one is preferred."""
+"""Preference: a reward model of images, trained on pairs with one preferred image."""
 
 from dataclasses import dataclass
 

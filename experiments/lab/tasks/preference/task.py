@@ -1,6 +1,6 @@
-"""The preference task: a reward model of images, from pairs of which one is preferred.
+"""The preference task: a reward model of images, trained on pairs with one preferred image.
 
-The model gives every image a reward; that the first of a pair is preferred has the probability σ(r₁ - r₂).
+The model gives every image a reward; the first image of a pair is preferred with probability σ(r₁ - r₂).
 """
 
 from dataclasses import dataclass, replace
@@ -23,20 +23,20 @@ from lab.tasks.losses import Criterion
 from lab.tasks.models import build_model
 from lab.tasks.plots import calibration_picture
 from lab.tasks.preference.spec import PreferenceTaskConfig
-from lab.tasks.task import Stateless
+from lab.tasks.task import Task
 
 
 @dataclass
 class PreferenceResult:
     values: dict[str, float]
-    calibration: list[list[float]]  # a bin of predicted probability each: pairs, sum of the votes' shares, sum of the probabilities
+    calibration: list[list[float]]  # for each bin of predicted probability: pairs, sum of the votes' shares, sum of the probabilities
 
     def tree(self) -> dict[str, Any]:
         return {"calibration": self.calibration}
 
 
 class PreferenceCounts:
-    """Adds up batches of held-out pairs."""
+    """Sum over batches of held-out pairs."""
 
     def __init__(self, bins: int, device: torch.device) -> None:
         self.calibration = torch.zeros(bins, 3, dtype=torch.float64, device=device)
@@ -46,11 +46,11 @@ class PreferenceCounts:
         """Count one batch.
 
         Args:
-            lead: (N,) the first's reward less the second's.
-            truth: (N,) 1 where the first is the better, else 0.
-            share: (N,) of the votes for the first.
+            lead: (N,) the first's reward minus the second's.
+            truth: (N,) 1 if the first is the better, else 0.
+            share: (N,) share of the votes for the first.
             loss_sum: the batch's loss before division.
-            divisor: what the batch adds to the divisor.
+            divisor: the batch's part of the divisor.
         """
         first, bins = lead > 0, len(self.calibration)
         right, voted = (first == (given > 0.5) for given in (truth, share))
@@ -62,7 +62,7 @@ class PreferenceCounts:
         self.calibration += chosen.T @ torch.stack([torch.ones_like(share), share, probability], dim=1).double()
 
     def result(self) -> PreferenceResult:
-        """Of all ranks together."""
+        """Return the result over all ranks."""
         for counts in (self.calibration, self.sums):
             distributed.total(counts)
         pairs, share, probability = self.calibration.cpu().unbind(1)
@@ -79,7 +79,7 @@ class PreferenceCounts:
         return PreferenceResult(values, self.calibration.tolist())
 
 
-class Preference(Stateless):
+class Preference(Task):
     monitor = "accuracy"
     score_names: tuple[str, ...] = ("agreement",)
 
@@ -98,7 +98,7 @@ class Preference(Stateless):
         return torch.full((), float(len(batch)), device=batch.images.device)
 
     def loss(self, output: Tensor, batch: PairBatch, normalizer: Tensor) -> Tensor:
-        """Bradley and Terry's weighs all pairs alike; the others take the pairs' weights and groups."""
+        """Return the loss; Bradley-Terry gives all pairs equal weight, and other losses use the pairs' weights and groups."""
         rewards, terms = output.view(-1, 2), self.criterion
         if isinstance(terms, Criterion):
             return terms(rewards[:, :1] - rewards[:, 1:], replace(batch, target=batch.target[:, None]), normalizer)
@@ -110,12 +110,12 @@ class Preference(Stateless):
         return bradley_terry_loss(preferred, other, *hyper, "sum", normalizer=normalizer)
 
     def lead(self, output: Tensor) -> Tensor:
-        """(N,) the first's reward less the second's."""
+        """Return the first's reward minus the second's, (N,)."""
         first, second = output.float().view(-1, 2).unbind(1)
         return first - second
 
     def scores(self, output: Tensor, batch: PairBatch) -> Tensor:
-        """Pairs whose preferred image has the larger reward."""
+        """Count pairs whose preferred image has the larger reward."""
         return ((self.lead(output) > 0) == (batch.target > 0.5)).sum()[None]
 
     def counts(self, loader: Loader) -> PreferenceCounts:
@@ -173,14 +173,14 @@ class Reward(Prediction):
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
-    """Make the model, and a function from an image to its reward."""
+    """Return the model, and a function from an image to its reward."""
     size = image_size(config)
     model, read = classifier(config, classes, asked.norm, size), reader(config.data, size, asked.norm)
     return model, lambda image: Reward(["reward"], [float(model(read(image).to(asked.device)))])
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
-    """Make the model, from images to their rewards."""
+    """Return the model, from images to their rewards, to export."""
     size = image_size(config)
     model = classifier(config, classes, norm, size)
     return Exportable(Images(model, norm), model, [len(norm.mean), size, size], "reward")

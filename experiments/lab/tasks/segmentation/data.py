@@ -1,8 +1,6 @@
-"""Images with a class for each pixel: drawn and held in memory on the device, or files that workers read."""
+"""Images with a class for each pixel: drawn and held in device memory, or files that workers read."""
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +19,11 @@ from lab.config.errors import UserError
 from lab.config.schema import DigitsConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
-from lab.data.images import UNREADABLE, CorruptError, Faults, cached, find_corrupt, hidden, read_rgb, reason, unreadable
+from lab.data.images import UNREADABLE, CorruptError, Faults, cached, faulty, find_corrupt, hidden, read_rgb, reason, unreadable
 from lab.data.loading import WorkerLoader
 from lab.data.samples import Annotations
 from lab.data.seeds import seeded
-from lab.data.sets import Loader, MemoryLoader, Norm, Split, digits, norm_of
+from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
 
@@ -42,7 +40,7 @@ class Masks:
 
 
 class MaskLoader(MemoryLoader):
-    """The mask goes with its image as one more channel, so that both are chosen together."""
+    """A mask is one more channel of its image, so that both are selected together."""
 
     def __init__(self, masks: Masks, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
         images = torch.cat([masks.images, masks.masks[:, None] / 255], 1)
@@ -59,26 +57,14 @@ class MaskLoader(MemoryLoader):
         return height, width
 
 
-@dataclass
-class MaskData:
-    classes: list[str]
-    channels: int
-    norm: Norm
-    train: Loader
-    val: Loader
-    test: Loader | None
-    held_out: str
-    plain: Callable[[], Loader]
-
-
-def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm | None) -> MaskData:
-    """Open the data set a config names.
+def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm | None) -> Data:
+    """Open the data set that a config names.
 
     Args:
         config: DigitMasksConfig or MaskFolderConfig.
-        device: where batches are wanted.
-        seed: of the order and the augmentation.
-        norm: what pixels are normalised by; None computes it from the training images that are drawn.
+        device: the device of the batches.
+        seed: the seed of order and augmentation.
+        norm: mean and standard deviation of pixels; None computes them from the drawn training images.
 
     Raises:
         UserError: a folder, an image, a mask or a setting is wrong.
@@ -89,24 +75,23 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
         load = partial(MaskFileLoader, config=config, norm=norm, device=device)
         test = load(parts["test"], seed=None) if "test" in parts else None
         train, val, plain = load(parts["train"], seed=seed), load(parts["val"], seed=None), partial(load, parts["train"], seed=None)
-        return MaskData(config.classes, 3, norm, train, val, test, "the images of val/", plain)
+        return Data(config.classes, 3, norm, train, val, test=test, held_out="the images of val/", plain=plain)
     classes, drawn = _drawn(cast(DigitMasksConfig, config))
     mean, std = norm_of(drawn["train"].images, norm)
     make = partial(MaskLoader, device=device, norm=(mean, std))
-    return MaskData(
+    return Data(
         classes,
         drawn["train"].images.shape[1],
         Norm(mean.tolist(), std.tolist()),
-        make(drawn["train"], config.batch_size).shuffled(seed, None),  # a mirrored digit is none
+        make(drawn["train"], config.batch_size).shuffled(seed, None),  # a mirrored digit is not a digit
         make(drawn["val"], config.eval_batch_size),
-        None,
-        "images of held-out digits",
-        partial(make, drawn["train"], config.eval_batch_size),
+        held_out="images of held-out digits",
+        plain=partial(make, drawn["train"], config.eval_batch_size),
     )
 
 
 def _drawn(config: DigitMasksConfig) -> tuple[list[str], dict[str, Masks]]:
-    """Scenes of digits, of each part from its own digits."""
+    """Draw scenes of digits; each part has different digits."""
     known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed))
     counts = {"train": (known.train, config.train_scenes), "val": (known.val, config.val_scenes)}
     parts = {}
@@ -119,7 +104,7 @@ def _drawn(config: DigitMasksConfig) -> tuple[list[str], dict[str, Masks]]:
 
 
 def _scene(config: DigitMasksConfig, split: Split, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One image (1, H, W) and its mask (H, W); a later digit lies above the earlier ones."""
+    """Draw an image (1, H, W) and its mask (H, W); later digits cover earlier ones."""
     size = config.image_size
     image, mask = torch.zeros(size, size), torch.zeros(size, size, dtype=torch.uint8)
 
@@ -139,7 +124,7 @@ def _scene(config: DigitMasksConfig, split: Split, generator: torch.Generator) -
 
 @dataclass
 class Pairs:
-    """Files of images and of their masks, and what each pair is called."""
+    """Files of images and of their masks, and the name of each pair."""
 
     images: list[Path]
     masks: list[Path]
@@ -147,10 +132,10 @@ class Pairs:
 
 
 def _read(config: MaskFolderConfig) -> dict[str, Pairs]:
-    """Find the pairs of each part that can be used, all parts' faults together.
+    """Find the usable pairs of each part; faults of all parts are reported together.
 
     Raises:
-        UserError: a folder is not there; or some pairs cannot be used and are not to be skipped, or none is left of a part.
+        UserError: a folder does not exist, some pairs cannot be used and are not to be skipped, or a part has none left.
     """
     root = absolute(config.root, ROOT / "data")
     faults, about = Faults(root), []
@@ -169,7 +154,7 @@ def _read(config: MaskFolderConfig) -> dict[str, Pairs]:
         damaged = find_corrupt({number: (str(image), None) for number, (image, _) in pairs.items()}, about, config.check)
         wrong = {number: f"{pairs[number][0].relative_to(root)}: {said}" for number, said in damaged.items()}
         rest = {number: pair for number, pair in pairs.items() if number not in wrong}
-        look = partial(_look, classes=len(config.classes))
+        look = partial(faulty, fault=partial(_fault, classes=len(config.classes)))
         odd = cached(look, rest, about, f"masks of {len(config.classes)} classes")
         wrong |= {number: f"{pairs[number][1].relative_to(root)}: {said}" for number, said in odd.items()}
     for _, said in sorted(wrong.items()):
@@ -189,15 +174,8 @@ def _read(config: MaskFolderConfig) -> dict[str, Pairs]:
 
 def _files(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
-        raise UserError(f"data.root: {folder}: there is no such folder.")
+        raise UserError(f"data.root: {folder}: no such folder.")
     return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in FILES and not hidden(path, folder)}
-
-
-def _look(pairs: dict[int, tuple[Path, Path]], classes: int) -> dict[int, str]:
-    """Say what is wrong with the masks of images, by id."""
-    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        said = pool.map(partial(_fault, classes=classes), pairs.values())
-        return {number: each for number, each in zip(pairs, said, strict=True) if each}
 
 
 def _fault(pair: tuple[Path, Path], classes: int) -> str:
@@ -211,7 +189,7 @@ def _fault(pair: tuple[Path, Path], classes: int) -> str:
 
 
 def seen_size(path: Path) -> tuple[int, int]:
-    """Return height and width of an image, turned as people see it."""
+    """Return height and width of an image, rotated by its EXIF orientation."""
     with Image.open(path) as image:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         return (image.width, image.height) if turned else (image.height, image.width)
@@ -228,15 +206,15 @@ def read_mask(path: Path, classes: int) -> Tensor:
             raise CorruptError(f"has pixels of mode {image.mode}; one channel of class numbers is expected")
         values = pil_to_tensor(image)[0].to(torch.uint8)
     if (wrong := values[(values >= classes) & (values != OUTSIDE)]).numel():
-        known = f"data.classes has 0 to {classes - 1}, and {OUTSIDE} is no class"
+        known = f"data.classes has 0 to {classes - 1}, and {OUTSIDE} means no class"
         raise CorruptError(f"has the value {int(wrong[0])}; {known}")
     return values
 
 
 class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
-    """Images (3, S, S) and masks (S, S), uint8.
+    """Images (3, S, S) and masks (S, S), uint8, by position and seed.
 
-    A sample is asked for by its position and a seed, so that its augmentation does not depend on which process prepares it.
+    The seed makes a sample's augmentation independent of the process that prepares it.
     """
 
     def __init__(self, pairs: Pairs, config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
@@ -272,7 +250,7 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
 
 
 class MaskFileLoader(WorkerLoader):
-    """Batches on the device; they travel as uint8 and are normalised there."""
+    """Batches on the device; they are copied as uint8 and normalised there."""
 
     def __init__(self, pairs: Pairs, config: MaskFolderConfig, norm: Norm, device: torch.device, seed: int | None) -> None:
         fill = [round(value * 255) for value in norm.mean]

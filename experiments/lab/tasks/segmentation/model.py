@@ -1,7 +1,7 @@
-"""A segmenter on any timm backbone that gives its levels.
+"""A segmenter on any timm backbone that returns its levels.
 
-Source: Kirillov et al., Panoptic Feature Pyramid Networks, 2019 (arXiv 1901.02446), whose semantic branch adds up all levels; this one
-has one convolution a level.
+Source: Kirillov et al., Panoptic Feature Pyramid Networks, 2019 (arXiv 1901.02446), whose semantic branch sums all levels; here each level
+has one convolution.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from lab.tasks.segmentation.spec import SegmenterConfig
 
 
 class Segmenter(nn.Module):
-    """Images (N, C, H, W) to logits (N, classes, H, W)."""
+    """Map images (N, C, H, W) to logits (N, classes, H, W)."""
 
     def __init__(self, backbone: nn.Module, levels: list[int], channels: int, classes: int) -> None:
-        """levels: channels of each of the backbone's levels, the finest first."""
+        """Make the layers; levels: channels of each of the backbone's levels, the finest first."""
         super().__init__()
         self.backbone = backbone
         self.reduce = nn.ModuleList(nn.Conv2d(count, channels, 1) for count in levels)
@@ -37,7 +37,8 @@ class Segmenter(nn.Module):
 
 
 def build_segmenter(config: SegmenterConfig, *, channels: int, classes: int, image_size: int) -> Segmenter:
-    """
+    """Return a segmenter on a timm backbone.
+
     Raises:
         UserError: timm's model has no levels of (N, C, H, W).
     """

@@ -18,7 +18,7 @@ LISTED = 24  # classes that the legend names
 
 @dataclass
 class Shown:
-    """An image (C, H, W) as the model sees it, its mask and what was found (H, W), and height and width of its file."""
+    """An image (C, H, W) as the model sees it, its mask and the predicted one (H, W), and its file's height and width."""
 
     image: Tensor
     mask: Tensor
@@ -27,7 +27,7 @@ class Shown:
 
 
 def masks_picture(shown: list[Shown], classes: list[str], norm: Norm, path: Path) -> None:
-    """A row an image, in the proportions of its file: the image, its mask, what was found; below, the colour of each class in them."""
+    """Draw a row for each image, in its file's proportions: image, mask, predicted mask; below, the colours of their classes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -59,7 +59,7 @@ def masks_picture(shown: list[Shown], classes: list[str], norm: Norm, path: Path
 
 
 def palette(count: int) -> list[tuple[float, float, float]]:
-    """Return a colour for each class, each unlike its neighbours'."""
+    """Return a colour for each class, different from its neighbours' colours."""
     from matplotlib.colors import TABLEAU_COLORS, to_rgb
 
     if count <= len(TABLEAU_COLORS):

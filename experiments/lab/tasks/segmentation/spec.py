@@ -15,14 +15,14 @@ PIXEL_LOSSES = ("ce", "softmax_focal", "poly_ce", "generalized_ce")
 @dataclass
 class SegmentationConfig(TaskConfig):
     name: str = setting("segmentation", "the task")
-    pictures: int = number(6, "held-out images that are drawn with their masks and what was found", least=0, most=64)
+    pictures: int = number(6, "held-out images that are drawn with their true and predicted masks", least=0, most=64)
 
 
 @dataclass
 class SegmenterConfig(ModelConfig):
-    """The levels of a timm backbone, each reduced to `channels`, scaled to the finest one's size and added up; one class map of the sum."""
+    """The levels of a timm backbone, each reduced to `channels`, scaled to the finest size and summed; a convolution classifies the sum."""
 
-    channels: int = number(64, "of the sum of the backbone's levels", least=1)
+    channels: int = number(64, "channels of the sum of the backbone's levels", least=1)
     kind: str = choice("segmenter", "segmenter", meaning="which kind of model")
 
     @property
@@ -37,31 +37,31 @@ class MasksConfig(DataConfig):
 
 @dataclass
 class DigitMasksConfig(MasksConfig, SplitConfig):
-    """Digits drawn over noise; a pixel of ink has its digit's class, all others that of the background."""
+    """Digits drawn over noise; a pixel of ink has its digit's class, all other pixels are background."""
 
     name: str = setting("digit_masks", "the data set")
-    train_scenes: int = number(500, "images that are trained on, of training digits", least=1)
+    train_scenes: int = number(500, "training images, of training digits", least=1)
     val_scenes: int = number(100, "held-out images, of held-out digits", least=1)
-    digits: int = number(2, "most digits of an image", least=1, most=20)
+    digits: int = number(2, "largest number of digits in an image", least=1, most=20)
     noise: float = number(0.1, "standard deviation of the noise, where ink is 1", least=0)
-    scene_seed: int = number(0, "of what is drawn", least=0)
+    scene_seed: int = number(0, "seed of what is drawn", least=0)
 
 
 @dataclass
 class MaskFolderConfig(MasksConfig):
-    """root/train, root/val and perhaps root/test, each with images/ and masks/: files of the same stem, a mask's values are classes.
+    """root/train, root/val and optionally root/test, each with images/ and masks/: files of the same stem; a mask's values are classes.
 
     Images and masks are read by worker processes and resized to data.image_size a side.
     """
 
     name: str = setting("mask_folder", "the data set")
-    root: str | None = setting(None, "folder with train/, val/ and perhaps test/; null: data/")
+    root: str | None = setting(None, "folder with train/, val/ and optionally test/; null: data/")
     classes: list[str] = setting("???", "names of the classes, in the order of their values in masks, such as [background,cat]")
-    workers: int | None = number(None, "processes that read images; null: the share of the cores, up to 16", least=0)
+    workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
     scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16)
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
-    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is looked at before the run; masks whole")
+    check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run; masks completely")
     skip_corrupt: bool = setting(False, "leave out images and masks that cannot be used")
 
 

@@ -1,7 +1,7 @@
-"""A class for each pixel."""
+"""The segmentation task: a class for each pixel."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,28 +11,28 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lab.config.errors import UserError
-from lab.config.loss_schema import CrossEntropyConfig, CustomConfig
+from lab.config.loss_schema import CrossEntropyConfig
 from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
-from lab.data.sets import Norm
+from lab.data.sets import Data, Norm
 from lab.processes import distributed
 from lab.runs.export import Exportable, Images
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.fonts import letters_of
-from lab.tasks.losses import custom_loss
+from lab.tasks.losses import loss_of
 from lab.tasks.models import model_norm
-from lab.tasks.segmentation.data import MaskData, load_masks
+from lab.tasks.segmentation.data import load_masks
 from lab.tasks.segmentation.model import build_segmenter
 from lab.tasks.segmentation.plots import Shown, masks_picture, palette
 from lab.tasks.segmentation.spec import OUTSIDE, MaskFolderConfig, MasksConfig, SegmentationConfig, SegmenterConfig
-from lab.tasks.task import Stateless, table_of
+from lab.tasks.task import Task, table_of
 
 
 @dataclass
 class SegmentationResult:
     values: dict[str, float]
-    confusion: list[list[int]]  # pixels; rows: true classes, columns: what was found
-    iou: Tensor  # (C,), nan of a class that is nowhere
+    confusion: list[list[int]]  # pixels; rows: true classes, columns: predicted classes
+    iou: Tensor  # (C,), nan for a class that does not occur
     shown: list[Shown]
 
     def tree(self) -> dict[str, Any]:
@@ -40,12 +40,12 @@ class SegmentationResult:
 
 
 class SegmentationCounts:
-    """Adds up pixels; images to be drawn are kept."""
+    """Count pixels, and keep the images that will be drawn."""
 
     def __init__(
         self, classes: list[str], pictures: int, device: torch.device, size: Callable[[int], tuple[int, int]] | None = None
     ) -> None:
-        """size: from an image's position to height and width of its file; None: those that the model sees."""
+        """Make empty counts; size: a function from an image's position to its file's height and width; None: those that the model sees."""
         self.classes, self.pictures, self.size = classes, pictures, size
         self.confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64, device=device)
         self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
@@ -67,28 +67,27 @@ class SegmentationCounts:
                 self.shown.append(Shown(image, mask, said, size))
 
     def result(self) -> SegmentationResult:
-        """Of all ranks together."""
+        """Return the result over all ranks."""
         for counts in (self.confusion, self.loss, self.samples):
             distributed.total(counts)
         confusion = self.confusion.view(len(self.classes), -1).double().cpu()
         right, true, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-        iou = right / (true + said - right)  # 0 / 0 of a class that is nowhere
+        iou = right / (true + said - right)  # 0 / 0 for a class that does not occur
         total, divisor = self.loss.tolist()
         values = {
             "miou": iou[~iou.isnan()].mean().item(),
             "pixel_accuracy": (right.sum() / true.sum()).item(),
             "loss": total / divisor if divisor else float("nan"),
             "samples": float(self.samples),
-            **{f"iou/{name}": value for name, value in zip(self.classes, iou.tolist(), strict=True) if value == value},
         }
         return SegmentationResult(values, confusion.long().tolist(), iou, self.shown)
 
 
-class Segmentation(Stateless):
+class Segmentation(Task):
     monitor = "miou"
     score_names: tuple[str, ...] = ("pixel_accuracy",)
 
-    def __init__(self, config: TrainConfig, data: MaskData, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
         self.settings = cast(SegmentationConfig, config.task)
         self.criterion = PixelCriterion(config, len(data.classes), device)
@@ -105,7 +104,7 @@ class Segmentation(Stateless):
         return self.criterion(output, batch.target, normalizer)
 
     def scores(self, output: Tensor, batch: Batch) -> Tensor:
-        """Each image's share of pixels that are right."""
+        """Sum each image's share of right pixels."""
         there = batch.target != OUTSIDE
         right = (output.argmax(1) == batch.target) & there
         return (right.flatten(1).sum(1) / there.flatten(1).sum(1).clamp(min=1)).sum()[None]
@@ -138,20 +137,16 @@ class Segmentation(Stateless):
 
 
 class PixelCriterion:
-    """Losses of pixels are summed over those that have a class and divided by their number (with class weights, by their sum). Losses of
+    """Losses of pixels are summed over pixels with a class and divided by their number (with class weights, by their sum). Losses of
     regions are means of each image, and divided by the number of images.
     """
 
     def __init__(self, config: TrainConfig, classes: int, device: torch.device) -> None:
-        from lossforge.losses.registry import LOSSES
-
         loss = config.loss
-        self.loss = custom_loss("loss", loss.target, loss.hyper) if isinstance(loss, CustomConfig) else LOSSES[loss.name]
-        self.regions = self.loss.template == "overlap"
-        if self.loss.template not in ("rowwise", "overlap"):
+        self.loss, self.hyper = loss_of(loss, device)
+        self.regions = self.loss.template.name in ("overlap", "lovasz")
+        if self.loss.template.name != "rowwise" and not self.regions:
             raise UserError(f"loss={loss.title}: task=segmentation takes losses of classes under a softmax, or of regions.")
-        names = {item.name for item in fields(loss)} & set(self.loss.hyper)
-        self.hyper = loss.hyper if isinstance(loss, CustomConfig) else {name: getattr(loss, name) for name in names}
         self.torch = loss.implementation == "torch"
         if self.torch and loss.name != "ce":
             raise UserError(f"loss.implementation=torch: torch has no loss={loss.name}; only loss=ce can be compared with.")
@@ -169,7 +164,8 @@ class PixelCriterion:
 
     def __call__(self, logits: Tensor, target: Tensor, normalizer: Tensor) -> Tensor:
         if self.regions:
-            value = self.loss.function(logits, target, **self.hyper, ignore_index=OUTSIDE)
+            alone = {"per_image": True} if self.loss.template.name == "lovasz" else {}  # as the others', so that parts of a batch add up
+            value = self.loss.function(logits, target, **self.hyper, **alone, ignore_index=OUTSIDE)
             return cast(Tensor, value * len(target) / normalizer)
         options = self.hyper if self.weight is None else {**self.hyper, "weight": self.weight}
         if self.torch:
@@ -185,7 +181,7 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Segm
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
-    """The classes of an image's pixels, and the share of each."""
+    """Return the model, and a function from an image to its pixels' classes and each class's share."""
     from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
 
     size, channels = cast(MasksConfig, config.data).image_size, len(asked.norm.mean)
@@ -207,7 +203,7 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
-    """Make the model, from images to the probabilities of each pixel's classes."""
+    """Return the model, from images to the probabilities of each pixel's classes, to export."""
     size, channels = cast(MasksConfig, config.data).image_size, len(norm.mean)
     model = build_segmenter(cast(SegmenterConfig, config.model), channels=channels, classes=len(classes), image_size=size)
     return Exportable(

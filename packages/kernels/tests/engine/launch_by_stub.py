@@ -1,7 +1,7 @@
 """Launch every kernel by Triton's own launcher into a CUDA driver that only notes the parameters. test_launcher.py runs this on its own.
 
 What a kernel gets is what decides on a GPU, and there is none here: the launcher that Triton writes in C for each signature is compiled,
-and called with a plan's arguments as a launch fills them in.
+and called with a step's arguments as a plan fills them in.
 """
 
 import ctypes
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import compile_ahead
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver
 from triton.compiler import make_backend
@@ -39,7 +38,7 @@ int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
 """
 OTHERS = ("cuGetErrorString", "cuPointerGetAttribute", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuFuncSetAttribute")
 MOST = 3
-"""Plans of a kernel that are launched, spread over those that the losses' samples make."""
+"""Launches of a kernel that are tried, spread over those that the losses' samples make."""
 
 
 def stub(folder: Path) -> ctypes.CDLL:
@@ -51,16 +50,18 @@ def stub(folder: Path) -> ctypes.CDLL:
     return loaded
 
 
-def plans() -> dict[str, list[tuple[launch.Plan, Any]]]:
-    """Plans and their values, by kernel."""
-    found: dict[str, list[tuple[launch.Plan, Any]]] = {}
-    by_triton = launch.Plan._by_triton
+def steps() -> dict[str, list[tuple[launch.Step, Any]]]:
+    """Steps of plans and their tensors, by kernel."""
+    found: dict[str, list[tuple[launch.Step, Any]]] = {}
+    start = launch.Launch.start
 
-    def noted(plan: launch.Plan, values: Any) -> Any:
-        found.setdefault(plan.name, []).append((plan, values))
-        return by_triton(plan, values)
+    def noted(one: launch.Launch) -> Any:
+        values = [*one.tensors, *launch.new_sums(one.totals, one.counting, one.tensors[0].device)]
+        if not one.described:  # of which no plan is made
+            found.setdefault(one.name, []).append((launch.Step(one, None, range(len(one.tensors))), values))
+        return start(one)
 
-    launch.Plan._by_triton = noted
+    launch.Launch.start = noted
     compile_ahead.record()
     return found
 
@@ -80,31 +81,29 @@ def as_bits(kind: str, value: Any) -> tuple[int, int]:
     return int(value) & mask, mask
 
 
-def check(plan: launch.Plan, values: Any, library: ctypes.CDLL, folder: Path) -> None:
+def check(step: launch.Step, values: Any, library: ctypes.CDLL, folder: Path) -> None:
     backend = make_backend(GPUTarget("cuda", 90, 32))
-    binder = create_function_from_signature(plan.kernel.signature, plan.kernel.params, backend)
-    arguments = [launch._filled(a, values) for a in plan.arguments]
-    bound, specialization, options = binder(*arguments, **plan.meta, debug=False, instrumentation_mode="")
-    _, signature, constants, _ = plan.kernel._pack_args(backend, plan.meta, bound, specialization, options)
+    binder = create_function_from_signature(step.kernel.signature, step.kernel.params, backend)
+    bound, specialization, options = binder(*step.filled(values), **step.options, debug=False, instrumentation_mode="")
+    _, signature, constants, _ = step.kernel._pack_args(backend, step.options, bound, specialization, options)
     source = driver.make_launcher(constants, dict(signature), None)
     places = {"library_dirs": [driver.libdevice_dir, str(folder)], "include_dirs": driver.include_dirs, "libraries": driver.libraries}
     module = compile_module_from_src(src=source, name="__triton_launcher", **places)
-    addresses = [2**40 + 16 * i if isinstance(v, Tensor) else v for i, v in enumerate(values)]
-    filled = plan.fill(addresses)
+    filled = step.addressed([2**40 + 16 * i for i in range(len(values))])
     expected = leaves(tuple(signature.values()), filled)
     library.stub_expect(len(expected))
     module.launch(1, 1, 1, 0, 1, 0, 0, None, None, (4, 1, 0), None, None, None, *filled)
     assert library.stub_launches() == 1
     for i, (kind, value) in enumerate(expected):
         bits, mask = as_bits(kind, value)
-        assert library.stub_value(i) & mask == bits, f"{plan.name}: parameter {i}, {kind}, is {library.stub_value(i):#x}, not {value}"
+        assert library.stub_value(i) & mask == bits, f"{step.name}: parameter {i}, {kind}, is {library.stub_value(i):#x}, not {value}"
 
 
 def main(folder: Path) -> None:
     library, checked = stub(folder), Counter()
-    for name, uses in plans().items():
-        for plan, values in uses[:: max(1, len(uses) // MOST)][:MOST]:
-            check(plan, values, library, folder)
+    for name, uses in steps().items():
+        for step, values in uses[:: max(1, len(uses) // MOST)][:MOST]:
+            check(step, values, library, folder)
             checked[name] += 1
     print(*sorted(checked), sum(checked.values()))
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 import triton
 
-from lossforge.kernels import launch_counts, scale_
-from lossforge.kernels.call import ElementCall, Formulas
-from lossforge.kernels.element import launch as element
-from lossforge.kernels.engine import launch
-from lossforge.kernels.engine.launch import Recording, Slot, filler, workspace
+from lossforge.kernels import launch_counts, plans, scale_
+from lossforge.kernels.call import ElementwiseCall, Formulas
+from lossforge.kernels.elementwise import launch as element
+from lossforge.kernels.engine.launch import Slot, filler, planned, workspace
 from lossforge.kernels.engine.reduce import Counting, count
 from lossforge.kernels.formulas.focal import focal
 from lossforge.kernels.formulas.l1 import l1
+from lossforge.kernels.plans import PLANS, call_key, layout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -19,13 +19,26 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU
 
 def test_filler():
     fixed = torch.float32, "name"
-    arguments = (Slot(1), (Slot(0), 7, None), fixed, (Slot(2),), (), 2**40, True)
-    assert filler(arguments)(("a", "b", 0.5)) == ("b", ("a", 7, None), fixed, (0.5,), (), 2**40, True)
+    arguments = (Slot(1), (Slot(0), 7, None), fixed, (Slot(2),), (), 2**40, True, Formulas(l1))
+    for named in (False, True):
+        found = filler(arguments, named)(("a", "b", 0.5))
+        assert found == ("b", ("a", 7, None), fixed, (0.5,), (), 2**40, True, Formulas(l1))
+        assert isinstance(found[-1], Formulas) == named
+
+
+def scale(x, factor):
+    planned(("scale", layout(x), layout(factor)), (x, factor), lambda: (scale_, x, factor))
+
+
+def l1_call(x, y, gradient=None, **others):
+    """The element-wise template's results, by a plan."""
+    call = ElementwiseCall("l1", x, y, **others)
+    key = call_key("elementwise", "l1", call[1:10], call[10:])
+    return planned(key, (*call[1:10], gradient), lambda: (element.forward, call, Formulas(l1), [gradient], False))
 
 
 def l1_sum(x, y):
-    """A sum by the element-wise template."""
-    return element.forward(ElementCall("l1", x, y), Formulas(l1), [None], False)[0]
+    return l1_call(x, y)[0]
 
 
 def test_count_and_scale(launches, offset):
@@ -37,31 +50,29 @@ def test_count_and_scale(launches, offset):
                 assert count(Counting(target, None, None, None, 3, 0, 1.0)) == 0
         for factor in (torch.full((), 3.0, device=DEVICE), torch.full((), 3.0, device=DEVICE).bfloat16()):
             x = torch.ones(n, device=DEVICE)
-            scale_(x, factor)
+            scale(x, factor)
             assert (x == 3).all()
 
 
 def test_plans_are_bounded(monkeypatch):
     """Shapes may vary without end; the first made go first."""
-    monkeypatch.setattr(launch, "PLANS", 3)
-    monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(plans, "MOST_PLANS", 3)
+    PLANS.clear()
     for n in (1, 2, 3, 4, 5, 4, 3):
         assert l1_sum(torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE)) == n
-        assert len(launch._plans) <= 3
-    assert [plan.arguments[10] for plan in launch._plans.values()] == [3, 4, 5]
+        assert len(PLANS) <= 3
+    assert [key[2][0] for key in PLANS] == [(3,), (4,), (5,)]
 
 
-def test_a_call_that_repeats_looks_nothing_up(monkeypatch):
+def test_an_equal_call_makes_its_launches_again(monkeypatch):
     x, y = torch.ones(7, device=DEVICE), torch.zeros(7, device=DEVICE)
     for reduction, exact in (("sum", 14.0), ("none", 2.0)):
-        known, gradient = {}, torch.empty_like(x)
-        call = ElementCall("l1", x, y, reduction=reduction)
-        with Recording(known, "forward", (*call[1:10], gradient)) as recording:
-            recording.results = element.forward(call, Formulas(l1), [gradient], False)
+        PLANS.clear()
+        l1_call(x, y, torch.empty_like(x), reduction=reduction)
         with monkeypatch.context() as patch:
-            patch.setattr(launch, "planned", None)
+            patch.setattr(element, "forward", None)
             again = torch.empty_like(x)
-            value, divisor = known["forward"]((2 * x, *call[2:10], again))
+            value, divisor = l1_call(2 * x, y, again, reduction=reduction)
         assert (value == exact).all()
         assert divisor is None
         assert (again == 1).all()
@@ -70,11 +81,18 @@ def test_a_call_that_repeats_looks_nothing_up(monkeypatch):
 def test_a_call_that_is_more_than_launches_is_not_replayed():
     """Here copies, whose place no later call could fill."""
     x = torch.ones(3, 4, 5, 6, 8, device=DEVICE)[::2, ::2, ::2, ::2, ::2]
-    known, call = {}, ElementCall("l1", x, torch.zeros_like(x).contiguous())
-    with Recording(known, "forward", (*call[1:10], None)) as recording:
-        recording.results = element.forward(call, Formulas(l1), [None], False)
-    assert recording.results[0] == x.numel()
-    assert known == {"forward": None}
+    PLANS.clear()
+    for _ in range(2):
+        assert l1_sum(x, torch.zeros_like(x).contiguous()) == x.numel()
+    assert list(PLANS.values()) == [False]
+
+
+def test_one_tensor_as_two_is_not_replayed():
+    """Which of them a launch takes would follow from their being the same."""
+    x = torch.ones(7, device=DEVICE)
+    PLANS.clear()
+    assert l1_sum(x, x) == 0
+    assert l1_sum(x, 3 * x) == 14
 
 
 @GPU
@@ -82,17 +100,17 @@ def test_launch_hooks_are_called():
     """A profiler that hooks Triton's launches sees every one of ours, those of a plan already started too."""
     x = torch.ones(2**21, device="cuda")
     factor = torch.full((), 2.0, device="cuda")
-    scale_(x, factor)
-    scale_(x, factor)
+    scale(x, factor)
+    scale(x, factor)
     names = []
     hook = triton.knobs.runtime.launch_enter_hook
     see = lambda metadata: names.append(metadata.get()["name"])  # noqa: E731
     hook.add(see)
     try:
-        scale_(x, factor)
+        scale(x, factor)
     finally:
         hook.remove(see)
-    scale_(x, factor)
+    scale(x, factor)
     assert names == ["scale_kernel"]
     assert (x == 16).all()
 
@@ -100,14 +118,14 @@ def test_launch_hooks_are_called():
 @GPU
 def test_nothing_is_compiled_twice():
     """Over row counts and hyper-parameters new plans find Triton's compiled kernels."""
-    from lossforge.kernels.element.kernel import elementwise_kernel
+    from lossforge.kernels.elementwise.kernel import elementwise_kernel
 
     def compiled() -> int:
         return sum(len(cache[0]) for cache in elementwise_kernel.device_caches.values())
 
     def step(n: int, gamma: float) -> None:
         x = torch.randn(n, 48, device="cuda")
-        element.forward(ElementCall("focal", x, x, hyper=[gamma, 0.25]), Formulas(focal), [None], False)
+        element.forward(ElementwiseCall("focal", x, x, hyper=[gamma, 0.25]), Formulas(focal), [None], False)
 
     step(64, 2.0)
     before = compiled()
@@ -134,7 +152,7 @@ def test_two_devices(launches, current):
         for device in ("cuda:0", "cuda:1"):
             with torch.cuda.device(current):
                 x = torch.full((64,), 2.0, device=device)
-                scale_(x, torch.full((), 3.0, device=device))
+                scale(x, torch.full((), 3.0, device=device))
                 assert l1_sum(x, torch.zeros_like(x)) == 6 * 64
     assert {device for device, _ in launches} == {0, 1}
 
@@ -143,7 +161,7 @@ def test_launches_are_counted_whichever_way_they_start():
     before = launch_counts().get("scale_kernel", 0)
     x = torch.ones(2**20 + 3, device=DEVICE)
     for _ in range(3):
-        scale_(x, torch.ones((), device=DEVICE))
+        scale(x, torch.ones((), device=DEVICE))
     assert launch_counts()["scale_kernel"] == before + 3
 
 

@@ -6,10 +6,10 @@ import typing
 import pytest
 import torch
 
-from lossforge.kernels.box.launch import arrange
-from lossforge.kernels.element.launch import geometry
+from lossforge.kernels.boxes.launch import arrange
+from lossforge.kernels.elementwise.launch import geometry
 from lossforge.kernels.engine.layout import broadcast, collapse, per_row
-from lossforge.kernels.row.layout import as_rows
+from lossforge.kernels.rowwise.layout import as_rows
 
 
 def test_collapse():
@@ -114,7 +114,9 @@ def test_as_rows():
     assert rows(torch.zeros(2, 5, 4, 6)[:, :, ::2, ::2]) is None
 
 
-@pytest.mark.parametrize("module", ["element.kernel", "element.targets", "box.kernel", "overlap.kernel", "overlap.planes", "pairs.kernel"])
+@pytest.mark.parametrize(
+    "module", ["elementwise.kernel", "elementwise.targets", "boxes.kernel", "overlap.kernel", "overlap.planes", "contrastive.kernel"]
+)
 def test_records_that_hold_records_end_with_a_constant(module):
     """Without one Triton takes the inner records' constants for None in loops and branches: see layout.END."""
     records = vars(importlib.import_module(f"lossforge.kernels.{module}")).values()

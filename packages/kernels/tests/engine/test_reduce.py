@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts, scale_
-from lossforge.kernels.call import ElementCall, Formulas
-from lossforge.kernels.element.launch import forward
+from lossforge.kernels.call import ElementwiseCall, Formulas
+from lossforge.kernels.elementwise.launch import forward
 from lossforge.kernels.engine.reduce import Counting
 from lossforge.kernels.engine.reduce import count as counted
 from lossforge.kernels.formulas.l1 import l1
@@ -17,7 +17,7 @@ def test_sum_over_many_programs_is_exact_and_repeatable():
     """Whole numbers up to 2²⁴ add without rounding, so every part must be there once; the ticket is back at zero each time."""
     x = torch.randint(0, 8, (50_001,), generator=torch.Generator().manual_seed(0)).float().to(DEVICE)
     for _ in range(3):
-        assert forward(ElementCall("l1", x, torch.zeros_like(x)), Formulas(l1), [None], False)[0] == x.sum()
+        assert forward(ElementwiseCall("l1", x, torch.zeros_like(x)), Formulas(l1), [None], False)[0] == x.sum()
 
 
 def count(target, classes, ignore_index, *, target_b=None, lam=None, weight=None, scale=1.0):

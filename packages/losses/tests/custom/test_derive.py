@@ -8,7 +8,7 @@ import triton.language as tl
 from lossforge.kernels.math import exp, log1p_unit, logistic, power, powers, reciprocal, tanh
 from lossforge.losses import FormulaError, elementwise, rowwise
 from lossforge.losses.custom.derive import with_gradients
-from lossforge.losses.custom.twin import torch_of
+from lossforge.losses.custom.reference import torch_of
 
 HALF = tl.constexpr(0.5)
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_derived_is_named():
         return x - y
 
     for formula, hyper, message in (
-        (branches, {}, r"branches: if is no formula: .* choose by tl.where, in `if y > 0:` \(.*test_derive.py:\d+\)"),
+        (branches, {}, r"branches: if is not allowed in a formula, .* choose by tl.where, in `if y > 0:` \(.*test_derive.py:\d+\)"),
         (sums, {}, r"sums: sum is over a tile of elements, and a formula sees one element, in `tl.sum\(x \* y, 0\)`"),
         (largest, {}, r"largest: max is over .*one element; write tl.maximum\(a, b\) for one of two, in `tl.max\(x, 0\)`"),
         (remainder, {}, r"remainder: has no derivative here.* in `x % 2.0`"),

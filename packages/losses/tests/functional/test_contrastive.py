@@ -226,7 +226,7 @@ def test_operator(device):
     x = matrix(6, 9, device).requires_grad_()
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     for reduction, in_forward in (("mean", True), ("sum", False), ("none", False)):
-        args = ("clip", x, None, 2, 1.5, 1.0, reduction, False, in_forward, True)
+        args = (None, "clip", x, None, 2, 1.5, 1.0, reduction, False, in_forward, True)
         result = torch.library.opcheck(torch.ops.lossforge.contrastive.default, args, test_utils=tests)
         assert set(result.values()) == {"SUCCESS"}
     _, rows, columns, _ = torch.ops.lossforge.contrastive(*args)

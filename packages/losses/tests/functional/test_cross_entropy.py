@@ -2,11 +2,15 @@
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from loss_calls import logits
 
 from lossforge.losses import cross_entropy
+from lossforge.losses.registry import LOSSES
+
+INF = math.inf
 
 
 def test_correct_needs_a_counted_target(device):
@@ -58,3 +62,62 @@ def test_returned_z_loss_has_no_weights(device):
     for w in (1.0, 10.0, 0.1):
         out = cross_entropy(x, target, weight=torch.full((4,), w, device=device), z_loss=0.1, return_z_loss=True)
         torch.testing.assert_close(out.z_loss, torch.tensor(0.1 * math.log(4) ** 2, device=device))
+
+
+@pytest.mark.parametrize("classes", [7, 9_001])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.5, "softcap": 90.0}, {"label_smoothing": 0.1}], ids=str)
+def test_outputs_for_logs(options, classes, device):
+    """The largest class, the first of equal ones, ln Σ p² and the mean logit, of ignored rows too. None has or changes a gradient."""
+    x = logits(6, classes, device) * 3 + 40
+    x[1, 2:5] = x[1].max() + 1
+    if "softcap" not in options:  # by which both were -90
+        x[3] = -INF
+        x[3, 5] = torch.finfo(torch.float32).min
+    target = torch.tensor([3, 0, -100, 5, 1, 6], device=device)
+    names = ("argmax", "log_p2", "mean_logit")
+    for each in (names, *[(name,) for name in names]):
+        leaf = x.clone().requires_grad_()
+        out = cross_entropy(leaf, target, reduction="sum", **options, **{f"return_{name}": True for name in each})
+        wide = x.double() * options.get("scale", 1.0)
+        if "softcap" in options:
+            wide = 90.0 * torch.tanh(wide / 90.0)
+        exact = {"argmax": wide.argmax(1), "log_p2": wide.softmax(1).square().sum(1).log(), "mean_logit": wide.mean(1)}
+        for name in names:
+            got = getattr(out, name)
+            assert (got is None) == (name not in each)
+            if got is not None:
+                assert not got.requires_grad
+                torch.testing.assert_close(got.to(exact[name].dtype), exact[name], rtol=2e-6, atol=2e-6)
+        if each == names:
+            assert out.argmax[1] == 2
+            assert out.argmax.dtype == torch.int64
+        alone = x.clone().requires_grad_()
+        value = cross_entropy(alone, target, reduction="sum", **options)
+        torch.testing.assert_close(out.loss, value, equal_nan=True)
+        (2 * out.loss).backward()
+        (2 * value).backward()
+        torch.testing.assert_close(leaf.grad, alone.grad, rtol=1e-5, atol=1e-7, equal_nan=True)  # another variant of the kernel
+
+
+@pytest.mark.parametrize("classes", [7, 9_001])
+def test_the_largest_class_passes_over_nan(classes, device):
+    x = logits(4, classes, device)
+    x[0, 1], x[1, 4], x[2] = math.nan, INF, math.nan
+    x[3] = -INF
+    expected = [x[0].nan_to_num(-INF).argmax().item(), 4, 0, 0]
+    target = torch.zeros(4, dtype=torch.long, device=device)
+    for function in (cross_entropy, LOSSES["ce"].reference):
+        assert function(x, target, return_argmax=True).argmax.tolist() == expected
+        assert function(x, target, return_argmax=True, reduction="none").argmax.tolist() == expected
+
+
+def test_outputs_for_logs_of_an_image_and_of_one_row(device):
+    x = logits(2 * 12, 5, device).view(2, 3, 4, 5).permute(0, 3, 1, 2)
+    target = torch.randint(5, (2, 3, 4), device=device)
+    out = cross_entropy(x, target, return_argmax=True, return_log_p2=True, return_mean_logit=True)
+    assert torch.equal(out.argmax, x.argmax(1))
+    torch.testing.assert_close(out.log_p2, x.softmax(1).square().sum(1).log(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.mean_logit, x.mean(1), rtol=1e-5, atol=1e-6)
+    one = cross_entropy(x[0, :, 0, 0], target[0, 0, 0], return_argmax=True)
+    assert one.argmax.shape == ()
+    assert one.argmax == out.argmax[0, 0, 0]

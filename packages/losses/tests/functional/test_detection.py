@@ -7,20 +7,22 @@ import torch
 import torch.nn.functional as F
 from loss_calls import gradient_of
 
-from lossforge.kernels.element import launch as element_launch
+from lossforge.kernels.elementwise import launch as element_launch
 from lossforge.kernels.engine.launch import trial
+from lossforge.kernels.plans import PLANS
 from lossforge.kernels.tiles import ElementTiles
 from lossforge.losses import (
     DistributionFocalLoss,
+    GaussianFocalLoss,
     QualityFocalLoss,
     VarifocalLoss,
     backend,
     binary_cross_entropy_with_logits,
     cross_entropy,
     distribution_focal_loss,
+    gaussian_focal_loss,
     plain_torch,
     quality_focal_loss,
-    repeat,
     sigmoid_focal_loss,
     varifocal_loss,
 )
@@ -380,11 +382,11 @@ def test_bins_beyond_32_bits(strides, device):
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"inplace": True}], ids=str)
-def test_distributions_are_replayed(options, device, paths, monkeypatch):
+def test_distributions_are_replayed(options, device, paths):
     """From the second call on, with other values."""
     if backend(torch.zeros(1, device=device)) == "torch":
         pytest.skip("the reference keeps no calls")
-    monkeypatch.setattr(repeat, "_calls", {})
+    PLANS.clear()
     module = DistributionFocalLoss(**options)
     for _ in range(4):
         x, y = sides(device)
@@ -416,3 +418,65 @@ def test_distributions_are_replayed(options, device, paths, monkeypatch):
 def test_mistakes_of_distributions(args, options, kind, message):
     with pytest.raises(kind, match=message):
         distribution_focal_loss(*args, **options)
+
+
+def their_gaussian_focal(p, y, alpha, gamma, pos_weight, neg_weight):
+    """Each pixel's loss as mmdetection has it, on probabilities."""
+    eps, peak = 1e-12, (y == 1).to(p.dtype)
+    positive = -(p + eps).log() * (1 - p) ** alpha * peak
+    return pos_weight * positive - neg_weight * (1 - p + eps).log() * p**alpha * (1 - y) ** gamma
+
+
+def heatmap(device, size=24):
+    """Two classes with three Gaussians each around whole pixels, whose peaks are 1."""
+    at = torch.arange(size, device=device, dtype=torch.float64)
+    maps = torch.zeros(2, size, size, device=device, dtype=torch.float64)
+    for k, (row, column, sigma) in enumerate([(3, 4, 1.0), (12, 9, 2.5), (20, 22, 0.5), (0, 0, 3.0), (7, 23, 1.5), (16, 2, 4.0)]):
+        bump = torch.exp(-((at[:, None] - row) ** 2 + (at - column) ** 2) / (2 * sigma**2))
+        maps[k % 2] = torch.maximum(maps[k % 2], bump)
+    return maps
+
+
+@MODES
+@pytest.mark.parametrize("hyper", [(2.0, 4.0, 1.0, 1.0), (2.0, 4.0, 3.0, 0.5), (1.5, 0.5, 1.0, 2.0), (0.0, 1.0, 1.0, 1.0)])
+def test_gaussian_focal_as_mmdetection_has_it(hyper, mode, device):
+    """Of a heatmap with peaks, divided by their number."""
+    y = heatmap(device)
+    peaks = (y == 1).sum()
+    assert peaks == 6
+    x = torch.randn(y.shape, dtype=torch.float64, device=device) * 2
+    exact, slope = gradient_of(lambda x: their_gaussian_focal(x.sigmoid(), y, *hyper).sum() / peaks, x)
+    for dtype, bound in ((torch.float64, 1e-9), (torch.float32, 3e-6)):
+        value, g = gradient_of(gaussian_focal_loss, x.to(dtype), y.to(dtype), *hyper, gradient=mode, normalizer=peaks.to(dtype))
+        assert error(value, exact) < bound
+        assert error(g, slope) < bound
+    names = dict(zip(("alpha", "gamma", "pos_weight", "neg_weight"), hyper, strict=True))
+    each = GaussianFocalLoss(**names, reduction="none")(x, y)
+    torch.testing.assert_close(each, their_gaussian_focal(x.sigmoid(), y, *hyper))
+    per_class = torch.tensor([0.5, 3.0], device=device).view(2, 1, 1)
+    each = GaussianFocalLoss(*hyper[:2], per_class, hyper[3], reduction="none")(x.float(), y.float())
+    torch.testing.assert_close(each.double(), their_gaussian_focal(x.sigmoid(), y, *hyper[:2], per_class, hyper[3]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [2.0, 0.5, 0.0])
+def test_gaussian_focal_of_saturated_logits(alpha, device):
+    """At peaks and elsewhere: finite, exact against float64, 0 where right; mmdetection's on probabilities is bounded by 28."""
+    x = torch.tensor(SATURATED, device=device)
+    for y in (0.0, 0.5, 1.0):
+        target = torch.full_like(x, y)
+        value, g = gradient_of(gaussian_focal_loss, x, target, alpha, 4.0, reduction="sum")
+        u = (-x if y == 1 else x).double()
+        w = (1.0 if y == 1 else (1 - y) ** 4) * torch.exp(alpha * F.logsigmoid(u))
+        entropy = -F.logsigmoid(-u)
+        slope = w * (u.sigmoid() + alpha * (-u).sigmoid() * entropy) * (-1 if y == 1 else 1)
+        assert error(value, (w * entropy).sum()) < 1e-6
+        assert error(g, slope) < 3e-6
+
+
+def test_gaussian_focal_of_half_logits_and_a_heatmap_of_float32(device):
+    """0.999 is no peak in float32, and becomes one in bfloat16."""
+    x, y = torch.zeros(4, device=device, dtype=torch.bfloat16), torch.tensor([0.999, 1.0, 0.5, 0.0], device=device)
+    exact = their_gaussian_focal(x.double().sigmoid(), y.double(), 2.0, 4.0, 1.0, 1.0)
+    assert error(gaussian_focal_loss(x, y, reduction="sum"), exact.sum()) < 1e-5
+    rounded = gaussian_focal_loss(x, y.bfloat16(), reduction="none")
+    assert rounded[0] == rounded[1]

@@ -25,7 +25,7 @@ from lossforge.losses.testing import error
 
 NAN, INF = float("nan"), float("inf")
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
-OVERLAP = [loss for loss in LOSSES.values() if loss.template == "overlap"]
+OVERLAP = [loss for loss in LOSSES.values() if loss.template.name == "overlap"]
 EACH = pytest.mark.parametrize("loss", OVERLAP, ids=lambda loss: loss.name)
 
 

@@ -18,13 +18,15 @@ from lossforge.losses import (
     distance_box_iou_loss,
     efficient_box_iou_loss,
     generalized_box_iou_loss,
+    scylla_box_iou_loss,
 )
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.testing import SPECIAL_PAIRS, error, samples
+from lossforge.losses.templates.boxes import SPECIAL_PAIRS
+from lossforge.losses.testing import error, samples
 
 INF, NAN = float("inf"), float("nan")
 OVERLAP = (box_iou_loss, generalized_box_iou_loss, distance_box_iou_loss, complete_box_iou_loss, efficient_box_iou_loss)
-BOXES = [loss for loss in LOSSES.values() if loss.template == "boxes"]
+BOXES = [loss for loss in LOSSES.values() if loss.template.name == "boxes"]
 EACH = pytest.mark.parametrize("loss", BOXES, ids=lambda loss: loss.name)
 FORMS = pytest.mark.parametrize("function", OVERLAP, ids=lambda f: f.__name__)
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
@@ -111,6 +113,20 @@ def iou(b1: Tensor, b2: Tensor) -> Tensor:
     return 1 - shared / ((b1[:, 2:] - b1[:, :2]).prod(1) + (b2[:, 2:] - b2[:, :2]).prod(1) - shared)
 
 
+def their_siou(b1: Tensor, b2: Tensor, neg_gamma: bool) -> Tensor:
+    """The paper's equations as mmdetection has them: the angle by its sine, -γ or +γ, the IoU minus both costs kept in [-1, 1]."""
+    corners = torch.cat([torch.min(b1, b2)[:, :2], torch.max(b1, b2)[:, 2:]], 1)
+    sides1, sides2, sides = (b[:, 2:] - b[:, :2] for b in (b1, b2, corners))
+    offset = (b2[:, :2] + b2[:, 2:] - b1[:, :2] - b1[:, 2:]) / 2
+    sine = offset.abs().amin(1) / offset.square().sum(1).sqrt()
+    gamma = 2 - torch.cos(2 * torch.asin(sine) - math.pi / 2)
+    exponent = gamma[:, None] * (offset / sides).square()
+    distance = 1 - torch.exp(-exponent if neg_gamma else exponent)
+    shape = (1 - torch.exp(-(sides1 - sides2).abs() / torch.max(sides1, sides2))) ** 4
+    value = 1 - iou(b1, b2) - (distance + shape).sum(1) / 2
+    return 1 - (value.clamp(-1, 1) if not neg_gamma else value)
+
+
 def eiou(b1: Tensor, b2: Tensor) -> Tensor:
     """The paper's equation 11, from points and sides."""
     c = torch.cat([torch.min(b1, b2)[:, :2], torch.max(b1, b2)[:, 2:]], 1)
@@ -149,6 +165,55 @@ def test_against_other_implementations(function, judge, device):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
     for got, wanted in zip(results(function, boxes1.float(), boxes2.float(), upstream), exact, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=3e-5, atol=3e-7)
+
+
+def unit_box(b1: Tensor, b2: Tensor) -> Tensor:
+    """-ln IoU where boxes overlap, else mmdetection's bound, through which no gradient goes."""
+    some = iou(b1.detach(), b2.detach()) < 1
+    ratio = torch.where(some, 1 - iou(b1, b2), 1.0)
+    return torch.where(some, -ratio.log(), -math.log(1e-7))
+
+
+def test_log_is_unit_box(device):
+    boxes1, boxes2 = (torch.cat([b, random(200, device)]) for b in special(device))
+    area = ((boxes1[:, 2:] != boxes1[:, :2]) & (boxes2[:, 2:] != boxes2[:, :2])).all(1)
+    boxes1, boxes2 = boxes1[area], boxes2[area]
+    upstream = torch.rand(len(boxes1), device=device) + 0.5
+    exact = results(unit_box, boxes1.double(), boxes2.double(), upstream)
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 3e-6)):
+        for got, wanted in zip(results(box_iou_loss, boxes1.to(dtype), boxes2.to(dtype), upstream, log=True), exact, strict=True):
+            assert error(got, wanted) < bound
+
+
+@pytest.mark.parametrize("neg_gamma", [True, False])
+def test_siou_as_mmdetection_has_it(neg_gamma, device):
+    """Where mmdetection's cost falls with the distance, some random pairs reach its bound of 0, others do not."""
+    boxes1, boxes2 = random(300, device, torch.float64), random(300, device, torch.float64)
+    boxes2[::2] = boxes1[::2] + torch.rand(150, 4, device=device, dtype=torch.float64) / 8
+    exact = results(lambda a, b: their_siou(a, b, neg_gamma), boxes1, boxes2)
+    assert neg_gamma or 5 < (exact[0] == 0).sum() < 280
+    for got, wanted in zip(results(scylla_box_iou_loss, boxes1, boxes2, neg_gamma=neg_gamma), exact, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-9)
+    for got, wanted in zip(results(scylla_box_iou_loss, boxes1.float(), boxes2.float(), neg_gamma=neg_gamma), exact, strict=True):
+        assert error(got, wanted) < 3e-5
+
+
+def test_log_keeps_the_digits_of_small_losses_and_bounds_large_ones(device):
+    """-ln(1 - 1e-6) is 1.0000005e-6; boxes that touch at a corner only, and disjoint ones, have -ln eps and no gradient."""
+    unit = torch.tensor([[0.0, 0, 1, 1]], device=device)
+    almost = torch.tensor([[0.0, 0, 1, 1 - 2.0**-20]], device=device)
+    value, g1, _ = results(box_iou_loss, almost, unit, log=True)
+    torch.testing.assert_close(value.item(), -math.log1p(-(2.0**-20)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(g1[0, 3].item(), -1.0, rtol=1e-5, atol=0)
+    assert box_iou_loss(unit, unit, log=True) == 0
+    for far in ([1.0, 1, 2, 2], [30.0, 30, 40, 40]):
+        value, g1, g2 = results(box_iou_loss, unit, torch.tensor([far], device=device), log=True, eps=1e-6)
+        torch.testing.assert_close(value.item(), -math.log(1e-6), rtol=1e-6, atol=0)
+        assert not g1.any()
+        assert not g2.any()
+    with pytest.raises(ValueError, match="eps must be finite and at least 0 and at most 1, got 2"):
+        box_iou_loss(unit, unit, log=True, eps=2)
+    assert BoxIoULoss(log=True)(unit, almost) == box_iou_loss(unit, almost, log=True)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 9.0])
@@ -388,6 +453,6 @@ def test_mistakes_in_options():
     with pytest.raises(ValueError, match="beta must be finite and at least 0, got -1"):
         box_smooth_l1_loss(BOX, BOX, beta=-1)
     with pytest.raises(
-        TypeError, match=r"BoxIoULoss\(\) got an unexpected keyword argument 'dim'. It takes reduction, eps, empty, gradient, format"
+        TypeError, match=r"BoxIoULoss\(\) got an unexpected keyword argument 'dim'. It takes reduction, eps, log, empty, gradient, format"
     ):
         BoxIoULoss(dim=1)

@@ -23,7 +23,6 @@ from lossforge.losses import (
     LinearTotalVariationLoss,
     TopKTeacher,
     TotalVariationWithLogitsLoss,
-    checks,
     cross_entropy,
     dice_loss,
     dpo_loss,
@@ -40,12 +39,12 @@ from lossforge.losses import (
     selective_log_softmax,
     softmax_focal_loss,
 )
-from lossforge.losses.functional.linear import LinearModule
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.templates.declare import DECLARED
 from lossforge.losses.templates.module import LossModule
 from lossforge.losses.testing import error, samples
 
-FUSED = [loss for loss in LOSSES.values() if loss.template in ("elementwise", "rowwise", "nll", "divergence", "topk")]
+FUSED = [loss for loss in LOSSES.values() if loss.template.fusable]
 
 
 def chosen(loss):
@@ -152,7 +151,7 @@ def test_shares_and_weights_broadcast(device):
 SKIPPED = [
     pytest.param(loss, reduction, id=f"{loss.name}-{reduction}")
     for loss in FUSED
-    if loss.by_rows or loss.template in ("divergence", "topk")
+    if loss.template.by_rows or loss.template.name in ("divergence", "topk")
     for reduction in inspect.signature(loss.function).parameters["reduction"].annotation.__args__
 ]
 
@@ -164,11 +163,13 @@ def test_ignored_rows_are_skipped(loss, reduction, device):
     leaves, target = model(device)
     ignored = torch.zeros_like(target, dtype=torch.bool)
     ignored[0, 2:6] = True
-    fused, targets, given = fuse_linear(loss.function), (target.masked_fill(ignored, -2 if loss.template == "elementwise" else -100),), {}
-    if not loss.by_rows:
+    fused, targets, given = fuse_linear(loss.function), (target.masked_fill(ignored, loss.template.ignored),), {}
+    if loss.domain == "cosines":
+        given = {"scale": 4.0}
+    if not loss.template.by_rows:
         given = {"labels": targets[0], "loss_weight": torch.rand(2, 7, device=device)}
         teacher = torch.randn(2, 7, 11, device=device)
-        targets = (teacher,) if loss.template == "divergence" else tuple(teacher.log_softmax(-1).topk(4))
+        targets = (teacher,) if loss.template.name == "divergence" else tuple(teacher.log_softmax(-1).topk(4))
 
     def call(**options):
         return run(lambda x, w, b: fused(x, w, *targets, bias=b, reduction=reduction, chunk=4, **given, **options), leaves)
@@ -255,12 +256,15 @@ def test_log_probabilities_of_tokens(several, device):
     assert error(entropy, right) < 1e-5
 
 
-@pytest.mark.parametrize("module", LinearModule.__subclasses__(), ids=lambda module: module.__name__)
+MODULES = [getattr(losses, name) for name in losses.__all__ if name.startswith("Linear") and name.endswith("Loss")]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_a_module_keeps_its_functions_options(module, device):
     """Those that belong to no call, with the same defaults; another value is the function's."""
     (x, w, b), target = model(device)
     target = target if module is LinearCrossEntropyLoss else torch.randn(2, 7, 11, device=device)
-    ours, theirs = module(), checks.signature(module.function).parameters
+    ours, theirs = module(), inspect.signature(DECLARED[module.function.__name__].definition).parameters
     of_call = () if module is LinearCrossEntropyLoss else ("loss_weight",)
     own = [name for name, p in theirs.items() if p.kind is p.KEYWORD_ONLY and name not in of_call]
     assert {*own, "ignore_index", "chunk", "accumulate", "skip_ignored", "empty", "gradient"} <= set(ours.option_names)
@@ -415,10 +419,10 @@ def test_ignored_rows_are_skipped_under_compile(call, device):
 def test_no_classes(loss, device):
     """The same words on every device, before anything is divided by their number."""
     x, target = torch.randn(4, 6, device=device), torch.full((4,), -100, device=device)
-    if loss.template in ("rowwise", "nll"):
+    if loss.template.name in ("rowwise", "nll"):
         with pytest.raises(ValueError, match=r"input must have at least one class, got shape \(4, 0\)"):
             loss.function(torch.randn(4, 0, device=device), target)
-    targets = {"divergence": (torch.rand(4, 0, device=device),), "topk": (target, target)}.get(loss.template, (target,))
+    targets = {"divergence": (torch.rand(4, 0, device=device),), "topk": (target, target)}.get(loss.template.name, (target,))
     with pytest.raises(ValueError, match=r"weight must have at least one class, shape \(C, 6\), got \(0, 6\)"):
         fuse_linear(loss.function)(x, torch.randn(0, 6, device=device), *targets)
 
@@ -438,3 +442,19 @@ def test_modules_of_a_teacher_take_what_the_unfused_take(device):
         assert error(ours, theirs) < 1e-5
         with pytest.raises(TypeError, match="unexpected keyword argument 'loss_weight'"):
             fused(loss_weight=weight)  # type: ignore[call-arg]
+
+
+def test_outputs_for_logs(device):
+    """The largest class, ln Σ p² and the mean logit of hidden states, by chunks, as of their logits."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(n, 16, generator=generator).to(device).requires_grad_() for n in (13, 40))
+    target = torch.randint(0, 40, (13,), generator=generator).to(device)
+    wanted = {"return_argmax": True, "return_log_p2": True, "return_mean_logit": True}
+    ours = linear_cross_entropy(hidden, head, target, chunk=4, **wanted)
+    expected = cross_entropy(hidden @ head.T, target, **wanted)
+    assert torch.equal(ours.argmax, expected.argmax)
+    torch.testing.assert_close(ours.log_p2, expected.log_p2, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.mean_logit, expected.mean_logit, rtol=1e-5, atol=1e-5)
+    leaves = (hidden, head)
+    for got, exact in zip(torch.autograd.grad(2 * ours.loss, leaves), torch.autograd.grad(2 * expected.loss, leaves), strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-6)

@@ -1,11 +1,25 @@
 """What is their own of the losses of a difference: kinks, nan and infinity, weighted means, as in torch."""
 
+import re
+
+import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
 from loss_calls import gradient_of
 
-from lossforge.losses import HuberLoss, MSELoss, SmoothL1Loss, huber_loss, l1_loss, mse_loss, smooth_l1_loss
+from lossforge.kernels import launch_counts
+from lossforge.losses import (
+    HuberLoss,
+    MSELoss,
+    SmoothL1Loss,
+    general_robust_loss,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    quantile_loss,
+    smooth_l1_loss,
+)
 
 INF, NAN = float("inf"), float("nan")
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
@@ -90,6 +104,14 @@ def test_legacy_arguments_and_their_order(device):
     torch.testing.assert_close(HuberLoss("sum", 0.5)(x, y), F.huber_loss(x, y, "sum", 0.5))
 
 
+def test_the_warning_of_old_arguments_names_the_users_line():
+    x = torch.rand(3, 4)
+    for call in (lambda: mse_loss(x, x, reduce=False), lambda: mse_loss(x, x, size_average=False), lambda: MSELoss(size_average=False)):
+        with pytest.warns(UserWarning, match="size_average and reduce") as found:
+            call()
+        assert [each.filename for each in found if each.category is UserWarning] == [__file__]
+
+
 def test_gradients_of_both_arguments(device):
     for ours, torchs, options in CASES[:6]:
         x, y = (torch.randn(9, device=device, requires_grad=True) for _ in range(2))
@@ -110,3 +132,112 @@ def test_gradients_of_both_arguments(device):
 def test_options_out_of_range(function, options, kind, message):
     with pytest.raises(kind, match=message):
         function(torch.rand(3), torch.rand(3), **options)
+
+
+ALPHAS = [2.0, 1.9999999, 2.0000002, 1.99, 2.5, 1.0, 0.5, 1e-3, 1e-7, 0.0, -1e-20, -1e-4, -2.0, -50.0, -1e6, -1e30, -INF]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_general_robust_around_its_special_shapes(alpha, device):
+    """The paper's formula with 50 digits, and its limits, from tiny to huge differences."""
+    mpmath.mp.dps = 50
+    x = torch.tensor([0.0, 1e-6, -1e-3, 0.1, -0.9, 2.0, -7.0, 40.0, 1e4, -1e8, 1e15], device=device)
+    value, g = gradient_of(general_robust_loss, x, torch.zeros_like(x), alpha=alpha, scale=0.5, reduction="none")
+    shape = mpmath.mpf(torch.tensor(alpha).double().item())  # as the kernel has it, in float32
+    exact, slopes = [], []
+    for d in x.double().tolist():
+        s = (mpmath.mpf(d) / 0.5) ** 2
+        b = abs(shape - 2)
+        power = mpmath.exp(-s / 2) if alpha == -INF else 1 if b == 0 else (s / b + 1) ** (shape / 2 - 1)
+        if alpha == -INF:
+            found = 1 - mpmath.exp(-s / 2)
+        elif b == 0:
+            found = s / 2
+        elif shape == 0:
+            found = mpmath.log(s / 2 + 1)
+        else:
+            found = b / shape * ((s / b + 1) ** (shape / 2) - 1)
+        exact.append(float(found))
+        slopes.append(float(4 * mpmath.mpf(d) * power))
+    for got, wanted in ((value, exact), (g, slopes)):  # powers up to e^±80, whose float32 exponents are rounded by 4e-6 each way
+        torch.testing.assert_close(got.double().cpu(), torch.tensor(wanted, dtype=torch.float64), rtol=8e-6, atol=1e-37)
+
+
+def test_a_shape_of_each_column(device):
+    """A tensor α that broadcasts; one that requires grad is differentiated, against differences."""
+    x, y = torch.randn(5, 3, device=device), torch.randn(5, 3, device=device)
+    alpha = torch.tensor([2.0, 0.0, -INF], device=device)
+    whole = gradient_of(general_robust_loss, x, y, alpha=alpha, reduction="none")
+    for column, each in enumerate(alpha.tolist()):
+        part = gradient_of(general_robust_loss, x[:, column], y[:, column], alpha=each, reduction="none")
+        for got, wanted in zip(whole, part, strict=True):
+            torch.testing.assert_close(got[:, column], wanted)
+    learned = torch.tensor([1.3, 0.4, -0.7], dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a: general_robust_loss(x.double(), y.double(), alpha=a), (learned,))
+
+
+def test_quantiles_of_each_column(device):
+    """By hand: τ (y - x) below the target, (1 - τ)(x - y) above it, and the middle of both slopes at it."""
+    x = torch.tensor([[1.0, 1.0], [-2.0, -2.0], [0.5, 0.5]], device=device)
+    y = torch.tensor([[0.0], [0.0], [0.5]], device=device).expand(3, 2)
+    value, g = gradient_of(quantile_loss, x, y, quantile=torch.tensor([0.25, 0.875], device=device), reduction="none")
+    assert torch.equal(value, torch.tensor([[0.75, 0.125], [0.5, 1.75], [0.0, 0.0]], device=device))
+    assert torch.equal(g, torch.tensor([[0.75, 0.125], [-0.25, -0.875], [0.25, -0.375]], device=device))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: quantile_loss(x, x, quantile=1.5), "quantile must be finite and at least 0 and at most 1, got 1.5"),
+        (lambda x: general_robust_loss(x, x, scale=0.0), "scale must be finite and above 0, got 0"),
+        (lambda x: general_robust_loss(x, x, alpha=INF), "alpha must be finite, got inf"),
+    ],
+)
+def test_refused_options(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call(torch.zeros(3))
+
+
+BROADCAST = [(l1_loss, F.l1_loss), (mse_loss, F.mse_loss), (huber_loss, F.huber_loss), (smooth_l1_loss, F.smooth_l1_loss)]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), BROADCAST, ids=[ours.__name__ for ours, _ in BROADCAST])
+@pytest.mark.parametrize(
+    ("shape", "other"), [((4, 3), (3,)), ((4, 3), (4, 1)), ((4, 3), ()), ((4, 1), (4, 3)), ((3,), (4, 3)), ((4, 1), (1, 3))], ids=str
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_broadcast(ours, theirs, shape, other, reduction, device):
+    """As torch, with its warning, which points at the call; gradients are summed to the shapes of the tensors."""
+    torch.manual_seed(0)
+    x, y = torch.randn(shape, device=device), torch.randn(other, device=device)
+    found = []
+    for function, dtype in ((ours, torch.float32), (theirs, torch.float64)):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, y)]
+        with pytest.warns(UserWarning, match=r"Using a target size \(torch.Size.*\) that is different to the input size") as warned:
+            value = function(*leaves, reduction=reduction)
+        assert warned[0].filename == __file__
+        value.backward(torch.full_like(value, 1.5))
+        found.append((value, *[t.grad for t in leaves]))
+    for got, exact in zip(*found, strict=True):
+        assert got.shape == exact.shape
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), BROADCAST, ids=[ours.__name__ for ours, _ in BROADCAST])
+def test_broadcast_by_the_kernel_and_compiled(ours, theirs, device):
+    x, y = torch.randn(4, 3, device=device), torch.randn(4, 1, device=device)
+    launches = launch_counts().get("elementwise_kernel", 0)
+    with pytest.warns(UserWarning, match="Using a target size"):
+        value, g = gradient_of(ours, x, y)
+    assert launch_counts()["elementwise_kernel"] > launches
+    expected, g_expected = gradient_of(theirs, x, y.expand(4, 3))
+    torch._dynamo.reset()
+    compiled, g_compiled = gradient_of(torch.compile(ours, fullgraph=True, backend="aot_eager"), x, y)
+    for got, exact in ((value, expected), (g, g_expected), (compiled, expected), (g_compiled, g_expected)):
+        torch.testing.assert_close(got, exact)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), BROADCAST, ids=[ours.__name__ for ours, _ in BROADCAST])
+def test_shapes_that_do_not_broadcast(ours, theirs):
+    with pytest.raises(ValueError, match=r"target must have the shape of input, \(3, 4\), got \(3,\) of torch.float32: for class indices"):
+        ours(torch.rand(3, 4), torch.rand(3))

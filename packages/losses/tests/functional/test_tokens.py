@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import backend, selective_log_softmax, sequence_logps
+from lossforge.losses import backend, cross_entropy, selective_log_softmax, sequence_logps
 from lossforge.losses.testing import error
 
 INF = float("inf")
@@ -166,3 +166,44 @@ def test_several_tokens_a_row(name, dtype, device):
     assert error(g, g_exact) < (5e-6 if dtype == torch.float32 else 2.0**-6)
     one = selective_log_softmax(x, index[..., 0], **options)
     assert error(selective_log_softmax(x, index[..., :1], **options).squeeze(-1), one) < 3e-6
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_log_sum_exp_that_is_known(several, softcap, device):
+    """The same values, and the same gradient through cross entropy's log-sum-exp; the logits are read at the indices alone."""
+    x = torch.randn(2, 5, 30, generator=torch.Generator().manual_seed(0)).to(device) * 3
+    index = torch.randint(30, (2, 5, 3) if several else (2, 5), generator=torch.Generator().manual_seed(1)).to(device)
+    index[0, 1] = -100
+    upstream = torch.rand(index.shape, device=device) + 0.5
+    found = []
+    for known in (False, True):
+        leaf = x.clone().requires_grad_()
+        lse = None
+        if known:
+            rows = leaf.movedim(-1, 1)
+            ignored = torch.full((2, 5), -100, device=device)
+            lse = cross_entropy(rows, ignored, scale=0.5, softcap=softcap, reduction="sum", return_lse=True).lse
+        logps = selective_log_softmax(leaf, index, temperature=2.0, softcap=softcap, lse=lse)
+        (logps * upstream).sum().backward()
+        found.append((logps.detach(), leaf.grad))
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    moved = x.clone()
+    moved.scatter_(-1, (index.clamp(0).view(2, 5, -1)[..., :1] + 1) % 30, 100.0)
+    index = index.view(2, 5, -1)[..., 0]
+    constant = torch.zeros(2, 5, device=device)
+    assert torch.equal(selective_log_softmax(moved, index, lse=constant), selective_log_softmax(x, index, lse=constant))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lse": torch.zeros(3)}, r"lse must have one entry a row of logits, shape \(4,\), got \(3,\)"),
+        ({"lse": torch.zeros(4), "return_entropy": True}, "lse excludes return_entropy=True"),
+        ({"lse": torch.zeros(4), "inplace": True}, "lse excludes inplace=True"),
+    ],
+)
+def test_a_refused_log_sum_exp(options, message):
+    with pytest.raises(ValueError, match=message):
+        selective_log_softmax(torch.zeros(4, 6), torch.zeros(4, dtype=torch.long), **options)

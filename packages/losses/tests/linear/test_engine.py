@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from linear_calls import FUSED, Watched, exactly, gradients, layer
 
+from lossforge.kernels.call import Head
 from lossforge.losses import autograd, linear_cross_entropy, linear_entropy, linear_selective_log_softmax
 from lossforge.losses.linear import engine
 from lossforge.losses.testing import error
@@ -52,7 +53,9 @@ def a_call(monkeypatch):
         monkeypatch.setattr(engine, "free_memory", lambda device: free)
         size, dtype = (2, torch.bfloat16) if half else (4, torch.float32)
         x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda=free is not None, device="cuda", dtype=dtype)
-        return SimpleNamespace(chunk=chunk, input=x, head=SimpleNamespace(shape=(classes, 8)), teacher_layer=teacher)
+        return SimpleNamespace(
+            x=SimpleNamespace(input=x, weight=SimpleNamespace(shape=(classes, 8)), chunk=chunk, wide=False), target=teacher and Head(x, x)
+        )
 
     return make
 
@@ -226,6 +229,31 @@ def test_float64_weights(mode, device):
     value = FUSED[2].ours(x, w, b, teacher.double(), loss_weight=of_rows, reduction="mean", **options)
     each = FUSED[2].ours(x, w, b, teacher.double(), reduction="none")
     assert error(value, (each * of_rows).sum() / of_rows.sum()) < 1e-14
+
+
+@MODES
+@EACH
+@pytest.mark.parametrize("classes", [11, 40])
+def test_logits_of_half_precision_kept_in_float32(classes, loss, mode, way, device):
+    """Values as of float32, and gradients that are rounded once; with the logits' own dtype values are a hundred times further off."""
+    leaves = layer(8, device, torch.bfloat16, classes=classes)
+    targets = [t.bfloat16() if t.is_floating_point() else t for t in loss.targets(8, device, classes)]
+    exact = exactly(loss, leaves, *targets)
+    for chunk in (3, None):
+        found, rounded = (
+            gradients(loss.ours, leaves, *targets, gradient=mode, chunk=chunk, logits=dtype) for dtype in ("float32", "weight")
+        )
+        # a teacher's input, which is the target, is of bfloat16, as is its weight
+        assert error(found[0], exact[0]) < (2e-3 if loss.name == "kl" else 1e-5)
+        for got, also, right in zip(found[1:], rounded[1:], exact[1:], strict=True):
+            assert error(got, right) < 1.2e-2
+            assert error(got, right) < 1.5 * error(also, right) + 4e-3
+
+
+def test_an_unknown_dtype_of_logits_is_refused(device):
+    leaves, targets = layer(8, device), FUSED[0].targets(8, device)
+    with pytest.raises(ValueError, match="logits must be"):
+        FUSED[0].ours(*leaves, *targets, logits="bfloat16")
 
 
 def of_bfloat16(rows, hidden, classes, device):

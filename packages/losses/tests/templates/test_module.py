@@ -11,17 +11,24 @@ import torch
 from lossforge.losses import (
     BCEWithLogitsLoss,
     BradleyTerryLoss,
+    ClipFeaturesLoss,
     ClipLoss,
     CPOLoss,
     CrossEntropyLoss,
     DPOLoss,
     GRPOLoss,
     HuberLoss,
+    InfoNCELoss,
     KTOLoss,
     L1Loss,
+    NTXentLoss,
     ORPOLoss,
+    SigLIPFeaturesLoss,
     SigmoidFocalLoss,
     SimPOLoss,
+    SupConLoss,
+    TwoWayLoss,
+    ZlprLoss,
     cross_entropy,
     huber_loss,
     modules,
@@ -30,12 +37,13 @@ from lossforge.losses import (
     selective_log_softmax,
     sigmoid_focal_loss,
 )
-from lossforge.losses.functional.linear import LinearModule
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.templates.declare import DECLARED
 from lossforge.losses.testing import plain_sample
 from lossforge.losses.types import Range
 
 BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only"}
+BY_CALL |= {"negatives", "logit_scale", "logit_bias"}
 """Arguments of functions that belong to a call, beside weights that are not of the classes or elements."""
 LEGACY = {"size_average", "reduce"}
 UNSEEN = {"empty", "gradient", "inplace", "validate"}
@@ -54,6 +62,7 @@ LOGPS = [-torch.rand(5, generator=generator) - 0.1 * i for i in range(4)]
 CALLS = {
     "elementwise": [((X, Y), {}), ((X, INDEX), {})],
     "rowwise": [((X, INDEX), {})],
+    "margins": [((X, INDEX), {})],
     "nll": [((X, INDEX), {})],
     "boxes": [((BOXES1, BOXES2), {})],
     "overlap": [((MAPS, MASKS), {})],
@@ -65,6 +74,8 @@ OF_LOSS = {
     "preference_bce": [((X, INDEX), {"group": LABELS[:, None]})],
     "preference_bce_probability": [((X.sigmoid(), INDEX), {"group": LABELS[:, None]})],
     "bce_probability": [((X.sigmoid(), Y), {}), ((X.sigmoid(), INDEX), {})],
+    "lovasz_softmax": [((MAPS, MASKS), {})],
+    "lovasz_hinge": [((MAPS[:, 0], MASKS.clamp(max=1)), {})],
     "siglip": [((X, None), {}), ((X, Y), {}), ((X, INDEX), {})],
     "kl_div": [((X.log_softmax(1), Y), {}), ((X.log_softmax(1), INDEX), {})],
 }
@@ -72,6 +83,10 @@ BUILT = {
     "preference_bce": {"group_weight": UNIT},
     "preference_bce_probability": {"group_weight": UNIT},
     "logit_adjusted_ce": {"class_counts": UNIT},
+    "distribution_balanced": {"class_counts": 9 * UNIT + 1, "num_samples": 50},
+    "lovasz_hinge": {"per_image": True},
+    "ohem_ce": {"threshold": 0.07, "min_kept": 0},
+    "poisson_nll": {"log_input": False},
     "kl": {"temperature": 2.0},
     "js": {"temperature": 2.0},
     "total_variation": {"temperature": 2.0},
@@ -102,11 +117,16 @@ OTHERS_OF |= {
     ("AsymmetricLossMultiLabel", "reduction"): "mean",
     ("CPOLoss", "label_smoothing"): 0.25,
 }
+OTHERS_OF |= {("DistributionBalancedLoss", "class_counts"): 5 * UNIT + 2, ("DistributionBalancedLoss", "num_samples"): 90}
+OTHERS_OF |= {("OHEMCrossEntropyLoss", "threshold"): 0.12, ("OHEMCrossEntropyLoss", "min_kept"): 99}
+OTHERS_OF |= {("MultiMarginLoss", "p"): 2, ("TripletMarginLoss", "p"): 3.0, ("PoissonNLLLoss", "eps"): 0.3}
 OTHERS_OF |= {(name, "ignore_index"): 0 for name in ("DiceLoss", "DiceCELoss", "JaccardLoss", "TverskyLoss", "FocalTverskyLoss")}
-OTHERS_OF |= {(loss.module.__name__, "eps"): 1.0 for loss in LOSSES.values() if loss.template == "boxes"}
+OTHERS_OF |= {("LovaszSoftmaxLoss", "ignore_index"): 0, ("LovaszHingeLoss", "ignore_index"): 0, ("LovaszSoftmaxLoss", "classes"): "all"}
+OTHERS_OF |= {(loss.module.__name__, "eps"): 1.0 for loss in LOSSES.values() if loss.template.name == "boxes"}
 REFUSED = {("LogitAdjustedCrossEntropyLoss", "softcap")}
 """Options that a module has as others of its template, and its function refuses."""
 OF_DENSE = {("KLDivLoss", "log_target"), ("AsymmetricLossMultiLabel", "smoothing"), ("PolyBinaryCrossEntropy", "smoothing")}
+OF_DENSE |= {("DistributionBalancedLoss", "smoothing")}
 """Options that class indices do not go with."""
 OF_TIMM = {("AsymmetricLossMultiLabel", "eps"), ("AsymmetricLossMultiLabel", "disable_torch_grad_focal_loss")}
 """Options that timm has: one without effect, since our logarithms are exact, and one of the gradient alone."""
@@ -122,7 +142,7 @@ def other(module, name):
         return not held
     if held is None or isinstance(held, torch.Tensor):
         return 0.3
-    parameter = type(module).signature.parameters.get(name)
+    parameter = inspect.signature(DECLARED[module.function.__name__].definition).parameters.get(name)
     ranges = [each for each in typing.get_args(parameter and parameter.annotation) if isinstance(each, Range)]
     return max([0.4 * held + 0.17, *(each.least for each in ranges if each.least is not None)])
 
@@ -171,7 +191,7 @@ def check_options(make, function, calls):
 def test_every_option_of_every_module(loss):
     with plain_torch():
         sample = plain_sample(loss)
-        calls = OF_LOSS.get(loss.name) or CALLS.get(loss.template) or [((sample.x, sample.target), sample.kwargs)]
+        calls = OF_LOSS.get(loss.name) or CALLS.get(loss.template.name) or [((sample.x, sample.target), sample.kwargs)]
         check_options(lambda: loss.module(**BUILT.get(loss.name, {})), loss.function, calls)
 
 
@@ -179,6 +199,13 @@ TOKENS, ADVANTAGES, OLD = -torch.rand(3, 5, generator=generator), torch.tensor([
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
 OTHER_MODULES = {
     ClipLoss: [((X,), {})],
+    TwoWayLoss: [((X, Y > 0.5), {})],
+    ZlprLoss: [((X, Y > 0.5), {})],
+    InfoNCELoss: [((X, X.flip(0), X.roll(1, 0)), {})],
+    NTXentLoss: [((X, X.roll(1, 0)), {})],
+    SupConLoss: [((X, torch.arange(len(X)) % 2), {})],
+    ClipFeaturesLoss: [((X, X.roll(1, 0), 0.5), {})],
+    SigLIPFeaturesLoss: [((X, X.roll(1, 0), 0.5, -0.2), {})],
     BradleyTerryLoss: [(LOGPS[:2], {})],
     DPOLoss: [(LOGPS, {})],
     CPOLoss: [(LOGPS[:2], {})],
@@ -198,13 +225,13 @@ def test_every_option_of_modules_beside_the_registry(module):
 def test_every_module_is_walked():
     public = {getattr(modules, name) for name in modules.__all__}
     public |= {t for t in vars(preference).values() if isinstance(t, type) and issubclass(t, torch.nn.Module)}
-    public -= set(LinearModule.__subclasses__())  # test_linear.py
+    public -= {getattr(modules, name) for name in modules.__all__ if name.startswith("Linear")}  # test_linear.py
     assert public == {loss.module for loss in LOSSES.values()} | set(OTHER_MODULES)
 
 
 MODULES = pytest.mark.parametrize(
     ("module", "template"),
-    [(loss.module, loss.template) for loss in LOSSES.values()] + [(module, "") for module in OTHER_MODULES],
+    [(loss.module, loss.template.name) for loss in LOSSES.values()] + [(module, "") for module in OTHER_MODULES],
     ids=lambda v: getattr(v, "__name__", v),
 )
 
@@ -223,15 +250,17 @@ def options_of(function):
 @MODULES
 def test_a_module_takes_what_its_function_takes(module, template):
     """With the same defaults; the function's own tensors come with the call."""
-    ours, theirs = module(), options_of(module.function)
-    by_call = BY_CALL | (set() if template in ("elementwise", "rowwise", "nll", "overlap", "") else {"weight"})
+    definition = DECLARED[module.function.__name__].definition
+    ours, theirs = module(), options_of(definition)
+    by_call = BY_CALL | (set() if template in ("elementwise", "rowwise", "nll", "overlap", "margins", "") else {"weight"})
     by_call |= {"margin", "policy_nll_loss", "mask", "kl"} if not template else set()
     by_call |= {"validate"} if module is ClipLoss else set()  # which has no indices
     tensors = [name for name, default in theirs.items() if default is inspect.Parameter.empty]
     tensors += ["old_per_token_logps", "ref_per_token_logps"]
-    keywords = {n for p in inspect.signature(module.function).parameters.values() if p.kind == p.VAR_KEYWORD for n in theirs}
+    keywords = {n for p in inspect.signature(definition).parameters.values() if p.kind == p.VAR_KEYWORD for n in theirs}
     options = set(theirs) - by_call - LEGACY - {n for n in tensors if n not in keywords}
     options -= {"input", "inputs", "target", "targets", "boxes1", "boxes2", "target_logits", "indices", "values", "similarity"}
+    options -= {"anchor", "negative", "var", "query", "positive", "input1", "input2", "features", "image_features", "text_features"}
     assert set(ours.option_names) == options
     for name in ours.option_names:
         if theirs[name] is not inspect.Parameter.empty:

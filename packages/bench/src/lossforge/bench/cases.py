@@ -1,4 +1,4 @@
-"""What is measured: losses on realistic shapes. Plain data, read without torch, so that a wrong name is answered at once."""
+"""The cases to measure: losses on realistic shapes. This file does not import torch, so that a wrong name is reported at once."""
 
 import fnmatch
 import math
@@ -8,9 +8,9 @@ from typing import Any
 
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
-SUITES = ("table", "losses", "variants", "small", "scaling", "linear", "precision")
-FUSED = ("linear", "precision")
-"""Suites of losses fused with the linear layer that gives their logits: shapes are (…, hidden, classes)."""
+SUITES = ("table", "losses", "variants", "small", "scaling", "linear", "precision", "features")
+FUSED = ("linear", "features", "precision")
+"""Suites of losses fused with the product that computes their logits: shapes are (…, hidden, classes), or queries, features, keys."""
 CONTENDERS = {
     "lossforge": "ours as it is called",
     "lossforge-backward": 'gradient="backward": the gradient is computed when backward asks for it',
@@ -31,17 +31,24 @@ CONTENDERS = {
     "quack-scaled": "the form of it that takes the row's sums in the first product",
 }
 CPU_ELEMENTS = 2**18
-"""Of a case on a machine without a GPU."""
+"""Largest number of elements in a case on a machine without a GPU."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A loss on one shape and dtype.
 
-    loss: its name in lossforge.losses.registry, contenders.UNREGISTERED or linear.losses. use: what has that shape.
-    inputs: how lossforge.bench.inputs, or linear.inputs, makes targets and weights.
-    variant: what differs from the plain loss. options: keyword arguments of the loss. other: other values of some of them, with which a
-    second call should compile nothing anew. whole: samples do not add up to the loss, so that it is judged as it is, not part by part.
+    Attributes:
+        suite: one of SUITES.
+        loss: its name in lossforge.losses.registry, contenders.UNREGISTERED or linear.losses.
+        use: which model or task has that shape.
+        shape: of the logits or boxes; of the input, then classes, in a suite of FUSED.
+        dtype: "fp32" or "bf16".
+        inputs: which function of lossforge.bench.inputs, or linear.inputs, makes targets and weights.
+        variant: how it differs from the plain loss.
+        options: keyword arguments of the loss.
+        other: other values of some options; a second call with them should not compile again.
+        whole: check the case in one piece, because the losses of its samples do not add up to its loss.
     """
 
     suite: str
@@ -61,23 +68,29 @@ class Case:
 
     @property
     def key(self) -> str:
-        """A name that no other case of the suite has."""
+        """Return a name that is unique within the suite."""
         return " ".join(filter(None, (self.loss, self.variant, self.size, self.dtype)))
 
     def cut(self, elements: int) -> "Case":
-        """The case with leading dimensions shortened to at most `elements`, for a machine without a GPU."""
+        """Shorten the leading dimensions to at most `elements` in all, for a machine without a GPU."""
         shape = list(self.shape)
         for d in range(len(shape) if len(shape) == 1 else len(shape) - 1):
             if d != 1 or len(shape) != 4 or self.suite in FUSED:  # (N, C, H, W) keeps its classes
-                least = 2 if self.inputs == "pairs" and d == 0 else 1
+                least = LEAST.get(self.inputs, 1) if d == 0 else 1
                 shape[d] = max(least, min(shape[d], shape[d] * elements // math.prod(shape)))
+        if self.inputs == "clean and augmented":
+            shape[0] -= shape[0] % 3
         return replace(self, shape=tuple(shape))
 
 
+LEAST = {"pairs": 2, "easy and hard classes": 2, "views": 2, "labelled views": 2, "clean and augmented": 3}
+"""The fewest samples that some inputs can be made for."""
 SMOOTHING: dict[str, Any] = {"label_smoothing": 0.1}
 FOCAL: dict[str, Any] = {"alpha": 0.25, "gamma": 2.0, "reduction": "sum"}
 OVERLAP = ("dice", "jaccard", "tversky", "focal_tversky", "dice_ce")
 WHOLE = ("siglip", "clip", *OVERLAP)
+LATE = ("clip", "two_way", "load_balancing", "ohem_ce", "lovasz_softmax", "lovasz_hinge", *OVERLAP)
+"""Losses whose gradient is known only when the whole batch was read."""
 VOCABULARY, HEAD, CLIP, SEGMENTATION = "llm-vocabulary", "timm-head", "clip-16384", "segmentation-512"
 TOKENS, MAPS, SIMILARITIES = (8192, 32000), (8, 21, 512, 512), (16384, 16384)
 
@@ -111,23 +124,41 @@ def _table() -> Iterable[Case]:
 
 
 def _losses() -> Iterable[Case]:
-    """Every loss of the registry that the table does not have, and others, where its floor is long enough to measure."""
+    """Return cases for losses that the table omits, at sizes whose floor is long enough to measure."""
     anchors, large, labels, many = (16, 120087, 80), (2**28,), (4096, 9605), (4096, 21841)
+    faces, vectors, lvis = (2048, 85742), (65536, 768), (16384, 1203)
     softened = {"temperature": 2.0, "reduction": "batchmean"}
     mean = {"reduction": "mean"}
     cases: tuple[tuple[str, str, tuple[int, ...], str, dict[str, Any], dict[str, Any]], ...] = (
         ("mse", "large", large, "dense", {}, {}),
         ("huber", "large", large, "dense", {"delta": 1.0}, {"delta": 0.5}),
         ("smooth_l1", "large", large, "dense", {"beta": 1.0}, {"beta": 0.1}),
+        ("log_cosh", "large", large, "dense", {}, {}),
+        ("quantile", "large", large, "dense", {"quantile": 0.9}, {"quantile": 0.2}),
+        ("general_robust", "large", large, "dense", {"alpha": 1.0, "scale": 0.5}, {"alpha": -2.0}),
+        ("total_variation_probability", "large", large, "dense of probabilities", {}, {}),
         ("preference_bce_probability", "large", large, "preference of probabilities", {}, {}),
         ("bce_probability", "large", large, "dense of probabilities", {}, {}),
         ("kl_div", VOCABULARY, TOKENS, "log-probabilities", {}, {}),
         ("nll", VOCABULARY, TOKENS, "classes of log-probabilities", {}, {}),
+        ("gaussian_nll", "large", (2**27,), "variances", {}, {"eps": 0.6}),
+        ("poisson_nll", "large", large, "counts", {}, {"eps": 0.5}),
+        ("soft_margin", "large", large, "signs", {}, {}),
+        ("hinge_embedding", "large", large, "signs", {"margin": 1.0}, {"margin": 0.5}),
+        ("margin_ranking", "large", (2**27,), "ranking", {"margin": 0.5}, {"margin": 0.25}),
+        ("multi_margin", HEAD, (16384, 1000), "classes", {"p": 2, "margin": 1.0}, {"margin": 0.5}),
+        ("multilabel_margin", HEAD, (16384, 1000), "lists of classes", {}, {}),
+        ("multilabel_soft_margin", "open-images", labels, "multi-label", {}, {}),
+        ("zlpr", "open-images", labels, "multi-label", {}, {}),
+        ("distribution_balanced", "open-images", labels, "counted multi-label", {"num_samples": 2**20}, {"focal_gamma": 1.0}),
+        ("triplet_margin", "embeddings", vectors, "triplets", {"margin": 1.0}, {"margin": 0.5}),
+        ("cosine_embedding", "embeddings", vectors, "signed pairs", {"margin": 0.2}, {"margin": 0.1}),
         ("asymmetric", "open-images", labels, "multi-label", {"gamma_neg": 4.0, "gamma_pos": 1.0, "clip": 0.05}, {"gamma_neg": 3.0}),
         ("poly_bce", "open-images", labels, "multi-label", {"epsilon": 2.0}, {"epsilon": 1.0}),
         ("bce_smoothed", "imagenet-21k", many, "classes", {"smoothing": 0.1}, {"smoothing": 0.2}),
         ("quality_focal", "retinanet-800x1344", anchors, "scored", {"beta": 2.0}, {"beta": 1.5}),
         ("varifocal", "retinanet-800x1344", anchors, "scored", {"alpha": 0.75, "gamma": 2.0}, {"gamma": 1.5}),
+        ("gaussian_focal", "large", large, "heatmap", {"alpha": 2.0, "gamma": 4.0}, {"alpha": 1.5}),
         ("distribution_focal", "gfl-800x1344", (16, 89600, 17), "positions", {}, {}),
         ("distribution_focal", "yolo-640", (8, 33600, 16), "positions", {}, {}),
         ("siglip", CLIP, SIMILARITIES, "nothing", {}, {}),
@@ -136,6 +167,11 @@ def _losses() -> Iterable[Case]:
         ("poly_ce", VOCABULARY, TOKENS, "classes", {"epsilon": 2.0}, {"epsilon": 1.0}),
         ("asymmetric_single_label", VOCABULARY, TOKENS, "classes", {"gamma_pos": 1.0, "gamma_neg": 4.0, "eps": 0.1}, {"gamma_neg": 3.0}),
         ("generalized_ce", VOCABULARY, TOKENS, "classes", {"q": 0.7}, {"q": 0.5}),
+        ("taylor_ce", VOCABULARY, TOKENS, "classes", {"order": 2}, {}),
+        ("symmetric_ce", VOCABULARY, TOKENS, "classes", {"alpha": 0.1, "beta": 1.0, "log_zero": -4.0}, {"alpha": 0.5}),
+        ("seesaw", "lvis", lvis, "counted classes", {"p": 0.8, "q": 2.0}, {"q": 1.0}),
+        ("arcface", "ms1mv2", faces, "cosines", {"margin": 0.5, "scale": 64.0}, {"margin": 0.4}),
+        ("cosface", "ms1mv2", faces, "cosines", {"margin": 0.35, "scale": 64.0}, {"margin": 0.4}),
         ("logit_adjusted_ce", "imagenet-21k", many, "class prior", {"tau": 1.0}, {"tau": 0.5}),
         ("selective_log_softmax", VOCABULARY, TOKENS, "classes", {"reduction": "none"}, {"temperature": 0.7}),
         ("kl", VOCABULARY, TOKENS, "teacher", softened, {"temperature": 3.0}),
@@ -155,10 +191,27 @@ def _losses() -> Iterable[Case]:
         yield Case("losses", "kl", VOCABULARY, TOKENS, dtype, "teacher", "reverse", softened | {"reverse": True})
         entropy = {"return_entropy": True, "reduction": "none"}
         yield Case("losses", "selective_log_softmax", VOCABULARY, TOKENS, dtype, "classes", "with entropy", entropy)
-    for loss in ("iou", "giou", "diou", "ciou", "eiou", "box_l1", "box_smooth_l1"):
+    for loss in ("iou", "giou", "diou", "ciou", "eiou", "siou", "box_l1", "box_smooth_l1"):
         beta = loss == "box_smooth_l1"
         options, other = ({"beta": 1.0}, {"beta": 0.5}) if beta else ({}, {})
         yield Case("losses", loss, "box-pairs", (2**22, 4), FP32, "boxes", "", {"reduction": "sum"} | options, other)
+    yield Case("losses", "iou", "box-pairs", (2**22, 4), FP32, "boxes", "log", {"reduction": "sum", "log": True})
+
+
+def _batches() -> Iterable[Case]:
+    """Return losses in which the samples of a batch depend on one another."""
+    hard = {"threshold": 0.7, "min_kept": 100_000}
+    cases: tuple[tuple[str, str, tuple[int, ...], str, dict[str, Any], dict[str, Any]], ...] = (
+        ("two_way", "open-images", (4096, 9605), "multi-label", {"tp": 4.0, "tn": 1.0}, {"tp": 2.0}),
+        ("jsd", "augmix", (3 * 8192, 1000), "clean and augmented", {"num_splits": 3, "alpha": 12.0, "smoothing": 0.1}, {}),
+        ("load_balancing", "qwen3-30b-router", (48 * 16384, 128), "router", {"top_k": 8, "z_loss": 1e-3}, {"z_loss": 1e-2}),
+        ("ohem_ce", SEGMENTATION, MAPS, "easy and hard classes", hard, {"threshold": 0.6}),
+        ("lovasz_softmax", SEGMENTATION, MAPS, "classes", {}, {}),
+        ("lovasz_hinge", "masks-512", (32, 512, 512), "mask", {"per_image": True}, {}),
+    )
+    for loss, use, shape, inputs, options, other in cases:
+        for dtype in DTYPES:
+            yield Case("losses", loss, use, shape, dtype, inputs, "", options, other, whole=True)
 
 
 def _variants() -> Iterable[Case]:
@@ -211,19 +264,39 @@ def _linear() -> Iterable[Case]:
         yield Case("linear", loss, use, shape, BF16, inputs, variant, options)
 
 
+def _features() -> Iterable[Case]:
+    """Return contrastive losses of features; the matrix of the larger batch alone takes 8 GiB. Of two views there are twice as many."""
+    for size, use in ((16384, "clip-16384"), (65536, "clip-65536")):
+        for loss in ("info_nce", "clip_features", "siglip_features"):
+            yield Case("features", loss, use, (size, 512, size), BF16, "features")
+    for size, use in ((8192, "views-8192"), (32768, "views-32768")):
+        yield Case("features", "nt_xent", use, (size, 512, size), BF16, "views")
+        yield Case("features", "supcon", use, (size, 512, size), BF16, "labelled views")
+
+
 def _precision() -> Iterable[Case]:
-    """Cross entropy fused with its layer in more and more chunks."""
+    """Return cases of cross entropy fused with its layer, in more and more chunks."""
     for classes in (32000, 262144):
         for chunks in (1, 2, 4, 16, 64):
             options = {"chunk": 2048 // chunks}
             yield Case("precision", "ce", "chunks", (2048, 512, classes), BF16, "classes", f"{chunks} chunks", options)
 
 
-CASES: tuple[Case, ...] = (*_table(), *_losses(), *_variants(), *_small(), *_scaling(), *_linear(), *_precision())
+CASES: tuple[Case, ...] = (
+    *_table(),
+    *_losses(),
+    *_batches(),
+    *_variants(),
+    *_small(),
+    *_scaling(),
+    *_linear(),
+    *_features(),
+    *_precision(),
+)
 
 
 class UnknownNameError(ValueError):
-    """A name or glob that fits none of the choices."""
+    """A name or glob that matches none of the choices."""
 
     def __init__(self, what: str, got: str, choices: Iterable[str]) -> None:
         self.what, self.got, self.choices = what, got, sorted(set(choices))
@@ -231,10 +304,10 @@ class UnknownNameError(ValueError):
 
 
 def matching(what: str, patterns: Sequence[str], choices: Iterable[str]) -> set[str]:
-    """The choices that a name or glob fits; all of them without patterns.
+    """Return the choices that match a name or glob; all of them if there are no patterns.
 
     Raises:
-        UnknownNameError: a pattern fits none.
+        UnknownNameError: a pattern matches none.
     """
     choices = set(choices)
     if not patterns:
@@ -249,10 +322,10 @@ def matching(what: str, patterns: Sequence[str], choices: Iterable[str]) -> set[
 
 
 def select(suite: Sequence[str] = (), loss: Sequence[str] = (), shape: Sequence[str] = (), dtype: Sequence[str] = ()) -> list[Case]:
-    """The cases that every filter lets through, in their order. A shape is named by its size (8192x32000) or its use (retinanet*).
+    """Return the cases that match every filter, in their order. A shape is given by its size (8192x32000) or its use (retinanet*).
 
     Raises:
-        UnknownNameError: a filter fits no case.
+        UnknownNameError: a filter matches no case.
     """
     cases = [c for c in CASES if c.suite in matching("suite", suite, SUITES)]
     losses = matching("loss", loss, {c.loss for c in cases})

@@ -1,4 +1,4 @@
-"""Value and gradient of a contender against float64, on the tensors whose speed is measured, all of them."""
+"""Compare a contender's value and gradient with float64, on the same tensors whose speed is measured."""
 
 import math
 from dataclasses import dataclass
@@ -12,16 +12,22 @@ from lossforge.bench.inputs import IGNORE_INDEX, Inputs
 from lossforge.bench.plain import eager
 
 CHUNK = 2**25
-"""Elements of a part of the reference: float64 and what torch's own computation keeps of it must fit beside the case."""
+"""Elements in one part of the reference. float64 copies and what autograd saves for them must fit in memory beside the case."""
 TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2}
-"""Torch's own bfloat16 gradient for probability targets is off by 2e-2."""
+"""Largest relative error allowed for each dtype. Torch's own bfloat16 gradient for probability targets is off by 2e-2."""
 ROW_TOLERANCE = 4
-"""How much further off than the whole gradient one row of it may be."""
+"""Factor on the tolerance for a single row of the gradient."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """value: the loss in float64. gradient: dL/dx for `upstream`, computed in float64, kept in float32."""
+    """The float64 result of a case.
+
+    Attributes:
+        value: the loss in float64.
+        gradient: dL/dx for `upstream`, computed in float64, kept in float32.
+        upstream: the gradient given to backward; None for a scalar loss.
+    """
 
     value: Tensor
     gradient: Tensor
@@ -29,7 +35,7 @@ class Reference:
 
 
 def upstream_of(case: Case, inputs: Inputs) -> Tensor | None:
-    """What arrives in backward: 1 for a scalar, else one random factor a row."""
+    """Return the upstream gradient for backward: None (1) for a scalar loss, else one random factor a row."""
     if case.options.get("reduction") != "none":
         return None
     generator = torch.Generator(inputs.x.device).manual_seed(1)
@@ -37,7 +43,7 @@ def upstream_of(case: Case, inputs: Inputs) -> Tensor | None:
 
 
 def reference(case: Case, inputs: Inputs) -> Reference:
-    """Torch's own computation in float64, part by part unless the case is to stay whole."""
+    """Compute the loss with torch in float64, part by part unless `case.whole`."""
     x, upstream = inputs.x, upstream_of(case, inputs)
     divisor = 1.0 if case.whole else _divisor(case, inputs)
     options = case.options | ({} if case.whole or upstream is not None else {"reduction": "sum"})
@@ -56,7 +62,7 @@ def reference(case: Case, inputs: Inputs) -> Reference:
 
 
 def errors(contender: Contender, case: Case, inputs: Inputs, exact: Reference) -> tuple[float, float, float]:
-    """Relative errors of value and gradient by norm, and of the gradient's worst row. nan where something is not finite."""
+    """Return the relative errors of value and gradient by norm, and of the gradient's worst row; nan where a result is not finite."""
     value, gradient = step(contender, case, fresh(contender, inputs), inputs.others, exact.upstream)
     value = value.detach().double()
     value_error = ((value - exact.value).norm() / exact.value.norm()).item()
@@ -73,11 +79,11 @@ def errors(contender: Contender, case: Case, inputs: Inputs, exact: Reference) -
         if worst != worst:
             return value_error, float("nan"), worst
         off, scale = off + wrong.sum().item(), scale + size.sum().item()
-    return value_error, (off / scale) ** 0.5, worst**0.5
+    return value_error, (off / scale) ** 0.5 if scale else off, worst**0.5
 
 
 def fault(case: Case, value_error: float, gradient_error: float, row_error: float) -> str:
-    """Why the errors forbid a speed; empty where they do not."""
+    """Return why these errors are too large for a speed to be reported; empty if they are not."""
     limit = TOLERANCE[case.dtype]
     bounds = {"value": (value_error, limit), "gradient": (gradient_error, limit), "gradient of a row": (row_error, ROW_TOLERANCE * limit)}
     for what, (error, most) in bounds.items():
@@ -87,7 +93,7 @@ def fault(case: Case, value_error: float, gradient_error: float, row_error: floa
 
 
 def fresh(contender: Contender, inputs: Inputs) -> Tensor:
-    """The logits to call with: the leaf itself, or for who destroys them an intermediate result over a copy."""
+    """Return the logits for a call: the leaf itself, or an intermediate tensor over a copy if the contender overwrites its logits."""
     if not contender.destroys:
         inputs.x.grad = None
         return inputs.x
@@ -96,9 +102,9 @@ def fresh(contender: Contender, inputs: Inputs) -> Tensor:
 
 
 def step(contender: Contender, case: Case, x: Tensor, others: dict[str, Tensor], upstream: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Forward and backward: (loss, gradient)."""
+    """Run forward and backward, and return (loss, gradient)."""
     if contender.destroys:
-        before = torch.autograd.graph.get_gradient_edge(x)  # of the logits, which x no longer holds after the loss
+        before = torch.autograd.graph.get_gradient_edge(x)  # taken now, because the loss overwrites x
         value = call(contender, case, x, others)
         (gradient,) = torch.autograd.grad(value, before, upstream)
         return value, gradient
@@ -114,7 +120,7 @@ def call(contender: Contender, case: Case, x: Tensor, others: dict[str, Tensor])
 
 
 def positional(others: dict[str, Tensor]) -> list[Tensor]:
-    """The target, where there is one, taken out of the further tensors."""
+    """Remove the target from the other tensors, and return it in a list; an empty list if there is none."""
     return [others.pop("target")] if "target" in others else []
 
 

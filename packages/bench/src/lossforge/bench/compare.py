@@ -14,16 +14,28 @@ from pathlib import Path
 from lossforge.bench.report import Report, Row, SchemaError, load
 
 FLOOR = 0.01
-"""Two runs of the same code differ by about that much whatever their spreads say."""
+"""Two runs of the same code differ by about this share, even if their spreads are smaller."""
 THRESHOLD = 0.08
-"""Kernels that compute much differed by 6 % between two machines with the same GPU model; those that only move bytes by 1 %."""
+"""Between two machines with the same GPU model, kernels that compute much differed by 6 %, and kernels that only move bytes by 1 %."""
 MEMORY = 1.01
 FIGURES = {"ms": ("low_ms", "high_ms"), "forward_ms": ("forward_low_ms", "forward_high_ms"), "host_us": ("host_low_us", "host_high_us")}
 
 
 @dataclass(frozen=True)
 class Change:
-    """ratio: new over old. noise: the ratio's relative uncertainty by both spreads. verdict: faster, slower, same, or what else changed."""
+    """A figure in both reports.
+
+    Attributes:
+        label: the case.
+        contender: who computed it.
+        figure: a name of FIGURES, "peak_mib" or "status".
+        old: the figure in the old report.
+        new: the figure in the new report.
+        ratio: new over old.
+        noise: the ratio's relative uncertainty, from the spreads of both.
+        verdict: faster, slower, more, less, same, or a change of status.
+        regression: whether the change is for the worse and beyond the threshold.
+    """
 
     label: str
     contender: str
@@ -43,14 +55,14 @@ def verdict(ratio: float, noise: float) -> str:
 
 
 def spread(row: Row, figure: str) -> float:
-    """Half of the distance between the 20 % and 80 % quantiles, relative to the median."""
+    """Return half of the distance between the 20 % and 80 % quantiles, relative to the median."""
     low, high = (getattr(row, name) for name in FIGURES[figure])
     median = getattr(row, figure)
     return (high - low) / 2 / median if low is not None and high is not None else 0.0
 
 
 def compare(old: Report, new: Report, threshold: float) -> list[Change]:
-    """Every figure that both reports have, and rows that lost or gained a speed."""
+    """Compare every figure that both reports have, and list the rows that lost or gained a speed."""
     before, changes = {(*r.case, r.suite, r.contender): r for r in old.rows}, []
     for row in new.rows:
         earlier = before.pop((*row.case, row.suite, row.contender), None)
@@ -90,7 +102,7 @@ def text(change: Change) -> str:
     return f"{what} {change.old:>10.4g} {change.new:>10.4g}  ×{change.ratio:.3f} ± {change.noise:.3f}  {change.verdict}{mark}"
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lossforge.bench.compare", description=__doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
@@ -99,7 +111,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--contenders", default="lossforge*", help="whose regressions count (a glob; lossforge*)")
     parser.add_argument("--all", action="store_true", help="show what is the same, too")
-    given = parser.parse_args(words)
+    given = parser.parse_args(argv)
     try:
         old, new = load(given.old), load(given.new)
     except SchemaError as error:

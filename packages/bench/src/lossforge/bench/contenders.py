@@ -1,5 +1,6 @@
-"""Who computes a case: ours in each mode, and what people use today, each only where it computes the same function."""
+"""The contenders of a case: each mode of ours, and the libraries in use today that compute the same function."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.bench.cases import CONTENDERS, OVERLAP, Case
+from lossforge.bench.cases import CONTENDERS, LATE, Case
 from lossforge.bench.plain import Call, eager, log_probabilities, one_hot
 
 DISTRIBUTIONS = {
@@ -26,9 +27,14 @@ _MODULES["cut-cross-entropy"] = "cut_cross_entropy"
 
 @dataclass(frozen=True)
 class Contender:
-    """call: (x, target, further tensors and options by name) → loss. floor: the mode of `least_bytes` that is the least for it.
+    """An implementation to measure.
 
-    destroys: the gradient takes the memory of the logits. installed: whether its library is there; without it `call` cannot be used.
+    Attributes:
+        name: one of CONTENDERS.
+        call: (x, target, other tensors and options by name) → loss.
+        floor: the mode of `least_bytes` that it is compared with.
+        destroys: the gradient overwrites the logits.
+        installed: whether its library is installed; if not, `call` cannot be used.
     """
 
     name: str
@@ -39,7 +45,7 @@ class Contender:
 
 
 def contenders(case: Case, device: torch.device, names: set[str]) -> list[Contender]:
-    """Those among `names` that compute this case."""
+    """Return the contenders among `names` that compute this case."""
     return [c for name in CONTENDERS if name in names and name in _MAKERS and (c := _MAKERS[name](case, device)) is not None]
 
 
@@ -48,43 +54,76 @@ def installed(name: str) -> bool:
 
 
 def _passes(case: Case) -> str:
-    """A loss a row knows its gradient only when backward brings one factor a row, and sums over regions or columns are complete only when
-    all is read: no single reading can do it."""
-    return "split" if case.options.get("reduction") == "none" or case.loss in ("clip", *OVERLAP) else "one launch"
+    """Return the least passes over memory for a case, as a mode of `least_bytes`.
+
+    A loss a row knows its gradient only when backward brings one factor a row. Sums over regions or columns, and a choice among all rows,
+    are complete only after everything was read. None of these can be computed in a single pass.
+    """
+    return "split" if case.options.get("reduction") == "none" or case.loss in LATE else "one launch"
 
 
-def _token_logps(x: Tensor, target: Tensor, *, reduction: str, **options: Any) -> Tensor:
-    """Less the entropy where that is asked for, so that one gradient a token reaches both outputs."""
-    assert reduction == "none"
-    found = import_module("lossforge.losses.functional").selective_log_softmax(x, target, **options)
-    return found if isinstance(found, Tensor) else found.logps - found.entropy
+def _token_logps(function: Callable[..., Any]) -> Call:
+    """Subtract the entropy where it is asked for, so that one gradient a token reaches both outputs."""
+
+    def call(x: Tensor, target: Tensor, *, reduction: str, **options: Any) -> Tensor:
+        assert reduction == "none"
+        found: Any = function(x, target, **options)
+        logps: Tensor = found if isinstance(found, Tensor) else found.logps - found.entropy
+        return logps
+
+    return call
 
 
-def _clip(x: Tensor, **options: Any) -> Tensor:
-    return import_module("lossforge.losses.functional").clip_loss(x, **options)
+def _labelled(function: Call) -> Call:
+    """Give the labels of two tensors that are compared third, where our function and torch's call them target."""
+    return lambda x, other, *, label, **options: function(x, other, label, **options)
 
 
-UNREGISTERED: dict[str, Call] = {"clip": _clip, "selective_log_softmax": _token_logps}
-"""Losses of ours that are not in the registry."""
+UNREGISTERED = {
+    "clip": "clip_loss",
+    "selective_log_softmax": "selective_log_softmax",
+    "zlpr": "zlpr_loss",
+    "two_way": "two_way_loss",
+    "jsd": "jsd_cross_entropy",
+    "seesaw": "seesaw_loss",
+    "load_balancing": "load_balancing_loss",
+}
+"""Our losses that are not in the registry, and their functions."""
+_ADAPTED: dict[str, Callable[[Call], Call]] = {
+    "selective_log_softmax": _token_logps,
+    "margin_ranking": _labelled,
+    "cosine_embedding": _labelled,
+}
+
+
+def _function(case: Case) -> Call:
+    """Return our function of a case, as it is public."""
+    from lossforge.losses.registry import LOSSES
+
+    name = UNREGISTERED.get(case.loss)
+    found: Call = LOSSES[case.loss].function if name is None else getattr(import_module("lossforge.losses"), name)
+    return found
+
+
+def _offers(case: Case, option: str) -> bool:
+    return option in inspect.signature(_function(case)).parameters
 
 
 def _ours(case: Case, device: torch.device) -> Contender:
-    from lossforge.losses.registry import LOSSES
-
-    function = UNREGISTERED.get(case.loss) or LOSSES[case.loss].function
-    return Contender("lossforge", function, _passes(case))
+    function = _function(case)
+    return Contender("lossforge", _ADAPTED[case.loss](function) if case.loss in _ADAPTED else function, _passes(case))
 
 
 def _ours_backward(case: Case, device: torch.device) -> Contender | None:
-    if case.options.get("reduction") == "none":
+    if case.options.get("reduction") == "none" or not _offers(case, "gradient"):
         return None
     function = _ours(case, device).call
     return Contender("lossforge-backward", lambda *args, **kwargs: function(*args, gradient="backward", **kwargs), "split")
 
 
 def _ours_inplace(case: Case, device: torch.device) -> Contender | None:
-    """Only on a GPU, where it overwrites, and where forward writes the gradient, but of boxes, which do not offer it."""
-    if case.options.get("reduction") == "none" or device.type != "cuda" or case.inputs == "boxes":
+    """Return the contender with inplace=True, on a GPU, where forward writes the gradient and the loss offers it."""
+    if case.options.get("reduction") == "none" or device.type != "cuda" or not _offers(case, "inplace"):
         return None
     function = _ours(case, device).call
     return Contender("lossforge-inplace", lambda *args, **kwargs: function(*args, inplace=True, **kwargs), destroys=True)
@@ -124,16 +163,21 @@ _TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "asymmetric": ("AsymmetricLossMultiLabel", {}),
     "poly_bce": ("PolyBinaryCrossEntropy", {}),
     "poly_ce": ("PolyCrossEntropy", {}),
+    "distribution_balanced": ("DistributionBalancedLoss", {}),
+    "two_way": ("TwoWayLoss", {}),
+    "jsd": ("JsdCrossEntropy", {}),
 }
-"""Modules, and what their options must be beside the case's."""
+"""The module of each loss, and options that it needs beside the case's."""
 
 
 def _timm(case: Case, device: torch.device) -> Contender | None:
-    if case.loss not in _TIMM and not (case.loss == "ce" and case.variant in ("label smoothing", "soft targets", "mixup pair")):
+    if case.loss not in (*_TIMM, "zlpr") and not (case.loss == "ce" and case.variant in ("label smoothing", "soft targets", "mixup pair")):
         return None
     if not installed("timm"):
         return absent("timm")
     losses = import_module("timm.loss")
+    if case.loss == "zlpr":
+        return Contender("timm", lambda x, target, *, reduction: len(x) * losses.ZlprLoss()(x, target))  # it has the mean alone
     if case.loss in _TIMM:
         name, fixed = _TIMM[case.loss]
         return Contender("timm", lambda x, target, **options: getattr(losses, name)(**fixed, **options)(x, target))
@@ -144,7 +188,7 @@ def _timm(case: Case, device: torch.device) -> Contender | None:
         return Contender("timm", lambda x, target: soft(x, target))
 
     def mixup(x: Tensor, target: Tensor, *, target_b: Tensor, lam: float) -> Tensor:
-        """As timm's mixup does: the two classes become a dense target."""
+        """Turn the two classes into a dense target, as timm's mixup does."""
         ones = (F.one_hot(t, x.shape[1]).to(x.dtype) for t in (target, target_b))
         return soft(x, lam * next(ones) + (1 - lam) * next(ones))
 
@@ -152,12 +196,12 @@ def _timm(case: Case, device: torch.device) -> Contender | None:
 
 
 def _plain_rows(case: Case) -> bool:
-    """(N, C) logits with class indices: what the kernels of language models compute."""
+    """Return whether a case is (N, C) logits with class indices, which the kernels of language models compute."""
     return case.loss == "ce" and len(case.shape) == 2 and case.inputs in ("classes", "class weights", "ignored")
 
 
 def _divergence(case: Case) -> Call:
-    """Liger's, of log-probabilities or probabilities, which torch makes of the logits."""
+    """Return Liger's function with log-probabilities or probabilities that torch computes from the logits."""
     liger = import_module("liger_kernel.transformers.functional")
 
     def kl(x: Tensor, target: Tensor, *, temperature: float, reduction: str) -> Tensor:

@@ -1,7 +1,7 @@
 """`python -m lossforge.bench.host`: where the host's time goes in a forward and backward too small to keep the GPU busy.
 
-Each stage is a function, timed less the stages that it calls. Reading the clock adds about 0.2 µs a stage, so the last lines give the
-whole call without it, beside torch eager, back to back as `measure.host_microseconds` does.
+Each stage is a function. Its time excludes the stages that it calls. Reading the clock adds about 0.2 µs a stage, so the last lines give
+the time of the call without stages, beside torch eager, measured back to back as `measure.host_microseconds` does.
 """
 
 import sys
@@ -11,34 +11,31 @@ from typing import Any
 
 import torch
 
-from lossforge import kernels
 from lossforge.bench import check
 from lossforge.bench.cases import Case, select
 from lossforge.bench.contenders import Contender, contenders
 from lossforge.bench.inputs import Inputs, make_inputs
 from lossforge.bench.measure import host_microseconds
-from lossforge.kernels.element import launch as element_launch
-from lossforge.kernels.engine import launch, reduce
-from lossforge.kernels.row import launch as row_launch
-from lossforge.losses import autograd, repeat
+from lossforge.kernels.engine import launch
+from lossforge.losses import autograd, run
 
 STAGES: dict[str, list[tuple[Any, str]]] = {
-    "autograd.Function, gradient's memory": [(repeat.Kept, "__call__")],
-    "arguments of the launch": [(m, name) for m in (row_launch, element_launch) for name in ("forward", "launch")],
-    "divisor": [(row_launch, "_divisor"), (element_launch, "_divisor")],
-    "memory for sums": [(launch, "new_sum")],
-    "launches": [(launch.Plan, "launch")],
-    "scaling of the gradient": [(autograd.Once, "take"), (kernels, "scale_"), (reduce, "launch")],
+    "key of the call": [(run, "_key")],
+    "autograd.Function, gradient's memory": [(autograd.LossFunction, "forward")],
+    "plan": [(launch.Plan, "__call__")],
+    "memory for sums": [(launch, "new_sums")],
+    "launches": [(launch.Step, "start")],
+    "scaling of the gradient": [(autograd, "gradients")],
 }
 CALL, ENGINE = "recognising the call", "autograd engine"
 
 
 class Clock:
-    """Time spent in each stage, less that of the stages within it."""
+    """Measures the time spent in each stage, without the stages within it."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = {}
-        self.inner = [0]  # of the stages now running, the time of those within; forward and backward threads take turns
+        self.inner = [0]  # time within each running stage's inner stages; forward and backward threads take turns
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +52,7 @@ class Clock:
 
 
 def breakdown(contender: Contender, case: Case, inputs: Inputs, calls: int) -> dict[str, float]:
-    """Microseconds a call of each stage of forward and backward."""
+    """Measure each stage of forward and backward, in microseconds a call."""
     clock = Clock()
     before = [(owner, name, getattr(owner, name)) for functions in STAGES.values() for owner, name in functions]
     forward = clock.timed(CALL, check.call)
@@ -76,7 +73,7 @@ def breakdown(contender: Contender, case: Case, inputs: Inputs, calls: int) -> d
         for i in range(calls):
             call()
             if i % 100 == 99:
-                torch.cuda.synchronize()  # the GPU's queue never fills
+                torch.cuda.synchronize()  # so that the GPU's queue never fills
     finally:
         for owner, name, original in before:
             setattr(owner, name, original)

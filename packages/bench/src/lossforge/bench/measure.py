@@ -1,4 +1,4 @@
-"""What a call costs: time on the device, on the host, replayed from a CUDA graph; memory; compilations."""
+"""Measure a call: time on the device, on the host, and replayed from a CUDA graph; memory; compilations."""
 
 import statistics
 import time
@@ -16,7 +16,15 @@ Nothing = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measurement:
-    """milliseconds: how long to repeat for one figure. recompile: whether to count compilations at other batch sizes and options."""
+    """How to measure.
+
+    Attributes:
+        milliseconds: how long to repeat for one figure.
+        seed: of the random tensors.
+        graphs: whether to replay from a CUDA graph.
+        forward: whether to time forward without backward.
+        recompile: whether to count compilations at other batch sizes and options.
+    """
 
     milliseconds: float = 80.0
     seed: int = 0
@@ -27,7 +35,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of each of several calls: median, and the 20 % and 80 % quantiles."""
+    """Median, and 20 % and 80 % quantiles, over several calls, in milliseconds."""
 
     median: float
     low: float
@@ -41,15 +49,15 @@ class Times:
 
 
 def times(call: Nothing, device: torch.device, milliseconds: float, before: Nothing = lambda: None) -> Times:
-    """Time calls for about `milliseconds`; `before` runs before each one, outside of the time."""
+    """Time calls for about `milliseconds`. `before` runs before each one and is not timed."""
     return (_device_times if device.type == "cuda" else _wall_times)(call, before, milliseconds)
 
 
 def _device_times(call: Nothing, before: Nothing, milliseconds: float) -> Times:
-    """By CUDA events around each call, the L2 flushed before it.
+    """Time each call by CUDA events, with the L2 cache flushed before it.
 
-    The device sleeps before each call for as long as the host takes to enqueue it, so that the host's own time does not count
-    unless the call waits for the device.
+    The device sleeps before each call for as long as the host takes to enqueue it. So the host's own time does not count, unless the call
+    waits for the device.
     """
     flush = torch.empty(256 * MIB, dtype=torch.int8, device="cuda")
     before()
@@ -89,7 +97,7 @@ def _wall_times(call: Nothing, before: Nothing, milliseconds: float) -> Times:
 
 
 def first_milliseconds(call: Nothing, device: torch.device) -> float:
-    """Wall time of a call until the device is done, compilation included."""
+    """Measure the wall time of the first call until the device is done, compilation included."""
     synchronize(device)
     began = time.perf_counter()
     call()
@@ -98,7 +106,7 @@ def first_milliseconds(call: Nothing, device: torch.device) -> float:
 
 
 def host_microseconds(call: Nothing, calls: int = 200) -> Times:
-    """Microseconds of wall time a call, back to back between two synchronisations, five times."""
+    """Measure the wall time of a call in microseconds, five times, over `calls` calls back to back between two synchronisations."""
 
     def once() -> float:
         torch.cuda.synchronize()
@@ -113,7 +121,7 @@ def host_microseconds(call: Nothing, calls: int = 200) -> Times:
 
 
 def peak_mebibytes(call: Nothing, device: torch.device) -> float:
-    """Most memory allocated during the call beyond what was allocated before it."""
+    """Return the most memory allocated during the call, beyond what was allocated before it."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -123,7 +131,7 @@ def peak_mebibytes(call: Nothing, device: torch.device) -> float:
 
 
 def synchronises(call: Nothing) -> bool:
-    """Whether the call waits for the device."""
+    """Return whether the call waits for the device."""
     with warnings.catch_warnings(action="ignore"):  # torch calls this mode a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -138,7 +146,7 @@ def synchronises(call: Nothing) -> bool:
 
 
 def graph_of(call: Nothing, before: Nothing) -> torch.cuda.CUDAGraph:
-    """The call captured on the current stream, after `before`; what it allocates stays in the graph's own memory."""
+    """Capture the call on the current stream, after `before`. What it allocates stays in the graph's own memory."""
     call()
     before()
     graph = torch.cuda.CUDAGraph()
@@ -149,7 +157,7 @@ def graph_of(call: Nothing, before: Nothing) -> torch.cuda.CUDAGraph:
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Collects a name for each Triton kernel and each torch.compile graph that is compiled meanwhile."""
+    """Collect a name for each Triton kernel and each torch.compile graph that is compiled within the context."""
     from torch._dynamo.utils import counters
     from triton import knobs
 
@@ -174,19 +182,19 @@ def synchronize(device: torch.device) -> None:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes a second, read plus written, of a copy far larger than the caches: the ceiling for work that moves bytes."""
+    """Measure a copy far larger than the caches, in bytes a second, read plus written: the ceiling for work that moves bytes."""
     source = torch.randn(2**29, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _steady_seconds(lambda: target.copy_(source))
 
 
 def read_rate(device: torch.device) -> float:
-    """Bytes a second of a sum far larger than the caches: the ceiling for work that only reads."""
+    """Measure a sum far larger than the caches, in bytes a second: the ceiling for work that only reads."""
     source = torch.randn(2**29, device=device)
     return source.nbytes / _steady_seconds(source.sum)
 
 
 def _steady_seconds(call: Nothing) -> float:
-    """Seconds a call. The first loads the kernel; the number of calls follows from one call's time."""
+    """Measure seconds a call. The first call loads the kernel; its time decides how many follow."""
     call()
     return _device_times(call, lambda: None, 200).median / 1e3

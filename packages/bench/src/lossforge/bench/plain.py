@@ -1,6 +1,6 @@
-"""Each loss in a few lines of plain torch, as someone without a kernel writes it: what others' speed and everyone's result is judged by.
+"""Each loss in a few lines of plain torch, as someone without a kernel writes it: the baseline for speed and the reference for results.
 
-The functions take the logits or boxes, the target, further tensors and options by the names that the loss gives them; any floating dtype.
+The functions take the logits or boxes, the target, other tensors and options by the names that the loss gives them, in any floating dtype.
 """
 
 import math
@@ -15,12 +15,12 @@ Call = Callable[..., Tensor]
 
 
 def eager(loss: str) -> Call:
-    """Torch's own computation, which is also the reference in float64."""
+    """Return the loss in plain torch, which is also the float64 reference."""
     return _EAGER[loss]
 
 
 def one_hot(x: Tensor, target: Tensor) -> Tensor:
-    """A background row has no class."""
+    """Encode class indices as one-hot rows; background rows are all zeros."""
     return target if target.is_floating_point() else (target.unsqueeze(-1) == torch.arange(x.shape[-1], device=x.device)).to(x.dtype)
 
 
@@ -38,7 +38,7 @@ def _cross_entropy(
 
 
 def _focal(x: Tensor, target: Tensor, *, alpha: float, gamma: float, reduction: str) -> Tensor:
-    """torchvision.ops.sigmoid_focal_loss's arithmetic, so that measuring needs no torchvision."""
+    """Compute as torchvision.ops.sigmoid_focal_loss does, so that measuring needs no torchvision."""
     y = one_hot(x, target)
     p = torch.sigmoid(x)
     entropy = F.binary_cross_entropy_with_logits(x, y, reduction="none")
@@ -85,12 +85,120 @@ def _varifocal(x: Tensor, target: Tensor, *, score: Tensor, alpha: float, gamma:
     return _reduced(factor * F.binary_cross_entropy_with_logits(x, y, reduction="none"), reduction)
 
 
+def _gaussian_focal(x: Tensor, target: Tensor, *, alpha: float, gamma: float, reduction: str) -> Tensor:
+    """Compute as mmdetection does, from logits and without its 1e-12."""
+    positive = (1 - x.sigmoid()) ** alpha * -F.logsigmoid(x)
+    negative = (1 - target) ** gamma * x.sigmoid() ** alpha * -F.logsigmoid(-x)
+    return _reduced(torch.where(target == 1, positive, negative), reduction)
+
+
 def _distribution_focal(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
-    """As mmdetection and YOLOv8 write it: two cross entropies, of the bins on the left and on the right."""
+    """Compute as mmdetection and YOLOv8 do: two cross entropies, of the bins on the left and on the right."""
     left = target.long().flatten()
     of_left, of_right = (F.cross_entropy(x.flatten(0, -2), bin, reduction="none").view_as(target) for bin in (left, left + 1))
     share = target - target.floor()
     return _reduced(of_left * (1 - share) + of_right * share, reduction)
+
+
+def _multi_margin(x: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Call torch's function, which on CPU takes no bfloat16."""
+    return F.multi_margin_loss(x.float() if x.dtype == torch.bfloat16 and not x.is_cuda else x, target, **options)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _log_cosh(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    d = x - target
+    return _reduced(d + F.softplus(-2 * d) - math.log(2), reduction)
+
+
+def _quantile(x: Tensor, target: Tensor, *, quantile: float, reduction: str) -> Tensor:
+    d = target - x
+    return _reduced(torch.maximum(quantile * d, (quantile - 1) * d), reduction)
+
+
+def _general_robust(x: Tensor, target: Tensor, *, alpha: float, scale: float, reduction: str) -> Tensor:
+    """Compute arXiv 1701.03077 where alpha is none of its limits."""
+    b = abs(alpha - 2)
+    return _reduced(b / alpha * (((x - target) / scale).square() / b + 1).pow(alpha / 2).sub(1), reduction)
+
+
+def _total_variation_probability(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    return _reduced((x - target).abs() / 2, reduction)
+
+
+def _margin_ranking(x: Tensor, other: Tensor, *, label: Tensor, **options: Any) -> Tensor:
+    return F.margin_ranking_loss(x, other, label, **options)
+
+
+def _cosine_embedding(x: Tensor, other: Tensor, *, label: Tensor, **options: Any) -> Tensor:
+    return F.cosine_embedding_loss(x, other, label, **options)
+
+
+def _multilabel_margin(x: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Call torch's function, which on CPU takes no bfloat16."""
+    return F.multilabel_margin_loss(x.float() if x.dtype == torch.bfloat16 and not x.is_cuda else x, target, **options)
+
+
+def _distribution_balanced(
+    x: Tensor, target: Tensor, *, class_counts: Tensor, num_samples: int, focal_gamma: float = 2.0, reduction: str
+) -> Tensor:
+    """Compute as timm does, with its defaults."""
+    x, y = _wide(x), _wide(target)
+    frequency, z = 1 / class_counts, x - 0.05 / 2 * torch.log(num_samples / class_counts - 1)
+    share = frequency / (y * frequency).sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    weight = 0.1 + torch.sigmoid(10 * (share - 0.2))
+    positive = F.softplus(-z) * torch.sigmoid(-z) ** focal_gamma
+    negative = F.softplus(2 * z) / 2 * torch.sigmoid(2 * z) ** focal_gamma
+    return _reduced(weight * 2 * (y * positive + (1 - y) * negative), reduction)
+
+
+def _zlpr(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Compute as timm does."""
+    x, positive = _wide(x), target > 0.5
+    zero = x.new_zeros(len(x), 1)
+    negatives = torch.cat([x.masked_fill(positive, -math.inf), zero], 1).logsumexp(1)
+    return _reduced(negatives + torch.cat([(-x).masked_fill(~positive, -math.inf), zero], 1).logsumexp(1), reduction)
+
+
+def _two_way(x: Tensor, target: Tensor, *, tp: float, tn: float) -> Tensor:
+    """Compute as timm does, of samples and of classes, and wait for no count of these."""
+    x, positive = _wide(x), target > 0.5
+    wanted, others = (-x / tp).masked_fill(~positive, -1e4), (x / tn).masked_fill(positive, -1e4)
+    found = []
+    for dim in (0, 1):
+        exists = positive.any(dim)
+        values = F.softplus(tn * others.logsumexp(dim) + tp * wanted.logsumexp(dim))
+        found.append(torch.where(exists, values, 0.0).sum() / exists.sum().clamp(min=1))
+    return found[0] + found[1]
+
+
+def _jsd(x: Tensor, target: Tensor, *, num_splits: int, alpha: float, smoothing: float) -> Tensor:
+    """Compute as timm does."""
+    views = _wide(x).chunk(num_splits)
+    p = [view.softmax(1) for view in views]
+    mixture = torch.stack(p).mean(0).clamp(1e-7, 1).log()
+    divergence = sum((F.kl_div(mixture, each, reduction="batchmean") for each in p), start=x.new_zeros(())) / num_splits
+    return F.cross_entropy(views[0], target, label_smoothing=smoothing) + alpha * divergence
+
+
+def _seesaw(x: Tensor, target: Tensor, *, class_counts: Tensor, p: float, q: float, reduction: str) -> Tensor:
+    """Compute as mmdetection's seesaw_ce_loss does."""
+    x, index = _wide(x), target.unsqueeze(1)
+    rarer = (class_counts / class_counts[index]).clamp(max=1) ** p
+    scores = x.detach().softmax(1)
+    surer = (scores / scores.gather(1, index).clamp(min=1e-2)).clamp(min=1) ** q
+    return F.cross_entropy(x + (rarer * surer).log().scatter(1, index, 0.0), target, reduction=reduction)
+
+
+def _load_balancing(x: Tensor, *, top_k: int, z_loss: float) -> Tensor:
+    """Compute as transformers' load_balancing_loss_func does, and add the router z-loss."""
+    x = _wide(x)
+    p = x.softmax(1)
+    chosen = torch.zeros_like(p).scatter_(1, p.topk(top_k, 1).indices, 1.0)
+    return x.shape[1] * (chosen.mean(0) * p.mean(0)).sum() + z_loss * x.logsumexp(1).square().mean()
 
 
 def _siglip(x: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -103,9 +211,23 @@ def _preference_bce_probability(x: Tensor, target: Tensor, *, preference: Tensor
 
 
 def _clip(x: Tensor, *, reduction: str) -> Tensor:
-    """open_clip.ClipLoss: the first columns belong to the rows, further ones are negatives of all."""
+    """Compute as open_clip.ClipLoss does: the first columns belong to the rows, the others are negatives of all rows."""
     pairs = torch.arange(len(x), device=x.device)
     return (F.cross_entropy(x, pairs, reduction=reduction) + F.cross_entropy(x[:, : len(x)].T, pairs, reduction=reduction)) / 2
+
+
+def _arcface(x: Tensor, target: Tensor, *, margin: float, scale: float, reduction: str) -> Tensor:
+    """Compute as the authors' code does, with one cosine a row in a copy of all."""
+    own = x.gather(1, target.unsqueeze(1))
+    moved = own * math.cos(margin) - (1 - own.square()).clamp(0, 1).sqrt() * math.sin(margin)
+    moved = torch.where(own > -math.cos(margin), moved, own - margin * math.sin(margin))
+    return F.cross_entropy(scale * x.scatter(1, target.unsqueeze(1), moved), target, reduction=reduction)
+
+
+def _cosface(x: Tensor, target: Tensor, *, margin: float, scale: float, reduction: str) -> Tensor:
+    """Compute as the authors' code does."""
+    index = target.unsqueeze(1)
+    return F.cross_entropy(scale * x.scatter(1, index, x.gather(1, index) - margin), target, reduction=reduction)
 
 
 def _log_p(x: Tensor, target: Tensor) -> Tensor:
@@ -113,7 +235,7 @@ def _log_p(x: Tensor, target: Tensor) -> Tensor:
 
 
 def _softmax_focal(x: Tensor, target: Tensor, *, gamma: float, reduction: str) -> Tensor:
-    """arXiv 1708.02002 with a softmax's p_t."""
+    """Compute arXiv 1708.02002 with a softmax's p_t."""
     log_p = _log_p(x, target)
     return _reduced(-((1 - log_p.exp()) ** gamma) * log_p, reduction)
 
@@ -136,6 +258,26 @@ def _generalized_ce(x: Tensor, target: Tensor, *, q: float, reduction: str) -> T
     return _reduced((1 - _log_p(x, target).exp() ** q) / q, reduction)
 
 
+def _taylor_ce(x: Tensor, target: Tensor, *, order: int, reduction: str) -> Tensor:
+    miss = 1 - _log_p(x, target).exp()
+    return _reduced(sum((miss**k / k for k in range(2, order + 1)), start=miss), reduction)
+
+
+def _symmetric_ce(x: Tensor, target: Tensor, *, alpha: float, beta: float, log_zero: float, reduction: str) -> Tensor:
+    """arXiv 1908.06112."""
+    log_p = _log_p(x, target)
+    return _reduced(-alpha * log_p - beta * log_zero * (1 - log_p.exp()), reduction)
+
+
+def _ohem_ce(x: Tensor, target: Tensor, *, threshold: float, min_kept: int) -> Tensor:
+    """Keep the pixels below the threshold, and at least so many, as segmentation libraries do, without waiting for their number."""
+    values = F.cross_entropy(x, target, reduction="none")
+    each = values.detach().flatten()
+    least = each.topk(min(min_kept, len(each))).values[-1].clamp(max=-math.log(threshold))
+    keep = values.detach() >= least
+    return torch.where(keep, values, 0.0).sum() / keep.sum()
+
+
 def _logit_adjusted_ce(x: Tensor, target: Tensor, *, log_prior: Tensor, tau: float, reduction: str) -> Tensor:
     """arXiv 2007.07314."""
     return F.cross_entropy(x + tau * log_prior, target, reduction=reduction)
@@ -144,27 +286,28 @@ def _logit_adjusted_ce(x: Tensor, target: Tensor, *, log_prior: Tensor, tau: flo
 def _selective_log_softmax(
     x: Tensor, target: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, reduction: str = "none"
 ) -> Tensor:
-    """TRL's selective_log_softmax, and with return_entropy less its entropy_from_logits."""
+    """Compute as TRL's selective_log_softmax does, and with return_entropy subtract its entropy_from_logits."""
     log_p = (x / temperature).log_softmax(1)
     values = log_p.gather(1, target.unsqueeze(1)).squeeze(1)
     return _reduced(values + (log_p.exp() * log_p).sum(1) if return_entropy else values, reduction)
 
 
 def log_probabilities(x: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Of student and teacher, in float32 at least: in bfloat16 those of 32000 classes are off by 3e-2, and gradients by 5e-2."""
+    """Return log-probabilities of student and teacher, in float32 at least. In bfloat16 those of 32000 classes are off by 3e-2, and
+    gradients by 5e-2."""
     student, teacher = ((t / temperature).log_softmax(1, torch.promote_types(t.dtype, torch.float32)) for t in (x, target))
     return student, teacher
 
 
 def _kl(x: Tensor, target: Tensor, *, temperature: float, reduction: str, reverse: bool = False) -> Tensor:
-    """arXiv 1503.02531: times T²."""
+    """Compute arXiv 1503.02531, times T²."""
     log_p, log_q = log_probabilities(x, target, temperature)
     to, of = (log_q, log_p) if reverse else (log_p, log_q)
     return F.kl_div(to, of, reduction=reduction, log_target=True) * temperature**2
 
 
 def _js(x: Tensor, target: Tensor, *, beta: float, reduction: str, temperature: float = 1.0) -> Tensor:
-    """arXiv 2306.13649, as in TRL's GKD."""
+    """Compute arXiv 2306.13649, as TRL's GKD does."""
     log_p, log_q = log_probabilities(x, target, temperature)
     log_m = torch.logaddexp(log_p + math.log(1 - beta), log_q + math.log(beta))
     of_teacher, of_student = (F.kl_div(log_m, of, reduction=reduction, log_target=True) for of in (log_q, log_p))
@@ -177,7 +320,7 @@ def _total_variation(x: Tensor, target: Tensor, *, reduction: str, temperature: 
 
 
 def _topk_kl(x: Tensor, target: Tensor, *, indices: Tensor, temperature: float, reduction: str) -> Tensor:
-    """KL over the classes that the teacher kept, the indices; target: their log-probabilities."""
+    """Compute KL over the classes `indices`, which the teacher kept. target: their log-probabilities."""
     log_p = (x / temperature).log_softmax(1).gather(1, indices)
     return F.kl_div(log_p, target, reduction=reduction, log_target=True) * temperature**2
 
@@ -188,15 +331,16 @@ def _area(low: Tensor, high: Tensor) -> Tensor:
 
 
 def _iou(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Intersection over union of boxes (x1, y1, x2, y2), the union, and the sides of the smallest box around both."""
+    """Return the intersection over union of boxes (x1, y1, x2, y2), their union, and the sides of the smallest box around both."""
     low, high = torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])
     intersection = torch.where((high > low).all(1), _area(low, high), 0.0)
     union = _area(a[:, :2], a[:, 2:]) + _area(b[:, :2], b[:, 2:]) - intersection
     return intersection / union, union, torch.maximum(a[:, 2:], b[:, 2:]) - torch.minimum(a[:, :2], b[:, :2])
 
 
-def _box_iou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
-    return _reduced(1 - _iou(x, target)[0], reduction)
+def _box_iou(x: Tensor, target: Tensor, *, log: bool = False, reduction: str) -> Tensor:
+    iou, _, _ = _iou(x, target)
+    return _reduced(-iou.clamp(min=1e-7).log() if log else 1 - iou, reduction)
 
 
 def _giou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
@@ -207,7 +351,7 @@ def _giou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
 
 
 def _distance(a: Tensor, b: Tensor, around: Tensor) -> Tensor:
-    """ρ²/c²: of the centres, over the diagonal's."""
+    """Return ρ²/d²: the squared distance of the centres over the squared diagonal of the smallest box around both."""
     return ((a[:, :2] + a[:, 2:] - b[:, :2] - b[:, 2:]) / 2).square().sum(1) / around.square().sum(1)
 
 
@@ -218,7 +362,7 @@ def _diou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
 
 
 def _ciou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
-    """arXiv 1911.08287; no gradient goes through α, as in the authors' code."""
+    """Compute arXiv 1911.08287. No gradient goes through α, as in the authors' code."""
     iou, _, around = _iou(x, target)
     angle, wanted = (torch.atan((b[:, 2] - b[:, 0]) / (b[:, 3] - b[:, 1])) for b in (x, target))
     v = 4 / math.pi**2 * (wanted - angle).square()
@@ -233,19 +377,30 @@ def _eiou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
     return _reduced(1 - iou + _distance(x, target, around) + (differences / around).square().sum(1), reduction)
 
 
+def _siou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """arXiv 2205.12740."""
+    iou, _, around = _iou(x, target)
+    offset = (x[:, :2] + x[:, 2:] - target[:, :2] - target[:, 2:]) / 2
+    angle = 2 * offset.prod(1, keepdim=True).abs() / offset.square().sum(1, keepdim=True)
+    distance = 1 - torch.exp((angle - 2) * (offset / around).square())
+    own, wanted = x[:, 2:] - x[:, :2], target[:, 2:] - target[:, :2]
+    shape = 1 - torch.exp(-(own - wanted).abs() / torch.maximum(own, wanted))
+    return _reduced(1 - iou + (distance + shape**4).sum(1) / 2, reduction)
+
+
 def _regions(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ p y, Σ p and Σ y over the pixels of each class of each image."""
+    """Return Σ p y, Σ p and Σ y over the pixels of each class of each image."""
     p = x.softmax(1)
     y = torch.zeros_like(p).scatter_(1, target.unsqueeze(1), 1.0)
     return (p * y).sum((2, 3)), p.sum((2, 3)), y.sum((2, 3))
 
 
 SMOOTH = 1e-5
-"""What MONAI adds to numerator and denominator."""
+"""Added to numerator and denominator, as in MONAI."""
 
 
 def _dice(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
-    """monai.losses.DiceLoss (arXiv 1606.04797)."""
+    """Compute as monai.losses.DiceLoss does (arXiv 1606.04797)."""
     i, p, y = _regions(x, target)
     return _reduced(1 - (2 * i + SMOOTH) / (p + y + SMOOTH), reduction)
 
@@ -261,18 +416,41 @@ def _tversky_index(x: Tensor, target: Tensor, alpha: float, beta: float) -> Tens
 
 
 def _tversky(x: Tensor, target: Tensor, *, alpha: float, beta: float, reduction: str) -> Tensor:
-    """monai.losses.TverskyLoss (arXiv 1706.05721)."""
+    """Compute as monai.losses.TverskyLoss does (arXiv 1706.05721)."""
     return _reduced(1 - _tversky_index(x, target, alpha, beta), reduction)
 
 
 def _focal_tversky(x: Tensor, target: Tensor, *, alpha: float, beta: float, gamma: float, reduction: str) -> Tensor:
-    """The authors' code (arXiv 1810.07842)."""
+    """Compute as the authors' code does (arXiv 1810.07842)."""
     return _reduced((1 - _tversky_index(x, target, alpha, beta)) ** gamma, reduction)
 
 
 def _dice_ce(x: Tensor, target: Tensor, *, lambda_dice: float, lambda_ce: float, reduction: str) -> Tensor:
-    """monai.losses.DiceCELoss."""
+    """Compute as monai.losses.DiceCELoss does."""
     return lambda_dice * _dice(x, target, reduction=reduction) + lambda_ce * F.cross_entropy(x, target, reduction=reduction)
+
+
+def _lovasz(errors: Tensor, own: Tensor) -> Tensor:
+    """Compute the authors' loss of regions (…, pixels), with their weights as fractions: as differences in float32 they are a tenth off."""
+    errors, order = errors.sort(descending=True, stable=True)
+    own = own.gather(-1, order)
+    total = own.sum(-1, keepdim=True)
+    rest = total - own.cumsum(-1)
+    union = (rest + torch.arange(1, own.shape[-1] + 1, device=own.device)).to(errors.dtype)
+    return (errors.relu() * torch.where(own, 1 / union, rest / (union * (union - 1).clamp(min=1)))).sum(-1)
+
+
+def _lovasz_softmax(x: Tensor, target: Tensor) -> Tensor:
+    classes = torch.arange(x.shape[1], device=x.device).view(1, -1, *(1,) * (x.ndim - 2))
+    own = target.unsqueeze(1) == classes
+    errors, own = (t.transpose(0, 1).flatten(1) for t in ((_wide(x).softmax(1) - own.to(x.dtype)).abs(), own))
+    present = own.any(1)
+    return torch.where(present, _lovasz(errors, own), 0.0).sum() / present.sum().clamp(min=1)
+
+
+def _lovasz_hinge(x: Tensor, target: Tensor, *, per_image: bool) -> Tensor:
+    assert per_image
+    return _lovasz((1 - _wide(x) * (2 * target - 1)).flatten(1), (target == 1).flatten(1)).mean()
 
 
 _EAGER: dict[str, Call] = {
@@ -288,15 +466,44 @@ _EAGER: dict[str, Call] = {
     "bce_probability": F.binary_cross_entropy,
     "kl_div": F.kl_div,
     "nll": F.nll_loss,
+    "gaussian_nll": F.gaussian_nll_loss,
+    "poisson_nll": F.poisson_nll_loss,
+    "soft_margin": F.soft_margin_loss,
+    "hinge_embedding": F.hinge_embedding_loss,
+    "multi_margin": _multi_margin,
+    "multilabel_soft_margin": F.multilabel_soft_margin_loss,
+    "triplet_margin": F.triplet_margin_loss,
+    "log_cosh": _log_cosh,
+    "quantile": _quantile,
+    "general_robust": _general_robust,
+    "total_variation_probability": _total_variation_probability,
+    "margin_ranking": _margin_ranking,
+    "cosine_embedding": _cosine_embedding,
+    "multilabel_margin": _multilabel_margin,
+    "distribution_balanced": _distribution_balanced,
+    "zlpr": _zlpr,
+    "two_way": _two_way,
+    "jsd": _jsd,
+    "seesaw": _seesaw,
+    "load_balancing": _load_balancing,
+    "taylor_ce": _taylor_ce,
+    "symmetric_ce": _symmetric_ce,
+    "ohem_ce": _ohem_ce,
+    "siou": _siou,
+    "lovasz_softmax": _lovasz_softmax,
+    "lovasz_hinge": _lovasz_hinge,
     "bce_smoothed": _bce_smoothed,
     "asymmetric": _asymmetric,
     "poly_bce": _poly_bce,
     "quality_focal": _quality_focal,
     "varifocal": _varifocal,
+    "gaussian_focal": _gaussian_focal,
     "distribution_focal": _distribution_focal,
     "siglip": _siglip,
     "clip": _clip,
     "softmax_focal": _softmax_focal,
+    "arcface": _arcface,
+    "cosface": _cosface,
     "poly_ce": _poly_ce,
     "asymmetric_single_label": _asymmetric_single_label,
     "generalized_ce": _generalized_ce,

@@ -1,4 +1,4 @@
-"""Looks into a call: every kernel it launches, with time, grid, registers and spills."""
+"""Profile a call: every kernel it launches, with time, grid, registers and spills."""
 
 import json
 import sys
@@ -19,7 +19,18 @@ CALLS = 5
 
 @dataclass(frozen=True)
 class Kernel:
-    """microseconds: the mean of one launch. launches: a call's. spills: registers kept in memory; None where Triton did not compile it."""
+    """A kernel of a call.
+
+    Attributes:
+        name: as the profiler prints it.
+        microseconds: mean time of one launch.
+        launches: how many a call makes.
+        grid: programs in each dimension.
+        block: threads in each dimension.
+        registers: of one thread.
+        shared_bytes: shared memory of one program.
+        spills: registers kept in memory; None if Triton did not compile the kernel.
+    """
 
     name: str
     microseconds: float
@@ -55,7 +66,7 @@ def profile_call(contender: Contender, case: Case, device: torch.device, seed: i
 
 
 def kernels_of(trace: dict[str, Any], spilled: dict[str, int]) -> list[Kernel]:
-    """The kernels of a trace that torch's profiler wrote, over CALLS calls."""
+    """Read the kernels from a trace that torch's profiler wrote, over CALLS calls."""
     events: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in trace["traceEvents"]:
         if event.get("cat") == "kernel":
@@ -79,7 +90,7 @@ def kernels_of(trace: dict[str, Any], spilled: dict[str, int]) -> list[Kernel]:
 
 
 def spills() -> dict[str, int]:
-    """The most registers that a compiled variant of each of our kernels spills."""
+    """Return, for each of our kernels, the most registers that a compiled variant spills."""
     from triton import JITFunction
 
     most: dict[str, int] = {}

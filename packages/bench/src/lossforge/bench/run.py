@@ -1,4 +1,4 @@
-"""Measures cases: correctness first, then every figure that this machine can give."""
+"""Measure cases: correctness first, then every figure that this machine can give."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from lossforge.bench.measure import Measurement
 from lossforge.bench.report import Report, Row, said
 
 HOST_BOUND_MS = 0.05
-"""Work whose floor is above that measures the device, not the host, when called back to back."""
+"""A case whose floor is below this time is bound by the host when called back to back, so that its host time is measured."""
 WITHOUT_GPU = (
     "No CUDA GPU: wall-clock times of the plain-torch path on shapes cut to at most 2^18 elements. Not measured: the kernels, time on the "
     "device, shares of the floor, memory, host time, CUDA graphs."
@@ -29,7 +29,7 @@ Progress = Callable[[int, list[Row]], None]
 
 
 def new_report(device: torch.device, commit: str, settings: dict[str, Any]) -> Report:
-    """A report without rows: where its figures will come from, and on a GPU its copy and read rates."""
+    """Return a report without rows: where its figures come from, and on a GPU its copy and read rates."""
     report = Report(
         gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
         versions=_versions(device),
@@ -45,14 +45,14 @@ def new_report(device: torch.device, commit: str, settings: dict[str, Any]) -> R
 
 
 def cases_for(device: torch.device, cases: Sequence[Case]) -> list[Case]:
-    """The cases as this device measures them: without a GPU cut, each once."""
+    """Return the cases as this device measures them: without a GPU shortened, and without those that then are equal."""
     if device.type == "cuda":
         return list(cases)
     return list({(case.suite, case.key): case for case in (case.cut(CPU_ELEMENTS) for case in cases)}.values())
 
 
 def run(report: Report, cases: Sequence[Case], names: Sequence[str], device: torch.device, how: Measurement, progress: Progress) -> None:
-    """Measure the cases and add their rows to the report as they come; `progress` is told how many are done, and the last one's rows."""
+    """Measure the cases and add their rows to the report after each one. `progress` gets how many are done, and the last one's rows."""
     for done, case in enumerate(cases, start=1):
         rows = (linear.measure_case if case.suite in FUSED else measure_case)(case, names, device, report, how)
         report.rows += rows
@@ -91,7 +91,7 @@ def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: 
         check.step(contender, case, x, others, exact.upstream)
 
     def reset() -> None:
-        """Gradients are not added up; who destroys the logits gets them back, so that it never runs on zeros."""
+        """Clear the gradient, so that none add up, and restore overwritten logits, so that no contender runs on zeros."""
         x_leaf.grad = None
         if contender.destroys:
             with torch.no_grad():
@@ -134,7 +134,7 @@ def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: 
 
 
 def _replay(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference, how: Measurement) -> None:
-    """Capture forward and backward on a stream on which the logits, too, were made: autograd takes a node's work to the stream it knows."""
+    """Capture forward and backward on the stream that the logits were made on, because autograd runs a node on the stream it recorded."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -193,8 +193,8 @@ def current_commit() -> str:
     return _output("git", "-C", os.path.dirname(__file__), "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
 
 
-def _output(*words: str) -> str:
+def _output(*argv: str) -> str:
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip()
+        return subprocess.run(argv, capture_output=True, text=True, timeout=10).stdout.strip()
     except OSError:
         return ""

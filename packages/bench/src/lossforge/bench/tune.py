@@ -1,10 +1,10 @@
-"""`python -m lossforge.bench.tune FILE [COMMIT [LAUNCHES]]`: find tiles for the GPU at hand, and how far the built-in choice is from the
-best. LAUNCHES: a glob of their names, such as "kl *"; without it all are tried, which takes long.
+"""`python -m lossforge.bench.tune FILE [COMMIT [LAUNCHES]]`: find the best tiles for this GPU, and compare the built-in choice with them.
+LAUNCHES is a glob of launch names, such as "kl *". Without it all launches are tried, which takes long.
 
-Every choice in lossforge.kernels.tiles is a few numbers by arithmetic over shape and dtype. Here each is tried beside its neighbours
-on the shapes it was made for; each trial's gradient is compared with the built-in choice's before it is timed. The table that this
-writes (results/tiles-*.json) is what the arithmetic was fitted to: change lossforge.kernels.tiles where another choice wins by more
-than the spread.
+lossforge.kernels.tiles computes each choice from shape and dtype. This program tries neighbouring choices on the shapes that the
+arithmetic was made for. Before a trial is timed, its gradient is compared with the built-in choice's. The table that it writes
+(results/tiles-*.json) is what the arithmetic was fitted to: change lossforge.kernels.tiles where another choice wins by more than the
+spread.
 """
 
 import fnmatch
@@ -17,15 +17,26 @@ from typing import Any
 
 import torch
 
+from lossforge import kernels
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
 from lossforge.kernels import trial
-from lossforge.kernels.call import BoxCall, DistributionCall, DivergenceCall, ElementCall, OverlapCall, PairsCall, RowCall, end_of_tensors
+from lossforge.kernels.call import (
+    BoxesCall,
+    ContrastiveCall,
+    DistributionCall,
+    DivergenceCall,
+    ElementwiseCall,
+    OverlapCall,
+    RowwiseCall,
+    SimilarityCall,
+)
 from lossforge.kernels.tiles import (
     BackwardTiles,
     BinTiles,
     BoxTiles,
     ElementTiles,
+    FeatureTiles,
     OverlapTiles,
     ResidentPairTiles,
     ResidentTiles,
@@ -33,13 +44,14 @@ from lossforge.kernels.tiles import (
     SimilarityGradientTiles,
     SimilarityTiles,
 )
-from lossforge.losses.autograd import Run, Several
+from lossforge.losses.autograd import ExecutionSpec, template_of
+from lossforge.losses.templates.record import Several
 
 ROWS = ((16384, 1000), (16384, 1001), (8192, 32000), (8192, 50304), (8192, 128256), (4096, 262144))
 DTYPES = (torch.float32, torch.bfloat16)
 MILLISECONDS = 20.0
 
-Trials = tuple[str, list[Any], Callable[[], torch.Tensor]]  # name of a launch, tiles to try, the launch, which returns what it wrote
+Trials = tuple[str, list[Any], Callable[[], torch.Tensor]]  # a launch's name, tiles to try, and the launch, which returns its output
 
 
 def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], torch.Tensor]:
@@ -51,21 +63,31 @@ def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], to
 
 
 def forward(call: Any, gradients: Sequence[torch.Tensor | None], keep: bool) -> tuple[Several, Several]:
-    return Run.of(call).forward(call[1 : end_of_tensors(call)], gradients, keep)
+    spec, tensors = _spec(call)
+    key = spec.keyed(tensors), "forward", keep, *[g is None for g in gradients]
+    return spec.split(kernels.planned(key, (*tensors, *gradients), spec.forward, tensors, gradients, keep))
 
 
-def backward(call: Any, kept: Several, arriving: Sequence[torch.Tensor | None], gradient: torch.Tensor) -> None:
-    Run.of(call).backward(call[1 : end_of_tensors(call)], kept, arriving, [gradient])
+def backward(call: Any, kept: Several, grad_outputs: Sequence[torch.Tensor | None], gradient: torch.Tensor) -> None:
+    spec, tensors = _spec(call)
+    key, given = (spec.keyed(tensors), "backward", *[t is None for t in kept]), (*tensors, *kept, *grad_outputs, gradient)
+    kernels.planned(key, given, spec.backward, tensors, kept, grad_outputs, [gradient])
+
+
+def _spec(call: Any) -> tuple[ExecutionSpec[Any], Several]:
+    template = template_of(call)
+    tensors, numbers = template.flat(call)
+    return ExecutionSpec(template, call.loss, numbers), tensors
 
 
 def both(call: Any, *gradients: torch.Tensor | None) -> Callable[[], torch.Tensor]:
-    """The launch of value and gradient, which returns the first gradient."""
+    """Return the launch that computes value and gradient, and returns the first gradient."""
     assert gradients[0] is not None
     return into(gradients[0], lambda: forward(call, gradients, False))
 
 
 def resident_rows(classes: int, dtype: torch.dtype, bias: bool = False) -> list[Any]:
-    """Tiles of rows that stay on chip, with as large a ring as shared memory holds or a row fills."""
+    """Return tiles for rows that stay on chip. The ring is as large as shared memory allows or the row needs."""
     found: list[Any] = []
     if classes * dtype.itemsize < 32 * 1024:
         return found
@@ -73,27 +95,27 @@ def resident_rows(classes: int, dtype: torch.dtype, bias: bool = False) -> list[
         chunk = size // dtype.itemsize
         chunks = -(-classes // chunk)
         ring = min((226 * 1024 // programs - bias * 4 * chunk * chunks) // size, chunks - held)
-        least = 1 if ring + held == chunks else chunks if bias else 4  # a row that does not fit passes through four places at least
+        least = 1 if ring + held == chunks else chunks if bias else 4  # a row that does not fit needs four slots at least
         if ring >= least and size // 16 >= 32 * w and held * size // (w * 128) <= 48:
             found.append(ResidentTiles(chunk, ring, held, w, programs))
     return found
 
 
 def with_prior(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Trials:
-    """Logit-adjusted cross entropy."""
+    """Return trials of logit-adjusted cross entropy."""
     x = torch.randn(n, classes, device=device).to(dtype)
     target = torch.randint(0, classes, (n,), device=device)
     gradient, prior = torch.empty_like(x), torch.rand(classes, device=device).log()
-    call = RowCall("cross_entropy", x, target, bias=prior, loss_scale=1.0 / n)
+    call = RowwiseCall("cross_entropy", x, target, bias=prior, loss_scale=1.0 / n)
     return f"prior {n}x{classes} {dtype}", resident_rows(classes, dtype, bias=True), both(call, gradient)
 
 
 def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iterable[Trials]:
-    """Cross entropy."""
+    """Yield trials of cross entropy."""
     x = torch.randn(n, classes, device=device).to(dtype)
     target = torch.randint(0, classes, (n,), device=device)
     gradient, one = torch.empty_like(x), torch.ones((), device=device)
-    call = RowCall("cross_entropy", x, target, loss_scale=1.0 / n)
+    call = RowwiseCall("cross_entropy", x, target, loss_scale=1.0 / n)
 
     def sweep() -> torch.Tensor:
         _, (_, stats, _) = forward(call, [None], True)
@@ -117,11 +139,11 @@ def rows(n: int, classes: int, dtype: torch.dtype, device: torch.device) -> Iter
 
 
 def pixels(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:
-    """Cross entropy of maps, whose neighbouring rows lie next to each other."""
+    """Return trials of cross entropy of maps, whose neighbouring rows are adjacent in memory."""
     x = torch.randn(shape, device=device).to(dtype)
     target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
     gradient, n = torch.empty_like(x), target.numel()
-    call = RowCall("cross_entropy", x, target, loss_scale=1.0 / n)
+    call = RowwiseCall("cross_entropy", x, target, loss_scale=1.0 / n)
     whole = 1 << (shape[1] - 1).bit_length()
     sides = itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8))
     tried = [RowTiles(r, whole, True, 1, w) for r, w in sides if 8 <= r * whole // (w * 32) <= 128]
@@ -140,7 +162,7 @@ HYPER: dict[str, tuple[float, ...]] = {
 def elements(
     name: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, target: str = "", weighted: bool = False
 ) -> Trials:
-    """target: "class index", "diagonal", or dense."""
+    """Return trials of an element-wise loss. target: "class index", "diagonal", or dense ("")."""
     x = torch.rand(shape, device=device).to(dtype)
     y = {"": torch.rand_like(x), "class index": torch.randint(-1, shape[1], shape[:1], device=device), "diagonal": None}[target]
     weight = torch.rand_like(x) if weighted else None
@@ -149,7 +171,7 @@ def elements(
     sides = itertools.product(sizes, (1, 6, 8, 12), (1, 2, 3, 4))
     tried = list(dict.fromkeys(ElementTiles(b, w, max(1, 4 * n // w), s) for (b, w), n, s in sides))
     what = " ".join(filter(None, (name, target, "weighted" if weighted else "", f"{shape[0]}x{shape[1]}", str(dtype))))
-    call = ElementCall(name, x, y, weight=weight, hyper=list(hyper), ignore_index=-2)
+    call = ElementwiseCall(name, x, y, weight=weight, hyper=list(hyper), ignore_index=-2)
     return what, tried, both(call, gradient)
 
 
@@ -158,11 +180,11 @@ def box_pairs(name: str, n: int, device: torch.device) -> Trials:
     boxes1, boxes2 = near, near + 0.3 * torch.randn_like(near)
     gradient = torch.empty_like(boxes1)
     tried = [BoxTiles(b, w) for b, w in itertools.product((64, 128, 256, 512, 1024), (1, 2, 4, 8)) if 1 <= b // (w * 32) <= 8]
-    return f"{name} {n}x4", tried, both(BoxCall(name, boxes1, boxes2, hyper=[1e-7]), gradient, None)
+    return f"{name} {n}x4", tried, both(BoxesCall(name, boxes1, boxes2, hyper=[1e-7]), gradient, None)
 
 
 def distributions(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Trials:
-    """Distribution focal loss; bins that are no power of two in one tile, and in two."""
+    """Return trials of the distribution focal loss. Bins that are not a power of two are tried in one tile and in two."""
     x = torch.randn(n, bins, device=device).to(dtype)
     target, gradient = (bins - 1) * torch.rand(n, device=device), torch.empty_like(x)
     whole = 1 << (bins - 1).bit_length()
@@ -196,9 +218,9 @@ def divergences(name: str, n: int, classes: int, dtype: torch.dtype, device: tor
 
 
 def similarities(n: int, dtype: torch.dtype, device: torch.device) -> Iterable[Trials]:
-    """The contrastive loss of n pairs: sums of both sides, and the gradient."""
+    """Yield trials of the contrastive loss of n pairs: the sums of both sides, and the gradient."""
     x = torch.randn(n, n, device=device).to(dtype)
-    gradient, call, one = torch.empty_like(x), PairsCall("clip", x, loss_scale=1.0 / n), torch.ones((), device=device)
+    gradient, call, one = torch.empty_like(x), ContrastiveCall("clip", x, loss_scale=1.0 / n), torch.ones((), device=device)
 
     def sums() -> Several:
         return forward(call, [None], True)[1]
@@ -215,8 +237,29 @@ def similarities(n: int, dtype: torch.dtype, device: torch.device) -> Iterable[T
     yield f"gradient of similarities {name}", back, into(gradient, lambda: backward(call, kept, [one], gradient))
 
 
+def features(n: int, depth: int, device: torch.device) -> Iterable[Trials]:
+    """Yield trials of CLIP's loss of n pairs of features: the sums of both sides, and these with the gradients."""
+    a, b = (torch.nn.functional.normalize(torch.randn(n, depth, device=device)).bfloat16() for _ in range(2))
+    call = SimilarityCall("both_sides", a, b, logit_scale=20.0, reduction="mean")
+    gradient = torch.empty_like(a)
+    gradients = [gradient, torch.empty_like(b), None, None]
+
+    def column_lse() -> torch.Tensor:
+        found = forward(call, [None] * 4, True)[1][2]
+        assert found is not None
+        return found
+
+    tried = []
+    for r, c, k, w, stages, programs in itertools.product((64, 128), (64, 128, 256), (32, 64), (4, 8), (2, 3, 4), (1, 2)):
+        shared, registers = 2 * stages * (r + c) * k * programs, r * c // (32 * w) * programs
+        if shared <= 226 * 1024 and 32 <= registers <= 128:
+            tried.append(FeatureTiles(r, c, k, 8, w, stages, programs))
+    yield f"features {n}x{depth}", tried, column_lse
+    yield f"features with gradients {n}x{depth}", tried, into(gradient, lambda: forward(call, gradients, True))
+
+
 def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Trials:
-    """Dice loss of maps, whose launches for sums and for the gradient share their tiles."""
+    """Return trials of the dice loss of maps. Its launches for sums and for the gradient share their tiles."""
     x = torch.randn(shape, device=device).to(dtype)
     target = torch.randint(0, shape[1], (shape[0], *shape[2:]), device=device)
     gradient = torch.empty_like(x)
@@ -229,7 +272,7 @@ def maps(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.dev
 
 
 def launches(device: torch.device) -> Iterable[Trials]:
-    """All that is tried, each with tensors of its own."""
+    """Yield every launch to try, each with new tensors."""
     for (n, classes), dtype in itertools.product(ROWS, DTYPES):
         if n * classes * dtype.itemsize <= 2**32:
             yield from rows(n, classes, dtype, device)
@@ -248,6 +291,7 @@ def launches(device: torch.device) -> Iterable[Trials]:
         yield box_pairs(name, 2**22, device)
     for (n, bins), dtype in itertools.product(((16 * 89600, 17), (16 * 89600, 16), (16 * 22400, 33)), DTYPES):
         yield distributions(n, bins, dtype, device)
+    yield from features(16384, 512, device)
     for dtype in DTYPES:
         for name, (n, classes) in itertools.product(("kl", "js"), ((16384, 1000), (8192, 32000), (8192, 128256))):
             yield divergences(name, n, classes, dtype, device)
@@ -257,10 +301,10 @@ def launches(device: torch.device) -> Iterable[Trials]:
 
 
 def best(tried: list[Any], call: Callable[[], torch.Tensor]) -> dict[str, Any]:
-    """The built-in choice and the trials, quickest first, in milliseconds."""
+    """Time the built-in choice and the trials, and return them with the fastest first, in milliseconds."""
     written = call()
     device, expected = written.device, written.clone()
-    times(call, device, MILLISECONDS)  # whoever comes first would find a cold GPU
+    times(call, device, MILLISECONDS)  # warm up, so that the first choice does not run on a cold GPU
     found: list[dict[str, Any]] = [{"tiles": "built in", "ms": times(call, device, MILLISECONDS).median}]
     for choice in tried:
         with trial(choice):
@@ -276,26 +320,26 @@ def best(tried: list[Any], call: Callable[[], torch.Tensor]) -> dict[str, Any]:
     return {"kind": type(tried[0]).__name__, "trials": sorted(found, key=lambda f: f["ms"])[:8], "built_in_ms": found[0]["ms"]}
 
 
-def main(words: list[str]) -> int:
-    if not 1 <= len(words) <= 3:
+def main(argv: list[str]) -> int:
+    if not 1 <= len(argv) <= 3:
         print("usage: python -m lossforge.bench.tune FILE [COMMIT [LAUNCHES]]", file=sys.stderr)
         return 2
     if not torch.cuda.is_available():
         print("No CUDA GPU here: there is nothing to find tiles for.", file=sys.stderr)
         return 1
     device = torch.device("cuda", torch.cuda.current_device())
-    report = new_report(device, words[1] if len(words) > 1 else current_commit(), {})
+    report = new_report(device, argv[1] if len(argv) > 1 else current_commit(), {})
     table: list[dict[str, Any]] = []
 
     for what, tried, call in launches(device):
-        if len(words) > 2 and not fnmatch.fnmatchcase(what, words[2]):
+        if len(argv) > 2 and not fnmatch.fnmatchcase(what, argv[2]):
             continue
         found = {"what": what, **best(tried, call)}
         table.append(found)
         quickest = found["trials"][0]
         print(f"{what}: built in {found['built_in_ms']:.4f} ms, best {quickest['ms']:.4f} {quickest['tiles']}", flush=True)
     where = {name: getattr(report, name) for name in ("gpu", "versions", "commit", "date")}
-    Path(words[0]).write_text(json.dumps({**where, "table": table}, indent=1) + "\n")
+    Path(argv[0]).write_text(json.dumps({**where, "table": table}, indent=1) + "\n")
     return 0
 
 

@@ -20,7 +20,7 @@ TRITON = importlib.util.find_spec("triton") is not None
 
 if TYPE_CHECKING:
     from lossforge.kernels.engine.launch import launch_counts as launch_counts
-    from lossforge.kernels.engine.launch import repeated as repeated
+    from lossforge.kernels.engine.launch import planned as planned
     from lossforge.kernels.engine.launch import trial as trial
     from lossforge.kernels.engine.launch import trials as trials
     from lossforge.kernels.engine.reduce import scale_ as scale_
@@ -40,18 +40,18 @@ INTERPRETED = _interpreted()
 
 _LAZY = {
     "launch_counts": "engine.launch",
-    "repeated": "engine.launch",
+    "planned": "engine.launch",
     "trial": "engine.launch",
     "trials": "engine.launch",
     "scale_": "engine.reduce",
 }
-__all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "repeated", "scale_", "trial", "trials"]
+__all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "planned", "scale_", "trial", "trials"]
 
 
 def missing_triton() -> ModuleNotFoundError:
-    """The error that says how to install Triton."""
+    """Return the error that says how to install Triton."""
     return ModuleNotFoundError(
-        "kernels and formulas of one's own need Triton, which is not installed. Install it on Linux: pip install triton. "
+        "kernels and custom formulas need Triton, which is not installed. Install it on Linux: pip install triton. "
         "Without it lossforge.losses computes its own losses in plain PyTorch.",
         name="triton",
     )

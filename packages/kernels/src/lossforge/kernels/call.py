@@ -2,14 +2,15 @@
 
 Needs torch alone. The operators' schemas are generated from the fields: first the formula's name, then the tensors, of which `normalizer`
 is the last, then the rest, whose defaults change nothing. `shapes` gives shape and dtype of the results and of what forward keeps, or
-a tensor that they are like; None where there is none. KINDS names these, and says what else a template has to say of itself.
+a tensor that they are like; None where there is none. Logits are a tensor, or a Head that would give them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 Shape = tuple[Sequence[int], torch.dtype] | Tensor | None
 FLOAT = torch.float32
@@ -18,29 +19,91 @@ ROW_MEAN = "mean of rows"
 
 
 NONE: list[float] = []
-NO_OUTPUTS = [False] * 4
+NO_OUTPUTS = [False] * 7
 
 
 class Formulas(NamedTuple):
     """A formula as the kernels inline it: device functions.
 
     formula: what a template takes; of divergences its terms. special: a quicker one for the hyper-parameters of which `applies` is true.
-    binary: both for targets of 0 and 1, where fewer instructions do (element/kernel.py says how). heavy: so much arithmetic that
+    binary: both for targets of 0 and 1, where fewer instructions do (elementwise/kernel.py says how). heavy: so much arithmetic that
     registers limit the programs under way. sparse: of one for targets of 0 and 1, that where they are 0 value and gradient are, whatever x
     is, so that it is not read for a tile of them. sums: of a divergence whose value the first sweep finds, from it to
-    (Σ ∂f/∂ln p, Σ ∂f/∂ln q).
+    (Σ ∂f/∂ln p, Σ ∂f/∂ln q). terms, slopes: of vectors, what is summed and its derivatives (vectors/kernel.py); `special` has all three.
     """
 
     formula: Callable[..., Any]
-    special: Callable[..., Any] | None = None
+    special: Callable[..., Any] | tuple[Callable[..., Any], ...] | None = None
     applies: Callable[..., Any] | None = None
     binary: "Formulas | None" = None
     heavy: bool = False
     sparse: bool = False
     sums: Callable[..., Any] | None = None
+    terms: Callable[..., Any] | None = None
+    slopes: Callable[..., Any] | None = None
 
 
-class ElementCall(NamedTuple):
+class Head(NamedTuple):
+    """Logits (N, C) that a linear layer gives: input (N, H) · weight (C, H)ᵀ + bias (C,). They are computed by chunks and never kept.
+
+    chunk: rows at a time, 0 for as many as memory allows. accumulate: the dtype of the sum that is the weight's gradient, 1 for float32,
+    0 for the weight's own, -1 for float32 where memory allows. wide: whether the logits of a chunk of half precision are kept in float32.
+    """
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    chunk: int = 0
+    accumulate: int = -1
+    wide: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.input.shape[0], self.weight.shape[0]))
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.input.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.input.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(t.requires_grad for t in self.tensors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [t for t in self[:3] if t is not None]
+
+    def is_floating_point(self) -> bool:
+        return True
+
+    def numel(self) -> int:
+        return self.input.shape[0] * self.weight.shape[0]
+
+    def with_input(self, input: Tensor) -> "Head":
+        """Return the layer with another input, without `_replace`: torch.compile cannot carry what that makes over a graph break."""
+        return Head(input, self.weight, self.bias, self.chunk, self.accumulate, self.wide)
+
+    def of_rows(self, start: int, end: int) -> "Head":
+        return self.with_input(self.input[start:end])
+
+    def of_classes(self, start: int, end: int) -> "Head":
+        return Head(self.input, self.weight[start:end], None if self.bias is None else self.bias[start:end])
+
+
+Logits = Tensor | Head
+L = TypeVar("L", bound=Logits, default=Tensor)
+T = TypeVar("T", bound=Logits, default=Tensor)
+
+
+class ElementwiseCall(NamedTuple, Generic[L]):
     """A loss of x of any shape in which every element stands alone.
 
     A class-index target has the shape of x without `dim`, as has `lam`, which without target_b is each row's score. Without a target it
@@ -52,7 +115,7 @@ class ElementCall(NamedTuple):
     """
 
     loss: str
-    x: Tensor
+    x: L
     target: Tensor | None
     target_b: Tensor | None = None
     lam: Tensor | None = None
@@ -88,21 +151,22 @@ class ElementCall(NamedTuple):
         return self.loss_scale * self.x.shape[self.dim] if self.reduction == ROW_MEAN and self.x.ndim else self.loss_scale
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
-        value: Shape = self.x if self.reduction == "none" else ((), FLOAT)
+        value: Shape = ((), FLOAT) if self.reduction != "none" else (self.x.shape, self.x.dtype) if isinstance(self.x, Head) else self.x
         return value, ((), FLOAT) if self.counted else None
 
 
-class RowCall(NamedTuple):
+class RowwiseCall(NamedTuple, Generic[L]):
     """A loss of rows of logits x (N, C, d…) under a softmax, with class indices (N, d…) or probabilities (N, C, d…).
 
     The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
-    class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets.
+    class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets. With an angle or a margin the logits are cosines,
+    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py.
     The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
     reduction "mean" the class weights of the rows not ignored, or with mean_of_rows their number; with probabilities, the number of rows.
     """
 
     loss: str
-    x: Tensor
+    x: L
     target: Tensor
     target_b: Tensor | None = None
     lam: Tensor | None = None
@@ -117,19 +181,21 @@ class RowCall(NamedTuple):
     tau: float = 1.0
     spread: float = 0.0
     focus: float = 0.0
+    angle: float = 0.0
+    margin: float = 0.0
     z_loss: float = 0.0
     loss_scale: float = 1.0
     reduction: str = "sum"
     empty_is_zero: bool = False
     mean_of_rows: bool = False
-    outputs: list[bool] = NO_OUTPUTS  # z_loss, lse, entropy, correct
+    outputs: list[bool] = NO_OUTPUTS  # z_loss, lse, entropy, correct, argmax, log_p2, mean_logit
 
     @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not self.target.is_floating_point()
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
-        z_loss, lse, entropy, correct = self.outputs
+        z_loss, lse, entropy, correct, argmax, log_p2, mean_logit = self.outputs
         rows = (self.x.shape[0], *self.x.shape[2:])
         loss: Shape = (rows if self.reduction == "none" else (), FLOAT)
         row: Shape = (rows, FLOAT)
@@ -139,12 +205,15 @@ class RowCall(NamedTuple):
             row if lse else None,
             row if entropy else None,
             (rows, torch.bool) if correct else None,
+            (rows, torch.int64) if argmax else None,
+            row if log_p2 else None,
+            row if mean_logit else None,
             ((), FLOAT) if self.counted else None,
             ((3, _rows(self.x)), FLOAT) if keep else None,
         )
 
 
-class DivergenceCall(NamedTuple):
+class DivergenceCall(NamedTuple, Generic[L, T]):
     """A loss between the softmax of logits x (N, C, d…) and that of a teacher's, target, of the same shape, both softened by temperature.
 
     labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…). swap: the logits play the part of the formula's
@@ -154,8 +223,8 @@ class DivergenceCall(NamedTuple):
     """
 
     loss: str
-    x: Tensor
-    target: Tensor
+    x: L
+    target: T
     labels: Tensor | None = None
     weight: Tensor | None = None
     normalizer: Tensor | None = None
@@ -175,14 +244,14 @@ class DivergenceCall(NamedTuple):
         return _of_teacher(self, keep)
 
 
-class TopKCall(NamedTuple):
+class TopKCall(NamedTuple, Generic[L]):
     """KL from a teacher known by its K likeliest classes: target, their log-probabilities (N, K, d…), and indices of the same shape.
 
     Others as in DivergenceCall.
     """
 
     loss: str
-    x: Tensor
+    x: L
     target: Tensor
     indices: Tensor
     labels: Tensor | None = None
@@ -204,7 +273,7 @@ class TopKCall(NamedTuple):
         return _of_teacher(self, keep)
 
 
-def _of_teacher(call: DivergenceCall | TopKCall, keep: bool) -> tuple[Shape, ...]:
+def _of_teacher(call: DivergenceCall[Any, Any] | TopKCall[Any], keep: bool) -> tuple[Shape, ...]:
     rows = (call.x.shape[0], *call.x.shape[2:]) if call.reduction == "none" else ()
     stats = 5 if isinstance(call, DivergenceCall) else 2
     return (rows, FLOAT), ((), FLOAT) if call.counted else None, ((stats, _rows(call.x)), FLOAT) if keep else None
@@ -259,7 +328,7 @@ class OverlapCall(NamedTuple):
         return (each if self.reduction == "none" else (), FLOAT), ((kept,), FLOAT)
 
 
-class BoxCall(NamedTuple):
+class BoxesCall(NamedTuple):
     """A loss of pairs of boxes (..., 4), with weights that broadcast to (...). centered: boxes are (cx, cy, w, h), else corners.
 
     The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor, where the divisor is `normalizer`, else with
@@ -279,6 +348,73 @@ class BoxCall(NamedTuple):
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         return ((self.boxes1.shape[:-1] if self.reduction == "none" else (), FLOAT),)
+
+
+class PointwiseCall(NamedTuple):
+    """A loss of two or three tensors of one shape, element by element, with a gradient for each. weight broadcasts to them.
+
+    The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor, where the divisor is `normalizer`, else with
+    reduction "mean" the number of elements.
+    """
+
+    loss: str
+    x: Tensor
+    y: Tensor
+    z: Tensor | None = None
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return (self.x if self.reduction == "none" else ((), FLOAT),)
+
+
+class VectorsCall(NamedTuple):
+    """A loss of rows of two or three vectors (..., D), with a gradient for each. label and weight: (...) or what broadcasts to it.
+
+    The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor, where the divisor is `normalizer`, else with
+    reduction "mean" the number of rows.
+    """
+
+    loss: str
+    x: Tensor
+    y: Tensor
+    z: Tensor | None = None
+    label: Tensor | None = None
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return ((self.x.shape[:-1] if self.reduction == "none" else (), FLOAT),)
+
+
+class MarginsCall(NamedTuple):
+    """A loss of the differences between logits x (N, C) of a row's targets and of its other classes, divided by C.
+
+    target: class indices (N,), or lists (N, K) that end before their first -1. weight: of each target's class, (C,).
+    The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor, where the divisor is `normalizer`, else with reduction
+    "mean" the number of rows.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
+    hyper: list[float] = NONE
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return ((self.x.shape[:1] if self.reduction == "none" else (), FLOAT),)
 
 
 class DistributionCall(NamedTuple):
@@ -302,7 +438,7 @@ class DistributionCall(NamedTuple):
         return ((self.x.shape[:-1] if self.reduction == "none" else (), FLOAT),)
 
 
-class PairsCall(NamedTuple):
+class ContrastiveCall(NamedTuple):
     """A loss over similarities x (N, M), of which row i and column i + offset belong together.
 
     The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
@@ -323,41 +459,174 @@ class PairsCall(NamedTuple):
         return ((rows,) if self.reduction == "none" else (), FLOAT), ((rows,), FLOAT), ((columns,), FLOAT)
 
 
-class Kind(NamedTuple):
-    """What the calls of a template have in common.
+class SimilarityCall(NamedTuple):
+    """A loss of all pairs of rows of a (N, D) and b (M, D), with similarities logit_scale · scale · a bᵀ + logit_bias + bias.
 
-    folder: where lossforge.kernels has the template, whose launch.py has `forward` and `backward`. operator: torch.ops.lossforge.<name>.
-    results: what a call returns; gradients arrive at the first `arriving` of them. kept: what forward keeps for backward, which also
-    takes the results `saved`. differentiable: the tensors that the kernels differentiate; a gradient has the strides of its tensor.
+    loss: "softmax" over each row, "both_sides", over each column too, or "sigmoid" of each pair. Row i and column i + offset belong
+    together, with labels (N,) and (M,) those whose labels are equal. scale, bias: 0-d. skip: columns that a row leaves out, see
+    similarity/kernel.py; pairs: how many columns OTHERS speaks of.
+
+    The value is Σ (or, with reduction "none", each) loss of a row · loss_scale / divisor. The divisor is `normalizer` where given, else
+    with reduction "mean" the number of rows.
     """
 
-    folder: str
-    operator: str
-    results: tuple[str, ...] = ("loss",)
-    kept: tuple[str, ...] = ()
-    differentiable: tuple[str, ...] = ("x",)
-    arriving: int = 1
-    saved: tuple[str, ...] = ()
+    loss: str
+    a: Tensor
+    b: Tensor
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+    row_labels: Tensor | None = None
+    column_labels: Tensor | None = None
+    normalizer: Tensor | None = None
+    logit_scale: float = 1.0
+    logit_bias: float = 0.0
+    offset: int = 0
+    skip: int = 0
+    pairs: int = 0
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        rows, columns = self.a.shape[0], self.b.shape[0]
+        softmax = self.loss != "sigmoid"
+        return (
+            ((rows,) if self.reduction == "none" else (), FLOAT),
+            ((rows,), FLOAT) if softmax else None,
+            ((rows,), FLOAT) if softmax and self.row_labels is not None else None,
+            ((columns,), FLOAT) if self.loss == "both_sides" else None,
+        )
 
 
-KINDS: dict[type, Kind] = {
-    ElementCall: Kind("element", "elementwise", kept=("divisor",)),
-    RowCall: Kind(
-        "row", "rowwise", ("loss", "z_loss", "lse", "entropy", "correct"), kept=("divisor", "stats"), arriving=4, saved=("entropy",)
-    ),
-    DivergenceCall: Kind("divergence", "divergence", kept=("divisor", "stats")),
-    TopKCall: Kind("divergence", "topk", kept=("divisor", "stats")),
-    OverlapCall: Kind("overlap", "overlap", kept=("coefficients",)),
-    BoxCall: Kind("box", "boxes", differentiable=("boxes1", "boxes2")),
-    DistributionCall: Kind("distribution", "distribution"),
-    PairsCall: Kind("pairs", "contrastive", kept=("row_lse", "column_lse")),
-}
+class RouterCall(NamedTuple):
+    """A loss of a router's logits x (T, E), of which each token takes the top_k largest. mask (T,): what each token counts.
+
+    The value is balance · E Σ f P + z_loss · mean lse²: see router/kernel.py.
+    """
+
+    loss: str
+    x: Tensor
+    mask: Tensor | None = None
+    normalizer: Tensor | None = None
+    top_k: int = 1
+    balance: float = 1.0
+    z_loss: float = 0.0
+    reduction: str = "mean"
+    empty_is_zero: bool = False
+    outputs: list[bool] = NO_OUTPUTS[:1]  # z_loss
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return ((), FLOAT), ((), FLOAT) if self.outputs[0] else None, ((self.x.shape[1] + 1,), FLOAT)
 
 
-def _rows(x: Tensor) -> int:
+class MultilabelCall(NamedTuple):
+    """A loss of rows of logits x (N, C) whose positive classes are those with a target (N, C) above ½: see multilabel/kernel.py.
+
+    The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
+    reduction "mean" the number of rows, where `paired` that of rows with a positive, at least 1.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    normalizer: Tensor | None = None
+    tp: float = 1.0
+    tn: float = 1.0
+    paired: bool = False
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+
+    @property
+    def counted(self) -> bool:
+        return self.paired and self.reduction == "mean" and self.normalizer is None
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        rows = self.x.shape[0]
+        value: Shape = ((rows,) if self.reduction == "none" else (), FLOAT)
+        return value, ((), FLOAT) if self.counted else None, ((2, rows), FLOAT)
+
+
+class LovaszCall(NamedTuple):
+    """A loss of the regions of logits x (N, C, P) with class indices (N, P), by their sorted errors: see lovasz/kernel.py.
+
+    A region is a class of the batch, or with per_image of each image. included (C,): how often each class counts; else each counts once,
+    with `present` only where it has pixels.
+    The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
+    reduction "mean" the number of classes that count, at least 1, with per_image of each image, times the images.
+    """
+
+    loss: str
+    x: Tensor
+    target: Tensor
+    included: Tensor | None = None
+    normalizer: Tensor | None = None
+    softmax: bool = True
+    present: bool = True
+    per_image: bool = False
+    ignore_index: int = -100
+    loss_scale: float = 1.0
+    reduction: str = "sum"
+    empty_is_zero: bool = False
+
+    @property
+    def first(self) -> int:
+        """The class index of channel 0: without a softmax the one channel is class 1, and 0 is background."""
+        return int(not self.softmax)
+
+    @property
+    def region(self) -> tuple[int, int]:
+        """The number of regions, and of pixels of each."""
+        images, classes, pixels = self.x.shape
+        return (images * classes, pixels) if self.per_image else (classes, images * pixels)
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        images, classes, _ = self.x.shape
+        each = (*[images] * self.per_image, *[classes] * self.softmax) if self.reduction == "none" else ()
+        return (each, FLOAT), (self.region, FLOAT) if keep else None, ((self.region[0],), FLOAT) if keep else None
+
+
+class ViewsCall(NamedTuple):
+    """A loss between the `splits` views of each sample, logits x (splits · N, C): see views/kernel.py.
+
+    The value is Σ loss · loss_scale / N.
+    """
+
+    loss: str
+    x: Tensor
+    normalizer: Tensor | None = None
+    splits: int = 2
+    loss_scale: float = 1.0
+    reduction: str = "mean"
+
+    def shapes(self, keep: bool) -> tuple[Shape, ...]:
+        return ((), FLOAT), ((3, self.splits, self.x.shape[0] // self.splits), FLOAT)
+
+
+def _rows(x: Logits) -> int:
     return x.numel() // x.shape[1]
 
 
 def end_of_tensors(call: Any) -> int:
     """Return where a call's tensors end: the normalizer is the last."""
     return call._fields.index("normalizer") + 1
+
+
+Call = (
+    ElementwiseCall[Any]
+    | RowwiseCall[Any]
+    | DivergenceCall[Any, Any]
+    | TopKCall[Any]
+    | OverlapCall
+    | BoxesCall
+    | PointwiseCall
+    | VectorsCall
+    | MarginsCall
+    | DistributionCall
+    | ContrastiveCall
+    | SimilarityCall
+    | RouterCall
+    | ViewsCall
+    | MultilabelCall
+    | LovaszCall
+)

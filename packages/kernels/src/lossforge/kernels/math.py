@@ -1,8 +1,8 @@
-"""Device functions that formulas share. No libdevice, so that the interpreter runs them too.
+"""Device functions that formulas share. They use no libdevice, so that the interpreter runs them too.
 
-Compiled, exp2 and reciprocal are the GPU's own approximate instructions without the code around them that serves subnormal numbers:
-`tl.exp2` and a division cost three to eight instructions more an element, and instructions are what limits half precision. Relative
-error 2⁻²² and 2⁻²³; results below the smallest normal float32 are 0.
+Compiled, exp2 and reciprocal are the GPU's approximate instructions, without the code around them for subnormal numbers. `tl.exp2` and a
+division would cost three to eight more instructions an element, and instructions limit the speed in half precision. The relative errors
+are 2⁻²² and 2⁻²³. Results below the smallest normal float32 are 0.
 """
 
 from lossforge.kernels import TRITON, missing_triton
@@ -24,7 +24,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def widened(x):
-    """x in float32. Neighbours in bfloat16 share a register: an instruction each, where Triton's own conversion takes three a pair."""
+    """Return x in float32. Two neighbours in bfloat16 share a register; each takes one instruction here, and 1.5 by Triton's conversion."""
     if INTERPRETED or x.dtype != tl.bfloat16:
         wide = x.to(tl.float32)
     else:
@@ -35,7 +35,7 @@ def widened(x):
 
 @triton.jit
 def exp2(x):
-    """2ˣ for float32."""
+    """Return 2ˣ for float32."""
     if INTERPRETED:
         power = tl.exp2(x)
     else:
@@ -45,7 +45,7 @@ def exp2(x):
 
 @triton.jit
 def log2(x):
-    """log₂ x for float32 from the smallest normal number up."""
+    """Return log₂ x for float32 from the smallest normal number up."""
     if INTERPRETED:
         exponent = tl.log2(x)
     else:
@@ -55,10 +55,11 @@ def log2(x):
 
 @triton.jit
 def log2_nearest(x):
-    """log₂ x for finite float32 from the smallest normal number up, rounded to nearest, at seven instructions more; nan stays nan.
+    """Return log₂ x, rounded to nearest, for finite float32 from the smallest normal number up; nan stays nan. It takes seven instructions
+    more than log2.
 
-    The GPU's instruction truncates: from 2⁻¹⁶ to 2⁻⁸ its mean error is 8e-7, always of one sign, and a sum over classes keeps it. Here it
-    takes a number m between √½ and √2 alone, x = 2ᵏ m. Added to 3 · 2²², k is a float32 by its bits.
+    The GPU's instruction truncates: from 2⁻¹⁶ to 2⁻⁸ its mean error is 8e-7, always of one sign, so that a sum over classes keeps it.
+    Here the instruction takes only m, between √½ and √2, where x = 2ᵏ m. Adding k to the bits of 3 · 2²² gives the float32 3 · 2²² + k.
     """
     if INTERPRETED:
         exponent = tl.log2(x)
@@ -72,7 +73,7 @@ def log2_nearest(x):
 
 @triton.jit
 def log2_subnormal(x):
-    """log₂ x for float32, subnormal numbers too, at three instructions more."""
+    """Return log₂ x for float32, including subnormal numbers. It takes three instructions more than log2."""
     if INTERPRETED:
         exponent = tl.log2(x)
     else:
@@ -82,7 +83,7 @@ def log2_subnormal(x):
 
 @triton.jit
 def reciprocal(x):
-    """1 / x for float32."""
+    """Return 1 / x for float32."""
     if INTERPRETED:
         inverse = 1.0 / x
     else:
@@ -92,7 +93,7 @@ def reciprocal(x):
 
 @triton.jit
 def product(x, y):
-    """x · y for float32, rounded before anything is added to it: products of equal factors are then equal, and their difference is 0."""
+    """Return x · y for float32, rounded before anything is added. So products of equal factors are equal, and their difference is 0."""
     if INTERPRETED:
         z = x * y
     else:
@@ -102,13 +103,13 @@ def product(x, y):
 
 @triton.jit
 def exp(x):
-    """eˣ; 0 below about -87."""
+    """Return eˣ; 0 below about -87."""
     return exp2(x * LOG2E)
 
 
 @triton.jit
 def decay(x):
-    """e^-|x|. As an operand |x| costs nothing; left to LLVM it is an instruction on the loaded bits."""
+    """Return e^-|x|. As an operand |x| is free; LLVM would spend an instruction on it."""
     if INTERPRETED:
         power = tl.exp2(tl.abs(x) * -1.4426950408889634)
     else:
@@ -125,13 +126,14 @@ def decay(x):
 
 @triton.jit
 def log(x):
-    """ln x for x ≥ 0."""
+    """Return ln x for x ≥ 0."""
     return tl.log2(x) * LN2
 
 
 @triton.jit
 def log1p_unit(e):
-    """ln(1 + e) for e in [0, 1]: e times a minimax polynomial; relative error 2e-7, where ln(1 + e) taken literally loses every digit."""
+    """Return ln(1 + e) for e in [0, 1]: e times a minimax polynomial, with relative error 2e-7. The formula as written would lose every
+    digit of a small e."""
     p = e * 5.232690833508968e-3 - 2.9505228623747826e-2
     p = e * p + 7.822594046592712e-2
     p = e * p - 1.3663245737552643e-1
@@ -144,10 +146,10 @@ def log1p_unit(e):
 
 @triton.jit
 def log1p_ratio(e, v):
-    """ln(1 + e) for e in [0, 1], of which v = e / (1 + e) is known too; relative error 2.4e-7.
+    """Return ln(1 + e) for e in [0, 1], from e and v = e / (1 + e), with relative error 2.4e-7.
 
-    1 + e → 1 / (1 + e) turns e into -v and v into -e, and of the logarithm and of e + v only the signs. So their quotient depends on
-    e v alone, which takes half the polynomial that ln(1 + e) / e takes in e.
+    Replacing 1 + e by 1 / (1 + e) turns e into -v and v into -e. The logarithm and e + v then only change their signs. So their quotient
+    depends on e v alone, and its polynomial has half the terms of the polynomial in e for ln(1 + e) / e.
     """
     w = e * v
     p = w * 6.0489533933876644e-4 - 3.4937162196146023e-3
@@ -158,7 +160,7 @@ def log1p_ratio(e, v):
 
 @triton.jit
 def half_logistic(x):
-    """σ(|x|), σ(-|x|) and ln(1 + e^-|x|), which share one exponential."""
+    """Return σ(|x|), σ(-|x|) and ln(1 + e^-|x|), which share one exponential."""
     e = decay(x)
     r = reciprocal(1.0 + e)
     v = e * r
@@ -167,7 +169,7 @@ def half_logistic(x):
 
 @triton.jit
 def logistic(x):
-    """σ(x), σ(-x) and ln(1 + e^-|x|); neither σ loses digits by 1 - σ."""
+    """Return σ(x), σ(-x) and ln(1 + e^-|x|). Neither σ is computed as 1 - σ, which would lose digits."""
     larger, smaller, log1p = half_logistic(x)
     positive = x >= 0
     return tl.where(positive, larger, smaller), tl.where(positive, smaller, larger), log1p
@@ -175,7 +177,7 @@ def logistic(x):
 
 @triton.jit
 def logistic_hard(x, positive):
-    """σ(u), σ(-u) and softplus(u) for u = -x where `positive`, else x."""
+    """Return σ(u), σ(-u) and softplus(u) for u = -x where `positive`, else x."""
     larger, smaller, log1p = half_logistic(x)
     above = (x >= 0) != positive
     return tl.where(above, larger, smaller), tl.where(above, smaller, larger), tl.where(above, tl.abs(x), 0.0) + log1p
@@ -183,7 +185,7 @@ def logistic_hard(x, positive):
 
 @triton.jit
 def tanh(x):
-    """tanh x; near 0 the series, where (1 - e) / (1 + e) would cancel."""
+    """Return tanh x: by its series near 0, where (1 - e) / (1 + e) would cancel."""
     square = x * x
     series = x * (1.0 + square * (-0.3333333333 + square * (0.1333333333 + square * (-0.05396825397 + square * 0.02186948854))))
     e = exp(-2.0 * tl.abs(x))
@@ -193,7 +195,7 @@ def tanh(x):
 
 @triton.jit
 def complement(t):
-    """1 - e^-t, which keeps its digits at small t by its series, and e^-t, for t ≥ 0."""
+    """Return 1 - e^-t and e^-t for t ≥ 0. For small t the difference is computed by its series, which keeps its digits."""
     e = exp(-t)
     series = 1.0 - t * (1 / 6) * (1.0 - t * (1 / 7) * (1.0 - t * (1 / 8)))
     series = 1.0 - t * (1 / 2) * (1.0 - t * (1 / 3) * (1.0 - t * (1 / 4) * (1.0 - t * (1 / 5) * series)))
@@ -202,7 +204,7 @@ def complement(t):
 
 @triton.jit
 def atan_ratio(y, x):
-    """atan(y / x), also where x is 0; 0 where both are. Relative error 4e-7."""
+    """Return atan(y / x), also where x is 0; 0 where both are 0. Relative error 4e-7."""
     u, v = tl.abs(y), tl.abs(x)
     larger = tl.maximum(u, v, propagate_nan=tl.PropagateNan.ALL)
     a = tl.minimum(u, v) * reciprocal(tl.maximum(larger, TINY, propagate_nan=tl.PropagateNan.ALL))
@@ -221,13 +223,13 @@ def atan_ratio(y, x):
 
 @triton.jit
 def power(q, gamma):
-    """q^γ for q in [0, 1], γ ≥ 0; 0 takes its limit."""
+    """Return q^γ for q in [0, 1], γ ≥ 0; at q = 0 its limit."""
     return exp2(gamma * log2(tl.maximum(q, TINY, propagate_nan=tl.PropagateNan.ALL)))
 
 
 @triton.jit
 def powers(q, gamma):
-    """q^γ and q^(γ-1) for q in [0, 1], γ ≥ 0; 0 takes its limit, never inf."""
+    """Return q^γ and q^(γ-1) for q in [0, 1], γ ≥ 0; at q = 0 their limits, but never inf."""
     base = tl.maximum(q, TINY, propagate_nan=tl.PropagateNan.ALL)
     lower = exp2((gamma - 1.0) * log2(base))
-    return tl.where(gamma == 0.0, 1.0, base * lower), lower  # log2's last bit would be seen in base / base
+    return tl.where(gamma == 0.0, 1.0, base * lower), lower  # 1 at γ = 0, where base · lower would carry the error of log2's last bit

@@ -1,7 +1,7 @@
-"""Tile sizes and warps, by arithmetic over shape and dtype: nothing is tried at run time.
+"""Tile sizes and numbers of warps, computed from shape and dtype. Nothing is tried at run time.
 
-The constants were found on H200s by trials (results/tiles-h200.json has the last); `python -m lossforge.bench.tune` makes such trials on
-the GPU at hand.
+The constants were found by trials on H200s; results/tiles-h200.json has the latest. `python -m lossforge.bench.tune` makes such trials on
+your GPU.
 """
 
 from typing import NamedTuple
@@ -11,15 +11,19 @@ from triton import next_power_of_2
 from lossforge.kernels.engine.launch import on_trial
 from lossforge.kernels.math import INTERPRETED
 
-PROGRAMS = 4096  # enough to fill any GPU many times over, few enough for one program to add up their parts
-GRID_Y = 32768  # of the 65535 programs that a GPU takes along a grid's second axis, a power of two
-COUNTED = 1024  # rows of class indices that a launch counts itself, in every program
+PROGRAMS = 4096  # fills any GPU many times over; one program can still add up all parts
+GRID_Y = 32768  # a power of two below 65535, the most programs along a grid's second axis
+COUNTED = 1024  # up to this many rows of class indices, every program counts them itself, without a launch of count_kernel
 
 
 class ElementTiles(NamedTuple):
-    """Elements a tile; warps a program; programs a multiprocessor, for which registers may have to be few.
+    """Tiles of an element-wise kernel.
 
-    stages: tiles on their way at once, where the kernel does not itself read one ahead.
+    Attributes:
+        block: elements of a tile.
+        warps: of a program.
+        programs: that share a multiprocessor; more than 1 limits the registers of each.
+        stages: tiles in flight at once, where the kernel does not itself load one ahead.
     """
 
     block: int
@@ -31,9 +35,17 @@ class ElementTiles(NamedTuple):
 def element_tiles(
     n: int, itemsize: int, tensors: int, indices: bool, diagonal: bool, grouped: bool, special: bool, heavy: bool
 ) -> ElementTiles:
-    """tensors: how many a launch reads. indices: class-index targets; diagonal: it takes their place; grouped: 8 elements lie in one row.
+    """Choose tiles of an element-wise kernel.
 
-    special: two formulas in one kernel. heavy: a formula of so much arithmetic that registers limit the programs under way.
+    Args:
+        n: elements.
+        itemsize: bytes of an element.
+        tensors: how many a launch reads.
+        indices: whether targets are class indices.
+        diagonal: whether the target is the diagonal, and no tensor is read for it.
+        grouped: whether 8 neighbouring elements always lie in one row.
+        special: whether the kernel holds two formulas.
+        heavy: whether a formula has so much arithmetic that registers limit how many programs run at once.
     """
     if (tried := on_trial(ElementTiles)) is not None:
         return tried
@@ -57,21 +69,64 @@ def element_tiles(
 
 
 class BoxTiles(NamedTuple):
-    """Pairs of boxes a tile and warps a program."""
+    """Pairs of boxes in a tile, and warps of a program."""
 
     block: int
     warps: int
 
 
 def box_tiles(n: int, itemsize: int) -> BoxTiles:
-    """A lane reads 16 bytes at once, so that it has one pair, or two in half precision."""
+    """Choose tiles such that a lane reads 16 bytes at once: it then has one pair of boxes, or two in half precision."""
     if (tried := on_trial(BoxTiles)) is not None:
         return tried
     return BoxTiles(128 if itemsize == 4 else 256, 4)
 
 
+class MarginTiles(NamedTuple):
+    """Rows and classes of a tile, and warps of a program."""
+
+    rows: int
+    classes: int
+    warps: int
+
+
+MOST_LISTED = 16384
+"""The most classes of rows with lists of targets, which a program holds in registers."""
+
+
+def margin_tiles(classes: int, lists: bool) -> MarginTiles:
+    """Choose tiles that hold whole rows; of rows with one target that are longer, a part."""
+    if (tried := on_trial(MarginTiles)) is not None:
+        return tried
+    size = max(16, min(next_power_of_2(classes), MOST_LISTED if lists else 4096))
+    return MarginTiles(max(1, 1024 // size), size, max(4, min(16, size // 1024)))
+
+
+class VectorTiles(NamedTuple):
+    """Rows and elements of vectors in a tile, and warps of a program."""
+
+    rows: int
+    size: int
+    warps: int
+
+
+def vector_tiles(count: int) -> VectorTiles:
+    """Choose tiles that hold whole vectors of up to 2048 elements."""
+    if (tried := on_trial(VectorTiles)) is not None:
+        return tried
+    size = max(4, min(next_power_of_2(count), 2048))
+    return VectorTiles(max(1, min(256, 1024 // size)), size, 4)
+
+
 class BinTiles(NamedTuple):
-    """Rows of a tile, its bins, those of a second one for the last few bins (0: there is none), and warps."""
+    """Tiles of rows of bins.
+
+    Attributes:
+        rows: of a tile.
+        bins: of a tile.
+        tail: bins of a second tile for the last few bins; 0: without a second tile.
+        warps: of a program.
+    """
 
     rows: int
     bins: int
@@ -80,9 +135,10 @@ class BinTiles(NamedTuple):
 
 
 def bin_tiles(bins: int) -> BinTiles:
-    """Where bins are no power of two, rows begin at no aligned address: a warp then has a tile of its own, and waits for no other.
+    """Choose tiles of bins. If their number is not a power of two, rows begin at unaligned addresses; each program then has few warps
+    (one up to 1024 bins), so that none waits for another.
 
-    17 bins are tiles of 16 and of 1, because in one of 32 half of the lanes would be idle.
+    17 bins have tiles of 16 and of 1, because half of the lanes would be idle in a tile of 32.
     """
     if (tried := on_trial(BinTiles)) is not None:
         return tried
@@ -95,9 +151,16 @@ def bin_tiles(bins: int) -> BinTiles:
 
 
 class RowTiles(NamedTuple):
-    """Rows and classes of a tile, whether a row fits one, neighbouring classes that a lane sums, warps, and tiles on their way at once.
+    """Tiles of rows of classes.
 
-    programs: as of ElementTiles.
+    Attributes:
+        rows: of a tile.
+        classes: of a tile.
+        one: whether one tile holds a row.
+        vector: neighbouring classes that a lane sums.
+        warps: of a program.
+        stages: tiles in flight at once.
+        programs: as in ElementTiles.
     """
 
     rows: int
@@ -116,9 +179,14 @@ class BackwardTiles(NamedTuple):
 
 
 def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool, gradient: bool) -> RowTiles:
-    """rows_adjacent: neighbouring rows, not classes, lie next to each other in memory, as in (N, C, H, W).
+    """Choose tiles of a row-wise kernel's forward.
 
-    dense: targets of all classes are summed too, which takes twice the registers. gradient: a second sweep follows the first.
+    Args:
+        classes: of a row.
+        itemsize: bytes of a logit.
+        rows_adjacent: neighbouring rows, not classes, are adjacent in memory, as in (N, C, H, W).
+        dense: targets of all classes are summed too, which takes twice the registers.
+        gradient: a second sweep over the classes follows, which computes the gradient.
     """
     if (tried := on_trial(RowTiles)) is not None:
         return tried
@@ -144,7 +212,7 @@ def forward_tiles(classes: int, itemsize: int, rows_adjacent: bool, dense: bool,
 
 
 def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTiles:
-    """shift: as of resident_tiles."""
+    """Choose tiles of a row-wise kernel's backward. shift: as in resident_tiles."""
     if (tried := on_trial(BackwardTiles)) is not None:
         return tried
     whole = next_power_of_2(classes)
@@ -152,7 +220,7 @@ def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTil
         tile = min(whole, max(32, whole // GRID_Y))
         return BackwardTiles(min(1024, 4096 // tile) if tile <= 32 else 32, tile, 4)
     tile = min(whole, max(4096 if shift > 1 else 2048, whole // GRID_Y))
-    # with more than 16 rows, but fewer than threads, Triton's compiler mixes up the layouts of rows and tile
+    # 16: with more rows, but fewer than threads, Triton's compiler confuses the layouts of rows and tile
     return BackwardTiles(16 if tile == 64 else max(1, 2048 // tile), tile, 2 if tile in (32, 64) else 4)
 
 
@@ -166,8 +234,37 @@ class SimilarityGradientTiles(SimilarityTiles):
     pass
 
 
+class FeatureTiles(NamedTuple):
+    """Rows, columns and features of a tile of similarities; rows of tiles that run together; warps, stages; programs a multiprocessor."""
+
+    rows: int
+    columns: int
+    depth: int
+    group: int
+    warps: int
+    stages: int
+    programs: int
+
+
+def feature_tiles(itemsize: int) -> FeatureTiles:
+    """Choose tiles of a product of two matrices. In half precision two programs run on a multiprocessor: the sums of one take the time in
+    which the other multiplies. Products in float32 do not use tensor cores."""
+    if (tried := on_trial(FeatureTiles)) is not None:
+        return tried
+    return FeatureTiles(128, 128, 64, 8, 8, 3, 2) if itemsize == 2 else FeatureTiles(64, 64, 32, 8, 4, 2, 1)
+
+
+class ProductTiles(FeatureTiles):
+    """The same of a product with an epilogue."""
+
+
+def product_tiles() -> ProductTiles:
+    """Choose tiles of a product that carries a loss. They depend on nothing, so that a row has the same bits in any batch."""
+    return on_trial(ProductTiles) or ProductTiles(128, 256, 64, 8, 8, 3, 1)
+
+
 def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:
-    """Of a matrix that is summed along both sides: large tiles leave few parts to join, small ones fill the GPU."""
+    """Choose tiles of a matrix that is summed along both dimensions. Large tiles leave few parts to add up; small ones fill the GPU."""
     if (tried := on_trial(SimilarityTiles)) is not None:
         return tried
     return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(128, 64, 4)
@@ -178,7 +275,14 @@ def similarity_gradient_tiles() -> SimilarityGradientTiles:
 
 
 def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool, lean: bool) -> RowTiles:
-    """For two tensors of logits, read side by side. itemsize: the smaller of theirs. lean: 40 registers hold what a program needs."""
+    """Choose tiles of two tensors of logits that are read together.
+
+    Args:
+        classes: of a row.
+        itemsize: bytes of a logit, the smaller of both tensors'.
+        rows_adjacent: as in forward_tiles.
+        lean: whether 40 registers are enough for a thread.
+    """
     if (tried := on_trial(RowTiles)) is not None:
         return tried
     whole = next_power_of_2(classes)
@@ -194,7 +298,15 @@ def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool, lean: boo
 
 
 class ResidentTiles(NamedTuple):
-    """Classes a chunk, chunks in the ring in shared memory, chunks in registers, warps, and programs a multiprocessor."""
+    """Chunks of rows that stay on chip.
+
+    Attributes:
+        chunk: classes of a chunk.
+        ring: chunks in the ring in shared memory.
+        held: chunks in registers.
+        warps: of a program.
+        programs: that share a multiprocessor.
+    """
 
     chunk: int
     ring: int
@@ -204,11 +316,16 @@ class ResidentTiles(NamedTuple):
 
 
 def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, smoothing: bool, bias: bool, shared: int) -> ResidentTiles | None:
-    """For rows that stay on chip, on a GPU whose programs may have `shared` bytes of shared memory; None where the template is as quick.
+    """Choose chunks of rows that stay on chip; None where the template's other kernel is as fast.
 
-    shift: 1, or the elements of a vector where rows need not begin at one, which takes registers, as a pair of targets does, and smoothing
-    beside a shift.
-    bias: of the classes, float32 beside the row.
+    Args:
+        classes: of a row.
+        itemsize: bytes of a logit.
+        shift: elements of a vector if rows may begin in its middle, which takes registers; else 1.
+        pair: whether each row has two targets, which takes registers.
+        smoothing: whether labels are smoothed, which takes registers if shift is above 1.
+        bias: whether a float32 value of each class lies beside the row in shared memory.
+        shared: bytes of shared memory that a program may have.
     """
     if (tried := on_trial(ResidentTiles)) is not None:
         return tried
@@ -230,32 +347,39 @@ def resident_tiles(classes: int, itemsize: int, shift: int, pair: bool, smoothin
         return ResidentTiles(chunk, chunks, 0, 8, 1)
     if itemsize == 2 and room < chunks <= room + 2:
         return ResidentTiles(chunk, chunks - 2, 2, 8, 1)
-    most = 2 if pair else 6 if itemsize == 4 else 4 - (shift > 1)  # as many as registers hold
+    most = 2 if pair else 6 if itemsize == 4 else 4 - (shift > 1)  # chunks that fit in registers
     held = 0 if chunks <= room else most
     return ResidentTiles(chunk, min(room, chunks - held), held, 16, 1)
 
 
 def most_registers(warps: int, programs: int) -> dict[str, int]:
-    """What a launch tells the compiler, for so many programs a multiprocessor to find the registers they need, 8 at a time a thread."""
+    """Limit a thread's registers, in steps of 8, such that `programs` fit on a multiprocessor. Returns the compiler's options."""
     return {"maxnreg": 65536 // (32 * warps * programs) // 8 * 8} if programs > 1 else {}
 
 
 class ResidentPairTiles(ResidentTiles):
-    """The same of two rows: chunks of both in the ring, of h in registers."""
+    """Chunks of logits and teacher that stay on chip. The ring holds chunks of both; registers hold chunks of the slopes h."""
 
 
 def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) -> ResidentPairTiles | None:
-    """For logits and teacher whose rows stay on chip; as resident_tiles. itemsize: of both. slopes: h is found in a sweep of its own."""
+    """Choose chunks of logits and teacher whose rows stay on chip; None where the template's other kernel is as fast.
+
+    Args:
+        classes: of a row.
+        itemsize: bytes of a logit, the same in both.
+        slopes: whether the slopes h need another sweep.
+        shared: bytes of shared memory that a program may have.
+    """
     if (tried := on_trial(ResidentPairTiles)) is not None:
         return tried
     chunk = 8192 // itemsize
     chunks, room = -(-classes // chunk), (shared - 2048) // 16384
-    spare = 2 if slopes and itemsize == 4 else 0  # chunks that find room in registers
+    spare = 2 if slopes and itemsize == 4 else 0  # chunks that fit in registers
     if classes <= 8192 or chunks > room + spare or on_trial(RowTiles) is not None:
         return None
     if 2 * (chunks + 1) <= room:
         return ResidentPairTiles(chunk, room // 2, itemsize if slopes else 0, 8, 2)
-    if slopes and itemsize == 4:  # large chunks need fewer barriers, in half precision also more registers than there are
+    if slopes and itemsize == 4:  # large chunks need fewer barriers; in half precision they would need too many registers
         chunk, chunks, room = 2 * chunk, -(-classes // (2 * chunk)), room // 2
         return ResidentPairTiles(chunk, min(room, 2 * chunks), 8, 16, 1)
     if slopes:
@@ -264,7 +388,14 @@ def resident_pair_tiles(classes: int, itemsize: int, slopes: bool, shared: int) 
 
 
 class OverlapTiles(NamedTuple):
-    """Classes and pixels of a tile, warps a program, and where a lane holds all classes of its own pixels, how many pixels."""
+    """Tiles of regions.
+
+    Attributes:
+        classes: of a tile.
+        pixels: of a tile.
+        warps: of a program.
+        own: pixels of a lane, if a lane holds all classes of its pixels; else 0.
+    """
 
     classes: int
     pixels: int
@@ -273,15 +404,19 @@ class OverlapTiles(NamedTuple):
 
 
 def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, ce: bool) -> OverlapTiles:
-    """softmax: a pixel's classes are read together, up to 512 in one tile. pixels_adjacent: as in (N, C, H, W), not channels last.
+    """Choose tiles of an overlap loss.
 
-    ce: a cross entropy is summed too.
+    Args:
+        classes: of a pixel.
+        softmax: whether a pixel's classes are read together, up to 512 in one tile.
+        pixels_adjacent: neighbouring pixels are adjacent in memory, as in (N, C, H, W), not channels last.
+        ce: whether a cross entropy is summed too.
     """
     if (tried := on_trial(OverlapTiles)) is not None:
         return tried
-    # registers hold the exponentials of a lane's pixels, three sums of every class, and what a fourth takes
+    # registers hold the exponentials of a lane's pixels and three sums of every class; a cross entropy needs two more a class
     own = [n for n in (8, 4, 2, 1) if classes * (n + 3 + 2 * ce) <= 170 and (n < 8 or classes <= 8)]
-    if softmax and pixels_adjacent and own and (classes <= 4 or not INTERPRETED):  # the interpreter's time goes by operations
+    if softmax and pixels_adjacent and own and (classes <= 4 or not INTERPRETED):  # more operations are slower interpreted
         return OverlapTiles(classes, 64 * own[0], 2, own[0])
     whole = next_power_of_2(classes)
     if softmax:
@@ -292,7 +427,7 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, ce: bool) 
     if not pixels_adjacent:
         a_warp = 256
     elif softmax:
-        a_warp = 2048 if tile >= 32 else 1024  # a lane has few pixels, whose classes it joins
+        a_warp = 2048 if tile >= 32 else 1024  # few pixels for each lane, which joins their classes
     else:
         a_warp = 512
     return OverlapTiles(tile, elements // tile, elements // a_warp)

@@ -1,6 +1,6 @@
-"""Private names of torch and triton, each behind a guard: a faster way where it is there, else the public one.
+"""Private names of torch and triton, each behind a guard. Where a name exists, it is a faster way; otherwise the public one is used.
 
-Without them a loss is as right, and slower: every call goes through torch's dispatcher, and its arguments are checked each time.
+Without them a loss is as right, but slower: every call goes through torch's dispatcher, and its arguments are checked each time.
 Triton is imported when a kernel is first needed.
 """
 
@@ -23,7 +23,7 @@ _HAS_LEVEL = hasattr(forward_ad, "_current_level")
 
 
 class _Dispatcher:
-    """What torch's dispatcher tells of this thread and of a tensor.
+    """What torch's dispatcher knows about this thread and a tensor.
 
     Raises:
         AttributeError: torch lacks one of the names.
@@ -49,16 +49,16 @@ except AttributeError:
     _dispatcher = None
 
 NO_MODES: tuple[Any, ...] = ("known",) if _dispatcher is None else _dispatcher.no_modes
-"""What `modes` gives where there are none."""
+"""The result of `modes` when none is active."""
 
 if _dispatcher is None:
 
     def modes() -> tuple[Any, ...]:
-        """The modes, transforms, tracers and forward-mode derivatives that are active; () where torch does not tell."""
+        """Return the active modes, transforms, tracers and forward-mode derivatives; () if torch lacks the names to ask."""
         return ()
 
     def ordinary(t: Any) -> bool:
-        """Whether `t` is known to be a tensor whose memory holds its values: no subclass, no wrapper, no lazy view."""
+        """Return whether `t` is known to be a tensor whose memory holds its values: not a subclass, wrapper or lazy view."""
         return False
 
 else:
@@ -73,7 +73,7 @@ else:
 
 
 def transformed(*tensors: Tensor | None) -> bool:
-    """Whether a transform of torch.func is active; by the public way, whether it wraps one of these tensors."""
+    """Return whether a transform of torch.func is active. Without the private name: whether one wraps one of these tensors."""
     if _are_transforms_active is not None:
         return _are_transforms_active()
     return not torch.compiler.is_compiling() and not all(t is None or _has_memory(t) for t in tensors)
@@ -88,16 +88,17 @@ def _has_memory(t: Tensor) -> bool:
 
 
 def in_forward_mode(*tensors: Tensor | None) -> bool:
-    """Whether forward-mode derivatives are computed; by the public way, whether one of these tensors has a tangent."""
+    """Return whether forward-mode derivatives are computed. Without the private name: whether one of these tensors has a tangent."""
     if _HAS_LEVEL:
         return forward_ad._current_level >= 0
     return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def register_autograd(library: Any, name: str, setup: Callable[..., None], differentiate: Callable[..., Any]) -> None:
-    """What torch.library.register_autograd does, without reading the schema at every call, which takes longer than a small loss.
+    """Register an operator's autograd as torch.library.register_autograd does, but without its reading of the schema at every call, which
+    takes longer than a small loss.
 
-    That reading puts back arguments that the dispatcher drops because they equal their defaults; our schemas have none.
+    That reading restores arguments that the dispatcher drops because they equal their defaults. Our schemas have no defaults.
     """
     try:
         below_autograd, after_autograd = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
@@ -139,15 +140,16 @@ def current_device() -> int:
 
 
 def current_stream(device: int) -> int:
-    """The device's current stream, as CUDA knows it."""
+    """Return CUDA's handle of the device's current stream."""
     return torch.cuda.current_stream(device).cuda_stream if _get_raw_stream is None else _get_raw_stream(device)
 
 
 class TritonInternals:
-    """How Triton starts what it compiled.
+    """How Triton starts a compiled kernel.
 
-    known: whether its private interfaces are those that the tests see. What has no name to be looked for (the order of arguments,
-    Gluon's meaning) is only used of such a version.
+    Attributes:
+        known: whether this is a version that the tests cover. Interfaces whose change no missing name would show (the order of arguments,
+            Gluon's meaning) are only used if it is.
 
     Raises:
         ImportError: Triton is too old.
@@ -169,7 +171,7 @@ class TritonInternals:
         self.run = getattr(triton.JITFunction, "run", None)
 
     def starts_directly(self, compiled: Any) -> bool:
-        """Whether `start` knows how to start what Triton compiled."""
+        """Return whether `start` can start this compiled kernel."""
         whole = all(hasattr(compiled, name) for name in ("run", "function", "packed_metadata"))
         return self.known and whole and self._as_before()
 
@@ -178,11 +180,11 @@ class TritonInternals:
 
     @staticmethod
     def start(compiled: Any, grid: tuple[int, ...], device: int, arguments: tuple[Any, ...]) -> None:
-        """Start a kernel as Triton does, on the current stream, without a look at its arguments."""
+        """Start a kernel on the current stream, as Triton does, without checking its arguments."""
         compiled.run(*grid, current_stream(device), compiled.function, compiled.packed_metadata, None, None, None, *arguments)
 
     def unobserved(self, kernel: Any) -> bool:
-        """Whether nobody asked Triton to be told of launches, or to compile otherwise than before."""
+        """Return whether no hook observes launches, and Triton's compilation was not replaced or set to debug."""
         try:
             runtime = self.knobs.runtime
             observed = kernel.pre_run_hooks or runtime.debug or _hooked(runtime.launch_enter_hook) or _hooked(runtime.launch_exit_hook)

@@ -5,92 +5,182 @@ that of the logits. The operators differentiate all others by the same functions
 """
 
 import math
-import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import KINDS, DivergenceCall, Formulas, TopKCall, end_of_tensors
+from lossforge.kernels.call import Call, DivergenceCall, Formulas, Head, TopKCall
+from lossforge.kernels.plans import call_key, layout
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.linear import engine
-from lossforge.losses.linear.call import Fused, fused
-from lossforge.losses.reference import reference
+from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.state import KERNEL_DTYPES, backend, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.templates import TEMPLATES, reference
+from lossforge.losses.templates.record import C, FusedTemplate, Prepared, Several, Template
 
-Several = tuple[Tensor | None, ...]
+ONE = (True,)
+"""That a call has one result."""
 ABSENT = math.nan
-"""Where an operator's number is among those that are tensors."""
+"""What stands in the place of a number that is in the operator's vector of numbers."""
 
 
-class Noted(threading.local):
-    """calls: of the loss that this thread computes, if it shall be kept: how they were computed without the dispatcher, their tensors,
-    whether with a gradient, and their results."""
-
-    calls: list[tuple["Run", Several, bool, Sequence[Tensor]]] | None = None
+def template_of(call: C) -> Template[C]:
+    """Return the template of a call."""
+    return FUSED[type(call)] if isinstance(getattr(call, "x", None), Head) else TEMPLATES[type(call)]
 
 
-noted = Noted()
+class ExecutionSpec(Generic[C]):
+    """How a call is computed: all but its tensors.
+
+    Attributes:
+        template: of the call.
+        formula: the name of its formula.
+        numbers: the fields of the call that are no tensors.
+        in_forward: whether forward writes the gradients.
+        inplace: whether the gradient takes the memory of the logits.
+        key: what the plans of its launches follow from, but what backward takes beside the call's tensors. A spec that is kept for equal
+            calls is its own key.
+    """
+
+    __slots__ = ("formula", "in_forward", "inplace", "keeps", "key", "numbers", "template")
+
+    def __init__(
+        self, template: Template[C], formula: str, numbers: tuple[Any, ...], in_forward: bool = False, inplace: bool = False
+    ) -> None:
+        self.template, self.formula, self.numbers = template, formula, numbers
+        self.in_forward, self.inplace = in_forward, inplace
+        self.key: Any = None
+        # backward needs what forward keeps where the gradient is written there, or other results may be differentiated too
+        self.keeps = not in_forward or (template.graded > 1 and any(numbers[-1][: template.graded - 1]))
+
+    def call(self, tensors: Several) -> C:
+        return self.template.of(self.formula, tensors, self.numbers)
+
+    def keyed(self, tensors: Several) -> Any:
+        """Return its key."""
+        if self.key is None:
+            self.key = call_key(self.template.name, self.formula, tensors, self.numbers)
+        return self.key
+
+    @property
+    def formulas(self) -> Formulas | None:
+        formula = FORMULAS.get(self.formula)
+        return None if formula is None or isinstance(self.template, FusedTemplate) else formula.kernels
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the engine of fused losses computes it, whose chunks have plans of their own."""
+        return isinstance(self.template, FusedTemplate)
+
+    def split(self, found: Several) -> tuple[Several, Several]:
+        """Return (results, what is kept for backward) of what forward found."""
+        template = self.template
+        count = len(template.results)
+        results, kept = found[:count], found[count:]
+        return results, (*kept, *[results[template.results.index(name)] for name in template.saved]) if template.saved else kept
+
+    def forward(self, tensors: Several, written: Sequence[Tensor | None], keep: bool, alone: bool = True) -> tuple[Any, ...]:
+        """Return what launches forward, followed by its arguments; see the templates' `forward`."""
+        return self.template.launches.forward, self.call(tensors), self.formulas, written, keep and self.keeps, alone
+
+    def backward(
+        self, tensors: Several, kept: Several, grads: Sequence[Tensor | None], written: Sequence[Tensor | None]
+    ) -> tuple[Any, ...]:
+        """Return what launches backward, followed by its arguments: the gradients for those of the results are written."""
+        return self.template.launches.backward, self.call(tensors), self.formulas, kept, grads, written
+
+    def results(self, tensors: Several) -> list[Tensor]:
+        """Launch without a gradient; return the results that were asked for."""
+        none = [None] * len(self.template.differentiable)
+        if self.chunked:
+            start, *arguments = self.forward(tensors, none, False)
+            found = start(*arguments)
+        else:
+            found = kernels.planned((self.keyed(tensors), "results"), tensors, self.forward, tensors, none, False)
+        return [t for t in self.split(found)[0] if t is not None]
 
 
-def leaves(call: Any) -> Sequence[Tensor]:
-    """Return the tensors that the kernels differentiate: the first."""
-    return call[1 : 1 + len(KINDS[type(call)].differentiable)]
-
-
-def resolved(call: Any) -> Any:
-    """Return the call with the values of lazy negative views written out, because kernels read memory; a graph's operators do so anyway.
+def with_values(tensors: Several) -> Several:
+    """Return the tensors with lazy negative views written out, because kernels read memory; a graph's operators do so anyway.
 
     No other lazy view gets here: conjugates are complex.
     """
-    end = end_of_tensors(call)
-    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in call[1:end]):
-        return call
-    return type(call)(call[0], *[None if t is None else t.resolve_neg() for t in call[1:end]], *call[end:])
+    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in tensors):
+        return tensors
+    return tuple([None if t is None else t.resolve_neg() for t in tensors])
 
 
-def compute(call: Any, options: Mapping[str, Any]) -> Several:
-    """Return the results of a checked call, None where not asked for; its options say when and where the gradient is written."""
-    linear = options.get("linear")
-    if linear is not None:
-        call = fused(call, *linear)
-    call = resolved(call)
-    tensors, differentiable = call[1 : end_of_tensors(call)], leaves(call)
-    others = tensors[len(differentiable) :]
+def results_of(prepared: Prepared) -> Several:
+    """Compute a checked call and return its results, None for what was not asked for."""
+    spec, tensors, wanted = execution(prepared)
+    if spec is None:
+        return otherwise(prepared, tensors, wanted)
+    found = LossFunction.apply(spec, tensors, *tensors[: len(wanted)]) if any(wanted) else spec.results(tensors)
+    return in_places(asked(prepared.call), found)
+
+
+def compute(prepared: Any) -> Any:
+    """Compute a checked call, unless it is computed already, and return what its public function returns."""
+    return prepared.finish(results_of(prepared)) if isinstance(prepared, Prepared) else prepared
+
+
+def asked(call: Any) -> tuple[bool, ...]:
+    """Return whether each result was asked for."""
+    return True, *getattr(call, "outputs", ())
+
+
+def in_places(present: Sequence[bool], found: Sequence[Tensor]) -> Several:
+    """Return the results that were asked for in their places, None in those of the others."""
+    given = iter(found)
+    return tuple([next(given) if one else None for one in present])
+
+
+def execution(prepared: Prepared) -> tuple[ExecutionSpec[Any] | None, Several, list[bool]]:
+    """Return how a call is computed without the dispatcher, its tensors, and which of the first are differentiated.
+
+    None where it takes the dispatcher's operators, or the plain-torch reference.
+    """
+    call, options = prepared.call, prepared.options
+    template = template_of(call)
+    tensors, numbers = template.flat(call)
+    tensors = with_values(tensors)
+    differentiable = tensors[: len(template.differentiable)]
+    wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
+    if not by_kernels(template, call, tensors):
+        return None, tensors, []
+    inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
+    if not (inplace or plain(*tensors)):
+        return None, tensors, wanted
+    spec = ExecutionSpec(template, call.loss, numbers, _in_forward(prepared, differentiable, wanted), inplace)
+    return spec, tensors, wanted
+
+
+def _in_forward(prepared: Prepared, differentiable: Several, wanted: Sequence[bool]) -> bool:
+    x: Any = differentiable[wanted.index(True) if any(wanted) else 0]
+    return gradient_in_forward(prepared.options.get("gradient"), x, prepared.call.reduction)
+
+
+def by_kernels(template: Template[Any], call: Any, tensors: Several) -> bool:
+    """Return whether the kernels compute a call, or the engine of fused losses: else its plain-torch reference does."""
+    x: Any = tensors[0]
     narrow = not isinstance(call, (DivergenceCall, TopKCall)) or call.target.dtype in KERNEL_DTYPES
     # without a kernel the chunks are differentiated by autograd, which an operator cannot do within itself: then only on plain tensors
-    by_chunks = linear is not None and plain(*tensors)
-    if not (narrow and kernels_apply(differentiable[0], *others, fused=by_chunks)):
-        return tuple(reference(call))
-    wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
-    mode, x = options.get("gradient"), differentiable[wanted.index(True) if any(wanted) else 0]
-    in_forward = gradient_in_forward(mode, x, call.reduction)
-    inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
-    asked = (True, *getattr(call, "outputs", ()))
-    if inplace or plain(*tensors):
-        how = Run.of(call, in_forward, inplace)
-        found: Sequence[Tensor] = Loss.apply(how, tensors, *differentiable) if any(wanted) else how.results(tensors)
-        if noted.calls is not None:
-            noted.calls.append((how, tensors, any(wanted), found))
-    else:
-        keep = any(wanted) and (not in_forward or any(asked[1:4]))
-        found = _by_operator(call, [in_forward and want for want in wanted], keep, asked)
-    given = iter(found)
-    return tuple([next(given) if one else None for one in asked])
+    by_chunks = isinstance(template, FusedTemplate) and plain(*tensors)
+    return narrow and kernels_apply(x, *tensors[len(template.differentiable) :], fused=by_chunks)
 
 
-def value(call: Any, options: Mapping[str, Any]) -> Tensor:
-    """Compute a call that has one result."""
-    (result,) = compute(call, options)
-    assert result is not None
-    return result
-
-
-def _by_operator(call: Any, gradients: Sequence[bool], keep: bool, asked: Sequence[bool]) -> list[Tensor]:
-    """Compute by the call's operator, or where numbers among its fields are tensors, by its other form; the results asked for."""
+def otherwise(prepared: Prepared, tensors: Several, wanted: Sequence[bool]) -> Several:
+    """Compute by the dispatcher's operators; where `wanted` is empty by the plain-torch reference."""
+    call = prepared.call
+    template = template_of(call)
+    if not wanted:
+        return tuple(reference(template.of(call.loss, tensors, template.flat(call)[1])))
+    present = asked(call)
+    in_forward = _in_forward(prepared, tensors[: len(wanted)], wanted)
+    keep = any(wanted) and (not in_forward or any(present[1:4]))
     numbers: list[Tensor] = []
 
     def place(v: Any) -> Any:
@@ -101,205 +191,181 @@ def _by_operator(call: Any, gradients: Sequence[bool], keep: bool, asked: Sequen
             return ABSENT
         return v
 
-    name, end = KINDS[type(call)].operator, end_of_tensors(call)
-    others = [place(v) for v in call[end:]]
-    if numbers:
-        found = getattr(torch.ops.lossforge, f"{name}_scheduled")(torch.stack(numbers), *call[:end], *others, *gradients, keep)
-    else:
-        found = getattr(torch.ops.lossforge, name)(*call, *gradients, keep)
-    return [t for t, one in zip(found[: len(asked)], asked, strict=True) if one]
+    others = [place(v) for v in template.flat(call)[1]]
+    arguments = (call.loss, *tensors, *others, *[in_forward and want for want in wanted], keep)
+    found = getattr(torch.ops.lossforge, template.name)(torch.stack(numbers) if numbers else None, *arguments)
+    return in_places(present, [t for t, one in zip(found[: len(present)], present, strict=True) if one])
 
 
-class Run(NamedTuple):
-    """How a call is computed, all but its tensors. launches: of one that repeats (repeat.py), to be recorded, and made again."""
-
-    type: Any
-    name: str
-    others: tuple[Any, ...]
-    in_forward: bool = False
-    inplace: bool = False
-    launches: dict[Any, Any] | None = None
-
-    @staticmethod
-    def of(call: Any, in_forward: bool = False, inplace: bool = False) -> "Run":
-        return Run(type(call), call.loss, call[end_of_tensors(call) :], in_forward, inplace)
-
-    def call(self, tensors: Several) -> Any:
-        return self.type(self.name, *tensors, *self.others)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether backward needs what forward keeps: the gradient is written there, or other results may be differentiated too."""
-        arriving = KINDS[self.type].arriving
-        return not self.in_forward or (arriving > 1 and any(self.others[-1][: arriving - 1]))
-
-    def forward(self, tensors: Several, gradients: Sequence[Tensor | None], keep: bool, alone: bool = True) -> tuple[Several, Several]:
-        """Launch: (results, what is kept for backward), with the gradients in `gradients`. keep, alone: see the templates' `forward`."""
-        kind = KINDS[self.type]
-
-        def launch() -> Several:
-            found = self.template.forward(self.call(tensors), self.formulas, gradients, keep and self.keeps, alone)
-            return (*found, *[found[kind.results.index(name)] for name in kind.saved])
-
-        # a call that does not repeat may have no kernel, and then needs no Triton
-        found = launch() if self.launches is None else kernels.repeated(self.launches, "forward", (*tensors, *gradients), launch)
-        end = len(kind.results)
-        return found[:end], found[end:]
-
-    def results(self, tensors: Several) -> list[Tensor]:
-        """Launch without a gradient; the results that were asked for."""
-        return [t for t in self.forward(tensors, [None] * len(KINDS[self.type].differentiable), False)[0] if t is not None]
-
-    def backward(self, tensors: Several, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-        """Launch: write the gradients for what arrives at the results."""
-
-        def launch() -> None:
-            self.template.backward(self.call(tensors), self.formulas, kept, arriving, gradients)
-
-        if self.launches is None:
-            launch()
-            return
-        layouts = [None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in arriving]
-        key = (*layouts, *[g is None for g in gradients])
-        kernels.repeated(self.launches, key, (*tensors, *kept, *arriving, *gradients), launch)
-
-    @property
-    def template(self) -> Any:
-        return engine if issubclass(self.type, Fused) else kernels.of_folder(KINDS[self.type].folder)
-
-    @property
-    def formulas(self) -> Formulas | None:
-        formula = FORMULAS.get(self.name)
-        return None if formula is None or issubclass(self.type, Fused) else formula.kernels
-
-
-class Once:
+class PrecomputedGrad:
     """A gradient written in forward, to be handed out once: whoever gets it may change it."""
 
-    def __init__(self, gradient: Tensor, launches: dict[Any, Any] | None) -> None:
-        self.gradient: Tensor | None = gradient
-        self.launches = launches
+    __slots__ = ("__weakref__", "gradient")
 
-    def take(self, grad_output: Tensor) -> Tensor | None:
-        """The gradient times `grad_output`, in its own memory; None the second time."""
+    def __init__(self, gradient: Tensor) -> None:
+        self.gradient: Tensor | None = gradient
+
+    def take(self) -> Tensor | None:
+        """Return the gradient, None the second time."""
         gradient, self.gradient = self.gradient, None
-        if gradient is None:
-            return None
-        by_kernel = self.launches is not None or backend(gradient) != "torch"
-        if not (by_kernel and ordinary(gradient) and ordinary(grad_output)):  # traced, where nothing may be overwritten, or many at once
-            return (gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * grad_output).to(gradient.dtype)
-        given = gradient, grad_output
-        kernels.repeated(self.launches, (gradient.numel(), gradient.dtype), given, lambda: kernels.scale_(*given))
         return gradient
 
 
-def remember(ctx: Any, how: Run, tensors: Several, there: Sequence[bool], kept: Several, written: Sequence[Tensor | None]) -> None:
-    """Keep a call for backward, tensors as autograd saves them. there: which results there are. written: gradients, in forward."""
-    ctx.how, ctx.there = how, there
-    ctx.once = [None if g is None else Once(g, how.launches) for g in written]
+def remember(
+    ctx: Any, spec: ExecutionSpec[Any], tensors: Several, present: Sequence[bool], kept: Several, written: Sequence[Tensor | None]
+) -> None:
+    """Keep a call for backward, tensors as autograd saves them.
+
+    Args:
+        present: whether each result was asked for.
+        written: gradients that forward wrote.
+    """
+    ctx.spec, ctx.present, ctx.numbers = spec, present, None
+    ctx.precomputed = [None if g is None else PrecomputedGrad(g) for g in written]
     ctx.save_for_backward(*kept, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def recalled(ctx: Any) -> tuple[Several, Several]:
     """Return the call's tensors that `remember` kept, and what its forward kept for backward."""
-    kind = KINDS[ctx.how.type]
-    count, saved = len(kind.kept) + len(kind.saved), ctx.saved_tensors
+    template, saved = ctx.spec.template, ctx.saved_tensors
+    count = len(template.kept) + len(template.saved)
     return saved[count:], tuple([None if t is None or t.numel() == 0 else t for t in saved[:count]])
 
 
-def gradients(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Return the gradients of the differentiable tensors for what arrives at the results."""
-    arriving = [t if there else None for t, there in zip(arriving[: KINDS[ctx.how.type].arriving], ctx.there, strict=False)]
+def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Return the gradients of the differentiable tensors for those of the results."""
+    spec = ctx.spec
+    grads = [t if present else None for t, present in zip(grad_outputs[: spec.template.graded], ctx.present, strict=False)]
     found: list[Tensor | None] = [None] * len(wanted)
-    if all(t is None for t in arriving):
+    grad_output = grads[0]
+    if all(t is None for t in grads):
         return found
-    first, *others = arriving
-    if first is not None and all(t is None for t in others) and not torch.is_grad_enabled():
-        found = [one.take(first) if one is not None and want else None for one, want in zip(ctx.once, wanted, strict=True)]
-        if any(want and g is None and one is not None for g, want, one in zip(found, wanted, ctx.once, strict=True)):
-            again = _written_again(ctx, [one is not None for one in ctx.once])
-            found = [
-                Once(g, ctx.how.launches).take(first) if want and g is not None else None for g, want in zip(again, wanted, strict=True)
-            ]
-    missing = [want and g is None for g, want in zip(found, wanted, strict=True)]
-    if any(missing):
-        found = [g if new is None else new for g, new in zip(found, _anew(ctx, arriving, missing), strict=True)]
-    return found
+    missing = [*wanted]
+    if grad_output is not None and not torch.is_grad_enabled() and all(t is None for t in grads[1:]):
+        first = [one.take() if one is not None and want else None for one, want in zip(ctx.precomputed, wanted, strict=True)]
+        if any(want and g is None and one is not None for g, want, one in zip(first, wanted, ctx.precomputed, strict=True)):
+            first = _written_again(ctx, [one is not None for one in ctx.precomputed], wanted)
+        for i, gradient in enumerate(first):
+            if gradient is None:
+                continue
+            found[i], missing[i] = gradient, False
+            how = scaling(spec, gradient, grad_output)
+            if how is None:
+                found[i] = times(gradient, grad_output)
+            else:
+                kernels.planned(*how)
+    if not any(missing):
+        return found
+    tensors, kept = recalled(ctx)
+    if torch.is_grad_enabled():
+        count = len(missing)  # views, because one of the tensors may be another, or computed from it
+        tensors = (*[None if t is None else t.view_as(t) for t in tensors[:count]], *tensors[count:])
+        anew = _second_order(spec.call(tensors), tensors, grads, missing)
+    elif plain(*tensors, *grads):
+        anew = [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, missing, strict=False)]
+        if spec.chunked:
+            start, *arguments = spec.backward(tensors, kept, grads, anew)
+            start(*arguments)
+        else:
+            key = (spec.keyed(tensors), "backward", *map(layout, grads), *missing, *[t is None for t in kept])
+            kernels.planned(key, (*tensors, *kept, *grads, *anew), spec.backward, tensors, kept, grads, anew)
+    else:
+        arguments = (ctx.numbers, spec.formula, *tensors, *spec.numbers, *kept, *grads, *missing)
+        results = getattr(torch.ops.lossforge, f"{spec.template.name}_backward")(*arguments)
+        anew = [g if want else None for g, want in zip((results,) if isinstance(results, Tensor) else results, missing, strict=True)]
+    return [g if new is None else new for g, new in zip(found, anew, strict=True)]
 
 
-def _written_again(ctx: Any, which: Sequence[bool]) -> Sequence[Tensor | None]:
+def scaling(spec: ExecutionSpec[Any], gradient: Tensor, grad_output: Tensor) -> tuple[Any, ...] | None:
+    """Return what multiplies a gradient in its own memory by a kernel; None where it is traced, because then nothing may change."""
+    if (spec.chunked and backend(gradient) == "torch") or not (ordinary(gradient) and ordinary(grad_output)):
+        return None
+    key = "scale", gradient.numel(), gradient.dtype, gradient.get_device(), gradient.data_ptr() & 15, layout(grad_output)
+    return key, (gradient, grad_output), _scaling, gradient, grad_output
+
+
+def _scaling(gradient: Tensor, grad_output: Tensor) -> tuple[Any, ...]:
+    return kernels.scale_, gradient, grad_output
+
+
+def times(gradient: Tensor, grad_output: Tensor) -> Tensor:
+    """Return the gradient times `grad_output` in new memory."""
+    return (gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * grad_output).to(gradient.dtype)
+
+
+def _second_order(call: Call, tensors: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Return gradients that can be differentiated again, from the plain-torch reference."""
+    pairs = [(r, g) for r, g in zip(reference(call), grads, strict=False) if r is not None and g is not None]
+    inputs = [t for t, want in zip(tensors, wanted, strict=False) if want and t is not None]
+    found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def _written_again(ctx: Any, which: Sequence[bool], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Return the gradients that were written in forward, by the launches that wrote them, so that they have the same bits."""
-    how, numbers = ctx.how, getattr(ctx, "numbers", None)
+    spec = ctx.spec
     tensors, _ = recalled(ctx)
     if plain(*tensors):
         written = [torch.empty_like(t) if one and t is not None else None for t, one in zip(tensors, which, strict=False)]
-        how.forward(tensors, written, True)
-        return written
-    operator, call = KINDS[how.type].operator, how.call(tensors)
-    if numbers is None:
-        results = getattr(torch.ops.lossforge, operator)(*call, *which, False)
+        start, *arguments = spec.forward(tensors, written, True)
+        start(*arguments)
     else:
-        results = getattr(torch.ops.lossforge, f"{operator}_scheduled")(numbers, *call, *which, False)
-    return [g if one else None for g, one in zip(results[-len(which) :], which, strict=True)]
+        results = getattr(torch.ops.lossforge, spec.template.name)(ctx.numbers, spec.formula, *tensors, *spec.numbers, *which, False)
+        written = results[-len(which) :]
+    return [g if one and want else None for g, one, want in zip(written, which, wanted, strict=True)]
 
 
-def _anew(ctx: Any, arriving: Sequence[Tensor | None], wanted: Sequence[bool]) -> Sequence[Tensor | None]:
-    how = ctx.how
-    tensors, kept = recalled(ctx)
-    differentiable = tensors[: len(wanted)]
-    if torch.is_grad_enabled():
-        pairs = [(r, g) for r, g in zip(reference(how.call(tensors)), arriving, strict=False) if r is not None and g is not None]
-        inputs = [t for t, want in zip(differentiable, wanted, strict=True) if want and t is not None]
-        found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=True))
-        return [next(found) if want else None for want in wanted]
-    if plain(*tensors, *arriving):
-        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(differentiable, wanted, strict=True)]
-        how.backward(tensors, kept, arriving, written)
-        return written
-    operator, numbers = f"{KINDS[how.type].operator}_backward", getattr(ctx, "numbers", None)
-    if numbers is None:
-        results = getattr(torch.ops.lossforge, operator)(*how.call(tensors), *kept, *arriving, *wanted)
-    else:
-        results = getattr(torch.ops.lossforge, f"{operator}_scheduled")(numbers, *how.call(tensors), *kept, *arriving, *wanted)
-    several = (results,) if isinstance(results, Tensor) else results
-    return [g if want else None for g, want in zip(several, wanted, strict=True)]
-
-
-class Loss(torch.autograd.Function):
+class LossFunction(torch.autograd.Function):
     """A call on plain tensors, differentiated: the results that were asked for. inputs: those of its tensors that are differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, how: Run, tensors: Several, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, spec: ExecutionSpec[Any], tensors: Several, *inputs: Tensor) -> Any:
         ctx.inplace = None
-        if how.inplace:
-            ctx.inplace = InPlace(inputs[0], how.in_forward)
+        written: list[Tensor | None]
+        if spec.inplace:
+            ctx.inplace = InPlace(inputs[0], spec.in_forward)
             tensors = (ctx.inplace.memory, *tensors[1:])
-            written: list[Tensor | None] = [ctx.inplace.memory if how.in_forward else None]
+            written = [ctx.inplace.memory if spec.in_forward else None]
+        elif spec.in_forward:
+            written = [torch.empty_like(t) if want else None for t, want in zip(inputs, ctx.needs_input_grad[2:], strict=True)]
         else:
-            written = [torch.empty_like(t) if how.in_forward and w else None for t, w in zip(inputs, ctx.needs_input_grad[2:], strict=True)]
-        results, kept = how.forward(tensors, written, True)
-        if how.inplace and how.in_forward:  # backward takes nothing but the gradient
+            written = [None] * len(inputs)
+        if spec.chunked:
+            start, *arguments = spec.forward(tensors, written, True)
+            found = start(*arguments)
+        else:
+            key = spec.keyed(tensors), "forward", spec.inplace, spec.in_forward, ctx.needs_input_grad
+            given = tensors if spec.inplace else (*tensors, *written)  # in place the gradient's memory is the logits'
+            found = kernels.planned(key, given, spec.forward, tensors, written, True)
+        results, kept = spec.split(found)
+        if spec.inplace and spec.in_forward:  # backward takes nothing but the gradient
             tensors, kept = (), ()
-        remember(ctx, how, tensors, [t is not None for t in results], kept, written)
-        apart = [t for t in results[KINDS[how.type].arriving :] if t is not None]
-        if apart:
-            ctx.mark_non_differentiable(*apart)
+        if len(results) == 1:
+            remember(ctx, spec, tensors, ONE, kept, written)
+            return results
+        remember(ctx, spec, tensors, [t is not None for t in results], kept, written)
+        constant = [t for t in results[spec.template.graded :] if t is not None]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
         return tuple([t for t in results if t is not None])
 
     @staticmethod
-    def backward(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
-        once, first = ctx.once[0], arriving[0]
-        alone = len(arriving) == len(ctx.once) == 1 and ctx.inplace is None
-        if alone and once is not None and first is not None and not torch.is_grad_enabled():
-            gradient = once.take(first)  # the commonest case, where the host's time counts
-            if gradient is not None:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        precomputed, grad_output = ctx.precomputed[0], grad_outputs[0]
+        one = len(grad_outputs) == len(ctx.precomputed) == 1 and ctx.inplace is None
+        if one and precomputed is not None and grad_output is not None and not torch.is_grad_enabled():
+            gradient = precomputed.take()  # the commonest case, where the host's time counts
+            how = None if gradient is None else scaling(ctx.spec, gradient, grad_output)
+            if how is not None:
+                kernels.planned(*how)
                 return None, None, gradient
-        given = iter(arriving)
-        everywhere = [next(given) if there else None for there in ctx.there]
+            ctx.precomputed[0].gradient = gradient
+        given = iter(grad_outputs)
+        grads = [next(given) if present else None for present in ctx.present]
         if ctx.inplace is not None:
-            return None, None, ctx.inplace.gradient(ctx, everywhere)
-        return None, None, *gradients(ctx, everywhere, ctx.needs_input_grad[2:])
+            return None, None, ctx.inplace.gradient(ctx, grads)
+        return None, None, *gradients(ctx, grads, ctx.needs_input_grad[2:])
 
 
 class Overwritten(torch.autograd.Function):
@@ -344,8 +410,10 @@ class InPlace:
             except RuntimeError as refused:
                 raise ValueError(f"inplace=True needs logits that autograd allows to be overwritten: {refused}") from None
 
-    def gradient(self, ctx: Any, arriving: Sequence[Tensor | None]) -> Tensor | None:
-        first, *others = [None if t is None else t.resolve_neg() for t in arriving[: KINDS[ctx.how.type].arriving]]
+    def gradient(self, ctx: Any, grad_outputs: Sequence[Tensor | None]) -> Tensor | None:
+        """Return the gradient of the logits for those of the results."""
+        spec = ctx.spec
+        first, *others = [None if t is None else t.resolve_neg() for t in grad_outputs[: spec.template.graded]]
         if first is None and all(t is None for t in others):
             return None
         if self.in_forward and any(t is not None for t in others):
@@ -354,9 +422,13 @@ class InPlace:
             raise _refused("it cannot be differentiated again")
         if self.in_forward:
             assert first is not None
-            gradient = ctx.once[0].take(first)
+            gradient = ctx.precomputed[0].take()
             if gradient is None:
                 raise _refused("backward can run only once")
+            how = scaling(spec, gradient, first)
+            if how is None:
+                return times(gradient, first)
+            kernels.planned(*how)
             return gradient
         tensors, kept = recalled(ctx)  # raises where the logits have been overwritten since forward
         x, self.x = self.x, None
@@ -365,5 +437,7 @@ class InPlace:
             _spend(x)
         except RuntimeError:  # one of several views that one function returned: autograd has no node to put in their place
             torch.autograd.graph.increment_version(x)
-        ctx.how.backward((self.memory, *tensors[1:]), kept, [first, *others], [self.memory])
+        tensors, grads = (self.memory, *tensors[1:]), [first, *others]
+        key = (spec.keyed(tensors), "backward in place", *map(layout, grads), *[t is None for t in kept])
+        kernels.planned(key, (*tensors, *kept, *grads), spec.backward, tensors, kept, grads, [self.memory])
         return self.memory

@@ -6,12 +6,13 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
 
 import torch
 from torch import Tensor, nn
 
+from lossforge.kernels.call import Head, Logits
 from lossforge.kernels.torch_internals import transformed
 
 P = ParamSpec("P")
@@ -25,11 +26,14 @@ VALIDATE = os.environ.get("LOSSFORGE_VALIDATE", "0").lower() in ("1", "true", "y
 """Whether class indices of CUDA tensors are checked too, at the price of a host synchronisation a call: LOSSFORGE_VALIDATE=1."""
 
 
-def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: Name) -> Name:
-    """The reduction, with torch's deprecated size_average and reduce still understood."""
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: Name, frames: int = 5) -> Name:
+    """Return the reduction, with torch's deprecated size_average and reduce still understood.
+
+    frames: from here to the user's call, at which the warning points. Definition, public function and its decorator lie between.
+    """
     if size_average is not None or reduce is not None:
         meant = "none" if reduce is False else "sum" if size_average is False else "mean"
-        warnings.warn(f"size_average and reduce are deprecated: pass reduction={meant!r} instead", stacklevel=3)
+        warnings.warn(f"size_average and reduce are deprecated: pass reduction={meant!r} instead", stacklevel=frames)
         return cast(Name, meant)
     return reduction
 
@@ -40,34 +44,35 @@ def one_of(name: str, value: object, choices: tuple) -> None:
 
 
 def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
-    """The error for a keyword that `owner` does not take."""
+    """Return the error for a keyword that `owner` does not take."""
     accepted = list(accepted)
     near = difflib.get_close_matches(name, accepted, 1)
     meant = f"; did you mean {near[0]!r}?" if near else "."
     return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
 
 
-def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature as it is written: types with their ranges, and `**options`. People see another: `module.shown`."""
-    return getattr(function, "declared", None) or inspect.signature(function)
+def names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's parameters, without those of `*args` and `**options`."""
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def keywords(function: Callable[..., Any]) -> list[str] | None:
-    """All names that a function takes; None where it checks them itself."""
-    names: list[str] = []
-    for parameter in signature(function).parameters.values():
+    """Return all names that a function takes; None where it checks them itself."""
+    taken: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
-            names.append(parameter.name)
+            taken.append(parameter.name)
         elif get_origin(parameter.annotation) is Unpack:
-            names += parameter.annotation.__args__[0].__annotations__
+            taken += parameter.annotation.__args__[0].__annotations__
         else:
             return None
-    return names
+    return taken
 
 
 def named(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which answers a keyword that it does not take with all those that it takes."""
-    owner, accepted = function.__qualname__, keywords(function) or []
+    """Answer a keyword that `function` does not take with all those that it takes."""
+    owner, accepted = function.__qualname__, names(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,7 +85,7 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def of_host(name: str, value: object) -> Any:
-    """A 0-d tensor on the CPU or a scalar of numpy as Python's number, anything else as it is."""
+    """Return a 0-d tensor on the CPU or a scalar of numpy as Python's number, anything else as it is."""
     if isinstance(value, Tensor):
         if value.ndim or value.is_complex():
             raise TypeError(f"{name} must be a number or a 0-d tensor, got a tensor of shape {tuple(value.shape)} and {value.dtype}")
@@ -89,7 +94,7 @@ def of_host(name: str, value: object) -> Any:
                 f"{name} must be a number or a 0-d tensor on the CPU, got one on {value.device}, which only waiting for the device can "
                 "read: keep it on the CPU"
             )
-        _without_gradient(name, value)
+        without_gradient(name, value)
         return value.item()
     if type(value) not in (bool, int, float) and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
@@ -97,12 +102,12 @@ def of_host(name: str, value: object) -> Any:
 
 
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, exclusive: bool = False) -> float:
-    """The value as a finite number in [low, high], or above low where `exclusive`.
+    """Return the value as a finite number in [low, high], or above low where `exclusive`.
 
     A tensor whose value is not known yet (torch.compile, fake tensors) becomes a 0-d float64 tensor, and is checked when the graph runs.
     """
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" and not known(value):
-        _without_gradient(name, value)
+        without_gradient(name, value)
         return torch.ops.lossforge.number(value.detach(), name, low, high, exclusive)
     value = of_host(name, value)
     if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
@@ -114,7 +119,8 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     return 1.0 * value  # type: ignore[operator,return-value]  # traced numbers behave as floats
 
 
-def _without_gradient(name: str, value: Tensor) -> None:
+def without_gradient(name: str, value: Tensor) -> None:
+    """Refuse a tensor that requires grad, where the loss gives it none."""
     if value.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} has no gradient, got a tensor that requires grad: detach it")
 
@@ -133,7 +139,7 @@ def is_parameter(value: object, x: object) -> TypeGuard[Tensor]:
     """Whether a value that may be a number or a tensor is a tensor: a 0-d one on the CPU, where x is not, is a number, as in torch."""
     if not isinstance(value, Tensor):
         return False
-    return not (value.ndim == 0 and value.device.type == "cpu" and isinstance(x, Tensor) and x.device.type != "cpu")
+    return not (value.ndim == 0 and value.device.type == "cpu" and isinstance(x, (Tensor, Head)) and x.device.type != "cpu")
 
 
 def whole_number(name: str, value: object) -> int:
@@ -151,7 +157,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def floating(name: str, t: object) -> None:
-    if not isinstance(t, Tensor):
+    if not isinstance(t, (Tensor, Head)):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
     if not t.is_floating_point():
         raise TypeError(f"{name} must be of a floating dtype, got {t.dtype}")
@@ -165,14 +171,14 @@ def whole(name: str, t: object) -> None:
         raise TypeError(f"{name} must be a whole tensor, got a DTensor {tuple(cast(Tensor, t).shape)}: {how}")
 
 
-def beside(name: str, t: Tensor, x: Tensor, of: str = "input") -> None:
+def beside(name: str, t: Logits, x: Tensor, of: str = "input") -> None:
     if t.device != x.device:
         raise ValueError(f"{name} must be on the device of {of}, {x.device}, got {t.device}")
 
 
 def floating_beside(name: str, t: object, x: Tensor, of: str = "input") -> None:
     floating(name, t)
-    assert isinstance(t, Tensor)
+    assert isinstance(t, (Tensor, Head))
     beside(name, t, x, of)
 
 
@@ -183,6 +189,14 @@ def expands(t: Tensor, shape: Sequence[int]) -> bool:
 def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
     if not expands(t, x.shape):
         raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
+
+
+def same_dimensions(tensors: Mapping[str, object]) -> None:
+    """Check that tensors, by name, have equally many dimensions, as torch asks where broadcasting would hide a mistake."""
+    shapes = [tuple(t.shape) for t in tensors.values() if isinstance(t, Tensor)]
+    if len({len(shape) for shape in shapes}) > 1:
+        *names, last = tensors
+        raise ValueError(f"{', '.join(names)} and {last} must have the same number of dimensions, got {', '.join(map(str, shapes))}")
 
 
 def integer(name: str, t: object) -> None:

@@ -1,21 +1,19 @@
-"""Say what computes the losses on this machine, whether it is right, and what to do where something is wrong.
+"""Print what computes the losses on this machine, and whether it is right. Exit with status 1 if something is wrong.
 
-`python -m lossforge.losses.doctor` prints what is installed, tries a few losses against float64, and ends with status 1 where it finds a
-problem. `--json` prints the same for machines. An issue report begins with what it prints.
+`python -m lossforge.losses.doctor` prints what is installed, tries a few losses against float64, and says what to do about each problem.
+`--json` prints the same as JSON. Paste the output into an issue report.
 """
 
 import argparse
-import importlib
 import json
 import os
-import platform
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,239 +21,151 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, version
+from torch.utils import collect_env
 
-from lossforge import kernels
+from lossforge import kernels, losses
 from lossforge.losses.check.report import Report
-from lossforge.losses.functional.linear import linear_cross_entropy
-from lossforge.losses.registry import LOSSES, Loss
-from lossforge.losses.state import backend
-from lossforge.losses.testing import Sample, error, plain_sample, run
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import error, plain_sample, run
 from lossforge.losses.types import Reduction
 
 FUSED = "ce of a linear layer"
 TRIED = ("ce", "focal", "dice", "giou", FUSED)
-"""One loss of each of four templates, which differ in their kernels, and one that is fused with its linear layer."""
+"""One loss from each of four templates, because their kernels differ, and one that is fused with its linear layer."""
 SECTION = "value and gradient against float64"
 BOUND = 1e-5
-"""How far from float64 a result in float32 may be. Rounding leaves it below 1e-6 on CPUs and 3e-6 on GPUs; a wrong kernel is far off."""
+"""Largest error of a float32 result, relative to float64. Rounding causes below 1e-6 on CPUs and 3e-6 on GPUs; a wrong kernel, far more."""
 OLDEST_GPU = (8, 0)
-"""The oldest compute capability for which the kernels' tests compile them."""
+"""Oldest compute capability for which the tests compile the kernels."""
+DRIVER = Path("/proc/driver/nvidia/version")
+COMPUTED = {
+    "triton": "the Triton kernels, for float32, bfloat16 and float16; float64 by plain PyTorch",
+    "triton-interpreted": "the Triton kernels in Triton's interpreter, which is slow, because TRITON_INTERPRET is set",
+    "torch": "plain PyTorch, because the kernels run on GPUs",
+}
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What is installed. None: not found, or not asked because nothing needs it."""
+class Fact:
+    """Something that is installed or missing. If it is a problem, `what` says what is wrong and `remedy` what to do."""
 
-    lossforge: dict[str, str]
-    python: str
-    system: str
-    torch: str
-    cuda: str | None
-    triton: str | None
-    triton_problem: str | None
-    driver: str | None
-    gpus: list[str]
-    old_gpus: list[str]
-    hidden: str | None
-    no_gpu: str
-    compiler: str | None
-    headers: str | None
-    cache: str
-    cache_writable: bool
-    interpreted: bool
-    backends: dict[str, str]
+    name: str
+    value: str
+    what: str = ""
+    remedy: str = ""
 
 
-@dataclass(frozen=True)
-class Problem:
-    what: str
-    remedy: str
+def look() -> list[Fact]:
+    """Look at the machine, as torch's collect_env sees it, and at what the kernels need."""
+    gpus, old_gpus, reason = _gpus()
+    return [*_packages(), *_machine(), _triton(bool(gpus)), _driver(reason), *_gpu_facts(gpus, old_gpus), *_build_tools(bool(gpus))]
 
 
-def look() -> Machine:
-    """Look at what this process and its machine have."""
-    gpus, old, why = _gpus()
-    triton, triton_problem = _triton()
-    devices = ("cuda", "cpu") if gpus else ("cpu",)
-    cache = os.environ.get("TRITON_CACHE_DIR") or str(Path(os.environ.get("TRITON_HOME") or "~").expanduser() / ".triton" / "cache")
-    return Machine(
-        lossforge={name: importlib.import_module(f"lossforge.{name}").__version__ for name in ("kernels", "losses")},
-        python=f"{platform.python_version()}, {sys.executable}",
-        system=platform.platform(),
-        torch=str(version.__version__),
-        cuda=version.cuda,
-        triton=triton,
-        triton_problem=triton_problem,
-        driver=_driver(),
-        gpus=gpus,
-        old_gpus=old,
-        hidden=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        no_gpu=why,
-        compiler=_compiler(),
-        headers=_headers(),
-        cache=cache,
-        cache_writable=_writable(Path(cache)),
-        interpreted=kernels.INTERPRETED,
-        backends={device: "torch" if triton_problem else backend(torch.empty(0, device=device)) for device in devices},
-    )
+def _packages() -> Iterator[Fact]:
+    ours = losses.__version__
+    for name, found in {"kernels": kernels.__version__, "losses": ours}.items():
+        what = f"the packages have different versions: lossforge-{name} {found}, lossforge-losses {ours}" if found != ours else ""
+        yield Fact(f"lossforge-{name}", found, what, f"pip install lossforge-kernels=={ours}")
+
+
+def _machine() -> Iterator[Fact]:
+    """Ask collect_env fact by fact, because its `get_env_info` also lists all packages: with conda this takes seconds."""
+    cpu = re.search(r"(?:Model name|Name|brand_string): *(.+)", collect_env.get_cpu_info(collect_env.run))
+    yield Fact("python", f"{sys.version.split()[0]}, {sys.executable}")
+    yield Fact("system", f"{collect_env.get_os(collect_env.run)}, {collect_env.get_python_platform()}")
+    yield Fact("CPU", cpu[1] if cpu else "unknown")
+    yield Fact("torch", f"{version.__version__}, {f'built for CUDA {version.cuda}' if version.cuda else 'built for CPUs'}")
 
 
 def _gpus() -> tuple[list[str], list[str], str]:
-    """Return the GPUs that torch sees, those among them that are too old, and why it sees none."""
-    if not torch.cuda.is_available():
-        try:
-            torch.cuda.init()
-        except (RuntimeError, AssertionError) as reason:
-            return [], [], str(reason).strip().splitlines()[0].rstrip(".")
-        return [], [], "torch finds no CUDA device"
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    named = [f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in found]
-    return named, [name for name, gpu in zip(named, found, strict=True) if (gpu.major, gpu.minor) < OLDEST_GPU], ""
-
-
-def _triton() -> tuple[str | None, str | None]:
-    """Return Triton's version, and why it cannot be used."""
-    if not kernels.TRITON:
-        return None, None
+    """Return the GPUs that torch sees, those of them that are too old, and why it sees none."""
     try:
-        import triton
-    except Exception as found:  # an import of a broken installation may raise anything
-        return None, f"import triton failed: {type(found).__name__}: {found}"
+        torch.cuda.init()
+    except Exception as reason:  # torch built for CPUs, no driver, an old driver, no GPU: each raises another class
+        return [], [], str(reason).strip().splitlines()[0].rstrip(".")
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    names = [f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in found]
+    return names, [name for name, gpu in zip(names, found, strict=True) if (gpu.major, gpu.minor) < OLDEST_GPU], ""
+
+
+def _gpu_facts(gpus: list[str], old: list[str]) -> Iterator[Fact]:
+    oldest, remedy = "sm_{}{}".format(*OLDEST_GPU), "call the losses within lossforge.losses.plain_torch(), or take a newer GPU"
+    for i, gpu in enumerate(gpus):
+        what = f"{gpu} is older than the kernels are made for, {oldest}" if gpu in old and gpu not in gpus[:i] else ""
+        yield Fact(f"GPU {i}", gpu, what, remedy)
+    if not gpus:
+        yield Fact("GPU", "none")
+
+
+def _driver(no_gpu: str) -> Fact:
+    """Find NVIDIA's driver, also if nvidia-smi, which collect_env asks, is missing or does not match the driver."""
+    found = collect_env.get_nvidia_driver_version(collect_env.run) or ("of unknown version" if DRIVER.exists() else "")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not found or not no_gpu or hidden in ("", "-1"):
+        return Fact("driver", found or "no NVIDIA driver found")
+    if version.cuda is None:
+        remedy = "install a build of torch for CUDA: https://pytorch.org/get-started/locally"
+    elif hidden is not None:
+        remedy = f"CUDA_VISIBLE_DEVICES={hidden!r} may name GPUs that are not here: unset it"
+    else:
+        remedy = f"see whether nvidia-smi lists a GPU; CUDA {version.cuda} may need a newer driver, or an older torch"
+    return Fact("driver", found, f"NVIDIA's driver {found} is here, but torch {version.__version__} sees no GPU: {no_gpu}", remedy)
+
+
+def _triton(gpu: bool) -> Fact:
+    remedy = 'pip install "triton>=3.5,<3.10", in the version that your torch asks for'
+    if not kernels.TRITON:
+        return Fact("triton", "not installed", "there is a GPU, but no Triton: plain PyTorch computes every loss" if gpu else "", remedy)
     try:
         kernels.load("math")
-    except ImportError as found:
-        return triton.__version__, str(found)
-    return triton.__version__, None
+    except Exception as found:  # the import of a broken installation may raise any exception
+        return Fact("triton", "cannot be used", f"Triton cannot be used: {type(found).__name__}: {found}", remedy)
+    what = "TRITON_INTERPRET is set: the kernels run on the CPU, slowly" if gpu and kernels.INTERPRETED else ""
+    return Fact("triton", sys.modules["triton"].__version__, what, "unset TRITON_INTERPRET")
 
 
-def _driver() -> str | None:
-    """Return the version of NVIDIA's driver."""
-    try:
-        found = driver_in(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
-    except OSError:
-        found = None
-    return found or _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-
-
-def driver_in(text: str) -> str | None:
-    """Return the driver's version from what the kernel says of it."""
-    found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text)
-    return found[1] if found else None
+def _build_tools(gpu: bool) -> Iterator[Fact]:
+    """Look for what Triton needs to compile a kernel and its launcher: a C compiler, Python's headers, and its cache."""
+    missing, needed = "not found" if gpu else "not found; a GPU would need it", gpu and kernels.TRITON and not kernels.INTERPRETED
+    what = "Triton finds no C compiler that works, and needs one to launch a kernel"
+    remedy = "install gcc (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to a compiler"
+    compiler = _compiler()
+    yield Fact("C compiler", compiler or missing, what if needed and not compiler else "", remedy)
+    headers = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # where Triton looks for them
+    what = "Python.h is not there, and Triton needs Python's headers to launch a kernel"
+    remedy = "install them (Debian, Ubuntu: apt-get install python3-dev), or take a Python from uv or conda"
+    found = headers.is_file()
+    yield Fact("Python headers", str(headers) if found else missing, what if needed and not found else "", remedy)
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or "~").expanduser() / ".triton" / "cache")
+    writable = os.access(next(path for path in (cache, *cache.parents) if os.access(path, os.F_OK)), os.W_OK | os.X_OK)
+    what = f"Triton cannot write its cache, {cache}" if needed and not writable else ""
+    value = f"{cache}{'' if writable else ', which cannot be written'}"
+    yield Fact("Triton's cache", value, what, "set TRITON_CACHE_DIR to a folder that you may write")
 
 
 def _compiler() -> str | None:
-    """Return the C compiler that Triton would call, CC, else gcc, else clang, if it makes a library."""
-    path = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    version = _first_line(path, "--version") if path else None
-    return f"{path} ({version})" if path and version and _links(path) else None
-
-
-def _links(compiler: str) -> bool:
+    """Return the C compiler that Triton would call, which is CC, else gcc, else clang. None if it cannot make a library."""
+    path = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "cc"
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "made.c")
-        source.write_text("int made(void) { return 0; }\n", encoding="utf-8")
-        command = [compiler, str(source), "-shared", "-fPIC", "-o", str(source.with_suffix(".so"))]
-        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+        status, *_ = collect_env.run(f"echo 'int made;' | {shlex.quote(path)} -x c - -shared -fPIC -o {shlex.quote(folder)}/made.so")
+    name = collect_env.run_and_return_first_line(collect_env.run, f"{shlex.quote(path)} --version")
+    return f"{path} ({name})" if status == 0 else None
 
 
-def _first_line(*command: str) -> str | None:
-    """Return the first line that a program prints; None where it is not there or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
-
-
-def _headers() -> str | None:
-    """Return the path of Python.h, where Triton looks for it."""
-    scheme = sysconfig.get_default_scheme()
-    path = Path(sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]) / "Python.h"
-    return str(path) if path.is_file() else None
-
-
-def _writable(folder: Path) -> bool:
-    """Try to write a file where Triton would make its cache."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            return True
-    except OSError:
-        return False
-
-
-def computed(machine: Machine) -> dict[str, str]:
+def computed() -> dict[str, str]:
     """Say which backend computes the losses of tensors on each kind of device, and why."""
-    said = {}
-    for device, found in machine.backends.items():
-        if found == "triton":
-            why = "the Triton kernels, for float32, bfloat16 and float16; float64 by plain PyTorch"
-        elif found == "triton-interpreted":
-            why = "the Triton kernels in Triton's interpreter, which is slow, because TRITON_INTERPRET is set"
-        elif machine.triton is None:
-            why = "plain PyTorch, because Triton is not installed"
-        else:
-            why = "plain PyTorch, because the kernels run on GPUs"
-        said[f"{device} tensors"] = why
-    return said
+    devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+    why = COMPUTED if kernels.TRITON else {**COMPUTED, "torch": "plain PyTorch, because Triton is not installed"}
+    return {f"{device} tensors": why[losses.backend(torch.empty(0, device=device))] for device in devices}
 
 
-def problems(machine: Machine) -> list[Problem]:
-    """Return what is wrong with what is installed."""
-    found = []
-    if len(set(machine.lossforge.values())) > 1:
-        versions = ", ".join(f"lossforge-{name} {version}" for name, version in machine.lossforge.items())
-        newest = machine.lossforge["losses"]
-        found.append(Problem(f"the packages have different versions: {versions}", f"pip install lossforge-kernels=={newest}"))
-    if machine.triton_problem:
-        found.append(Problem(machine.triton_problem, 'pip install "triton>=3.5,<3.10", in the version that your torch asks for'))
-    if machine.driver and not machine.gpus and machine.hidden not in ("", "-1"):
-        found.append(_no_gpu(machine))
-    if machine.old_gpus:
-        what = f"{machine.old_gpus[0]} is older than the kernels are made for, sm_{OLDEST_GPU[0]}{OLDEST_GPU[1]}"
-        found.append(Problem(what, "call the losses within lossforge.losses.plain_torch(), or take a newer GPU"))
-    if not machine.gpus:
-        return found
-    if machine.triton is None and machine.triton_problem is None:
-        found.append(Problem("there is a GPU, but no Triton: plain PyTorch computes every loss", 'pip install "triton>=3.5,<3.10"'))
-    elif machine.interpreted:
-        found.append(Problem("TRITON_INTERPRET is set: the kernels run on the CPU, slowly", "unset TRITON_INTERPRET"))
-    else:
-        found += _to_compile(machine)
-    return found
-
-
-def _no_gpu(machine: Machine) -> Problem:
-    what = f"NVIDIA's driver {machine.driver} is here, but torch {machine.torch} sees no GPU: {machine.no_gpu}"
-    if machine.cuda is None:
-        return Problem(what, "install a build of torch for CUDA: https://pytorch.org/get-started/locally")
-    if machine.hidden is not None:
-        return Problem(what, f"CUDA_VISIBLE_DEVICES={machine.hidden!r} may name GPUs that are not here: unset it")
-    return Problem(what, f"see whether nvidia-smi lists a GPU; CUDA {machine.cuda} may need a newer driver, or an older torch")
-
-
-def _to_compile(machine: Machine) -> list[Problem]:
-    """Return what Triton lacks to compile a kernel and its launcher."""
-    found = []
-    if machine.compiler is None:
-        what = "Triton finds no C compiler that works, and needs one to launch a kernel"
-        found.append(Problem(what, "install gcc (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to a compiler"))
-    if machine.headers is None:
-        what = "Python.h is not there, and Triton needs Python's headers to launch a kernel"
-        found.append(Problem(what, "install them (Debian, Ubuntu: apt-get install python3-dev), or take a Python from uv or conda"))
-    if not machine.cache_writable:
-        found.append(Problem(f"Triton cannot write its cache, {machine.cache}", "set TRITON_CACHE_DIR to a folder that you may write"))
-    return found
-
-
-def attempts(machine: Machine) -> Report:
-    """Compute a few losses and their gradients, and compare them with plain torch in float64; compile a formula where no kernel ran."""
-    device = "cuda" if machine.gpus else "cpu"
-    report = Report(device)
-    with ThreadPoolExecutor(1 if kernels.INTERPRETED else len(TRIED)) as threads:  # what each compiles takes seconds
-        for name, (passed, detail) in zip(TRIED, threads.map(lambda name: attempt(name, device), TRIED), strict=True):
+def attempts() -> Report:
+    """Compute a few losses and their gradients, and compare them with plain torch in float64. Compile a formula if no kernel ran."""
+    report = Report("cuda" if torch.cuda.is_available() else "cpu")
+    with ThreadPoolExecutor(1 if kernels.INTERPRETED else len(TRIED)) as threads:  # because each takes seconds to compile
+        for name, (passed, detail) in zip(TRIED, threads.map(lambda name: attempt(name, report.subject), TRIED), strict=True):
             report.add(SECTION, name, passed, detail)
-    if machine.triton and not machine.triton_problem and not machine.gpus:
+    if kernels.TRITON and not torch.cuda.is_available() and not _triton(gpu=False).what:
         from lossforge.losses.check.ahead import check_ahead
 
         check_ahead(LOSSES["focal"], report)
@@ -263,98 +173,60 @@ def attempts(machine: Machine) -> Report:
 
 
 def attempt(name: str, device: str) -> tuple[bool, str]:
-    """Return whether a loss and its gradient are right, and how far they are off or what failed."""
+    """Return whether a loss and its gradient are right, and their errors or what failed."""
     loss = LOSSES["ce" if name == FUSED else name]
+    function, reference = (_fused, _unfused) if name == FUSED else (loss.function, loss.reference)
     sample, reduction = plain_sample(loss, device), loss.reductions[0]
-    function, reference = _fused(loss, sample) if name == FUSED else (loss.function, loss.reference)
     try:
         ours = run(function, sample, reduction=reduction)
         exact = run(reference, sample, dtype=torch.float64, reduction=reduction)
-    except Exception as found:  # a compiler, a driver or a launch may fail in any way, and which is what the user must see
-        text = re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+", "…", " ".join(str(found).split()))  # the same of all losses
+        errors = [error(getattr(ours, part), getattr(exact, part)) for part in ("value", "gradient")]
+    except Exception as found:  # a compiler, a driver or a launch may fail in any way, and the user must see how
+        text = re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+", "…", " ".join(str(found).split()))  # equal for all losses
         return False, f"{type(found).__name__}: {text[:300]}"
-    assert ours.gradient is not None
-    assert exact.gradient is not None
-    off, slope_off = error(ours.value, exact.value), error(ours.gradient, exact.gradient)
-    return max(off, slope_off) <= BOUND, f"value off by {off:.0e}, gradient by {slope_off:.0e}"
+    return all(each <= BOUND for each in errors), "value off by {:.0e}, gradient by {:.0e}".format(*errors)
 
 
-def _fused(loss: Loss, sample: Sample) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return cross entropy fused with a linear layer that takes the sample's x, and the same of logits in plain torch."""
-    classes = sample.x.shape[1]
-    head = torch.linspace(-1, 1, classes * classes, dtype=torch.float64, device=sample.x.device).view(classes, classes)
-
-    def ours(x: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
-        return linear_cross_entropy(x, head.to(x.dtype), target, reduction=reduction)
-
-    return ours, lambda x, target, reduction: loss.reference(F.linear(x, head), target, reduction=reduction)
+def _head(x: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, x.shape[1] ** 2, dtype=x.dtype, device=x.device).view(x.shape[1], -1)
 
 
-def failures(report: Report, machine: Machine) -> list[Problem]:
+def _fused(x: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
+    return losses.linear_cross_entropy(x, _head(x), target, reduction=reduction)
+
+
+def _unfused(x: Tensor, target: Tensor, reduction: Reduction) -> Tensor:
+    return LOSSES["ce"].reference(F.linear(x, _head(x)), target, reduction=reduction)
+
+
+def failures(report: Report, remedy: str) -> Iterator[Fact]:
     """Return what the attempts found wrong: one problem for all losses that fail in the same way."""
-    losses: dict[str, list[str]] = {}
-    found = []
-    for finding in report.findings:
-        if finding.section == SECTION and not finding.passed:
-            losses.setdefault(finding.detail, []).append(finding.name)
-        elif not finding.passed:
-            found.append(Problem(f"Triton {machine.triton} compiles no kernel: {finding.detail}", "install torch and triton anew"))
-    remedy = "report it with this text; until then compute the losses within lossforge.losses.plain_torch()"
-    if problems(machine):
-        remedy = "mend what is said above first"
-    return [Problem(f"{', '.join(names)} on {report.subject}: {detail}", remedy) for detail, names in losses.items()] + found
+    failed = [finding for finding in report.findings if not finding.passed]
+    for detail in dict.fromkeys(finding.detail for finding in failed if finding.section == SECTION):
+        names = ", ".join(finding.name for finding in failed if finding.detail == detail)
+        yield Fact(names, detail, f"{names} on {report.subject}: {detail}", remedy)
+    for finding in failed:
+        if finding.section != SECTION:
+            yield Fact(finding.name, finding.detail, f"Triton compiles no kernel: {finding.detail}", "install torch and triton anew")
 
 
-def rows(machine: Machine) -> dict[str, str]:
-    """Return what is installed as lines to print."""
-    needed = "not found; a GPU would need it" if not machine.gpus else "not found"
-    return {
-        **{f"lossforge-{name}": version for name, version in machine.lossforge.items()},
-        "python": machine.python,
-        "system": machine.system,
-        "torch": f"{machine.torch}, {f'built for CUDA {machine.cuda}' if machine.cuda else 'built for CPUs'}",
-        "triton": machine.triton or "not installed",
-        "driver": machine.driver or "no NVIDIA driver found",
-        **({f"GPU {i}": gpu for i, gpu in enumerate(machine.gpus)} or {"GPU": "none"}),
-        "C compiler": machine.compiler or needed,
-        "Python headers": machine.headers or needed,
-        "Triton's cache": f"{machine.cache}{'' if machine.cache_writable else ', which cannot be written'}",
-    }
-
-
-def text(machine: Machine, report: Report, wrong: list[Problem]) -> str:
-    lines = ["installed"]
-    lines += [f"  {name:<18}{value}" for name, value in rows(machine).items()]
-    lines += ["", "computed by", *(f"  {name:<18}{why}" for name, why in computed(machine).items())]
-    lines += str(report).splitlines()[1:-2]
-    if not wrong:
-        return "\n".join([*lines, "", "Nothing is wrong."])
-    lines += ["", "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"]
-    for problem in wrong:
-        lines += [f"  {problem.what}", f"    to do: {problem.remedy}"]
-    return "\n".join(lines)
+def text(facts: list[Fact], report: Report, wrong: list[Fact]) -> str:
+    lines = ["installed", *(f"  {fact.name:<18}{fact.value}" for fact in facts)]
+    lines += ["", "computed by", *(f"  {name:<18}{why}" for name, why in computed().items()), *str(report).splitlines()[1:-2], ""]
+    lines += [f"{len(wrong)} problem{'s' if len(wrong) > 1 else ''}" if wrong else "Nothing is wrong."]
+    return "\n".join([*lines, *(f"  {problem.what}\n    to do: {problem.remedy}" for problem in wrong)])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lossforge.losses.doctor",
-        description="Say what computes the losses on this machine and whether it is right; status 1 where something is wrong.",
-    )
+    parser = argparse.ArgumentParser(prog="python -m lossforge.losses.doctor", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
-    given = parser.parse_args()
-    machine = look()
-    report = attempts(machine)
-    wrong = problems(machine) + failures(report, machine)
-    if given.json:
-        found = {
-            "installed": asdict(machine),
-            "computed": computed(machine),
-            "checks": [asdict(each) for each in report.findings],
-            "problems": [asdict(each) for each in wrong],
-        }
-        print(json.dumps(found, indent=2))
-    else:
-        print(text(machine, report, wrong))
+    as_json, facts, report = parser.parse_args().json, look(), attempts()
+    wrong = [fact for fact in facts if fact.what]
+    remedy = "report it with this text; until then compute the losses within lossforge.losses.plain_torch()"
+    wrong += failures(report, "repair what is said above first" if wrong else remedy)
+    problems = [{"what": problem.what, "remedy": problem.remedy} for problem in wrong]
+    found = {"installed": {fact.name: fact.value for fact in facts}, "computed": computed(), "checks": list(map(asdict, report.findings))}
+    print(json.dumps({**found, "problems": problems}, indent=2) if as_json else text(facts, report, wrong))
     return 1 if wrong else 0
 
 

@@ -36,10 +36,14 @@ class DeviceFunctions:
 
 
 class Formula:
-    """A formula twice. reference: in plain torch. load: gives it as device functions, and is called when a kernel needs them."""
+    """A formula twice.
 
-    def __init__(self, reference: Callable[..., Tensor], load: Callable[[DeviceFunctions], Formulas]) -> None:
-        self.reference, self.load = reference, load
+    reference: in plain torch. load: gives it as device functions, and is called when a kernel needs them. saturates: of elements with
+    class indices, whether a right answer at a logit of ±inf takes its limit, 0, as kernels for targets of 0 and 1 give it.
+    """
+
+    def __init__(self, reference: Callable[..., Tensor], load: Callable[[DeviceFunctions], Formulas], saturates: bool = False) -> None:
+        self.reference, self.load, self.saturates = reference, load, saturates
 
     @functools.cached_property
     def kernels(self) -> Formulas:
@@ -49,11 +53,11 @@ class Formula:
 FORMULAS: dict[str, Formula] = {}
 
 
-def formula(name: str, load: Callable[[DeviceFunctions], Formulas]) -> Callable[[R], R]:
+def formula(name: str, load: Callable[[DeviceFunctions], Formulas], saturates: bool = False) -> Callable[[R], R]:
     """Enter a plain-torch reference, with its device functions: `lambda of: Formulas(of.focal.focal)`, or with a plain `of(function)`."""
 
     def enter(reference: R) -> R:
-        FORMULAS[name] = Formula(reference, load)
+        FORMULAS[name] = Formula(reference, load, saturates)
         return reference
 
     return enter

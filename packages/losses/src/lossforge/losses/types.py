@@ -8,6 +8,7 @@ ScalarReduction = Literal["mean", "sum"]
 Gradient = Literal["forward", "backward"]
 Empty = Literal["nan", "zero"]
 Activation = Literal["softmax", "sigmoid"]
+Averaged = Literal["present", "all"]
 BoxFormat = Literal["xyxy", "cxcywh"]
 
 

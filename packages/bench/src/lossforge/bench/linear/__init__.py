@@ -1,4 +1,4 @@
-"""Losses fused with the linear layer that gives their logits: what is measured of them beside others, and of their products alone."""
+"""Measure losses fused with their linear layer, beside other libraries and beside the layer's matrix products alone."""
 
 from lossforge.bench.linear.run import measure_case
 

@@ -1,4 +1,4 @@
-"""Value and gradients of a contender against float64, all of them, on the tensors whose speed is measured."""
+"""Compare a contender's value and gradients with float64, on the same tensors whose speed is measured."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,46 @@ from lossforge.bench.linear.inputs import LinearInputs
 from lossforge.bench.linear.losses import LOSSES
 
 CHUNK = 2**28
-"""Logits of a part of the reference on a GPU."""
+"""Logits in one part of the reference on a GPU."""
 LIMIT = 0.1
-"""Relative error beyond which a result is wrong. Smaller ones are shown: peers that sum in bfloat16 are off by some hundredths."""
+"""Relative error beyond which a result is wrong. Smaller ones are reported: libraries that sum in bfloat16 are off by some hundredths."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """value: the loss in float64. gradients: of input (N, H) and weight (C, H), computed in float64, kept in float32; or None."""
+    """The float64 result of a case.
+
+    Attributes:
+        value: the loss in float64.
+        gradients: of input (N, H) and weight (C, H), computed in float64, kept in float32; or None.
+    """
 
     value: Tensor
     gradients: tuple[Tensor, Tensor] | None
 
 
 def reference(case: Case, inputs: LinearInputs) -> Reference:
-    """Each row's part of the loss in parts of the rows, then the loss of them, then gradients in parts again."""
+    """Compute a loss and its gradients; of a loss of both sides the mean of two, the second with input and weight exchanged."""
+    if LOSSES[case.loss].joined:
+        joined = _one_side(case, inputs.joined())
+        assert joined.gradients is not None
+        of_views, other_side = joined.gradients
+        of_input, of_head = (of_views + other_side).split([len(inputs.rows), len(inputs.head)])
+        return Reference(joined.value, (of_input, of_head))
+    found = _one_side(case, inputs)
+    if not LOSSES[case.loss].both or found.gradients is None:
+        return found
+    x, head = inputs.rows, inputs.head.detach()
+    exchanged = LinearInputs(head[: len(x)].clone().requires_grad_(), x.clone(), inputs.others)
+    other = _one_side(case, exchanged)
+    assert other.gradients is not None
+    of_input, of_head = (a / 2 for a in found.gradients)
+    of_head[: len(x)] += other.gradients[0] / 2
+    return Reference((found.value + other.value) / 2, (of_input + other.gradients[1] / 2, of_head))
+
+
+def _one_side(case: Case, inputs: LinearInputs) -> Reference:
+    """Compute each row's part of the loss in parts of the rows, then the loss of all rows, then the gradients in parts."""
     loss, x, head = LOSSES[case.loss], inputs.rows, inputs.head.detach().double()
     step = max(1, CHUNK // len(head))
     parts = [(start, min(start + step, len(x))) for start in range(0, len(x), step)]
@@ -54,7 +79,7 @@ def _doubled(part: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def step(contender: Contender, inputs: LinearInputs) -> Tensor:
-    """Forward, and backward where a gradient is wanted."""
+    """Run forward, and backward where a gradient is wanted."""
     value = contender.call(inputs)
     if value.requires_grad:
         value.backward()
@@ -62,7 +87,7 @@ def step(contender: Contender, inputs: LinearInputs) -> Tensor:
 
 
 def errors(contender: Contender, inputs: LinearInputs, exact: Reference) -> list[float]:
-    """Relative errors of the value and of each gradient, by norm. nan where something is not finite."""
+    """Return the relative errors of the value and of each gradient, by norm; nan where a result is not finite."""
     inputs.clear()
     found = [error(step(contender, inputs).reshape(1, 1), exact.value.reshape(1, 1))]
     if exact.gradients is not None:
@@ -73,7 +98,7 @@ def errors(contender: Contender, inputs: LinearInputs, exact: Reference) -> list
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Relative error of a matrix by norm, in parts: float64 copies of all would take much memory."""
+    """Return a matrix's relative error by norm, computed in parts, because float64 copies of it all would take much memory."""
     off, size = 0.0, 0.0
     for a, b in zip(found.split(2**14), wanted.split(2**14), strict=True):
         off += (a.double() - b.double()).square().sum().item()
@@ -82,7 +107,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 def fault(found: list[float]) -> str:
-    """Why the errors forbid a speed; empty where they do not."""
+    """Return why these errors are too large for a speed to be reported; empty if they are not."""
     for what, off in zip(("value", "gradient of the input", "gradient of the weight"), found, strict=False):
         if not off <= LIMIT:
             return f"wrong: the {what} is off by {off:.1e} of float64's, more than {LIMIT:.0e}"

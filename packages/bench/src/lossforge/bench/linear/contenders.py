@@ -1,8 +1,7 @@
-"""Who computes a fused case: ours in each way, its products alone, and what people use today."""
+"""The contenders of a fused case: ours in each mode, its matrix products alone, and the libraries in use today."""
 
 from collections.abc import Callable
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,11 +14,11 @@ from lossforge.bench.linear.inputs import LinearInputs
 from lossforge.bench.linear.losses import BETA, EPSILON, KL_WEIGHT, LOSSES
 
 OF_TOKENS = ("selective_log_softmax", "dpo", "grpo")
-"""Losses of ours whose gradient only backward can compute: any may arrive at each token's result."""
+"""Losses of ours whose gradient only backward can compute, because each token's result has its own upstream gradient."""
 
 
 def contenders(case: Case, device: torch.device, names: set[str]) -> list[Contender]:
-    """Those among `names` that compute this case. Their `call` takes its LinearInputs."""
+    """Return the contenders among `names` that compute this case. Their `call` takes its LinearInputs."""
     return [c for name in CONTENDERS if name in names and name in _MAKERS and (c := _MAKERS[name](case, device)) is not None]
 
 
@@ -44,37 +43,48 @@ def _large(case: Case) -> bool:
 
 
 def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, twice: bool = False) -> Any:
-    """accumulate: as lossforge.losses.linear.call.Settings has it. twice: backward computes the logits again."""
+    """Return the maker of a contender that computes only the products.
+
+    Args:
+        name: one of CONTENDERS.
+        applies: whether a case has this contender.
+        accumulate: as in lossforge.kernels.call.Head.
+        twice: whether backward computes the logits again.
+    """
 
     def make(case: Case, device: torch.device) -> Contender | None:
-        again = twice or case.loss in OF_TOKENS
-        return Contender(name, lambda inputs: products(inputs, accumulate, again)) if applies(case) and case.suite == "linear" else None
+        again = twice or case.loss in OF_TOKENS or case.suite == "features"
+        of = (lambda inputs: inputs.joined()) if LOSSES[case.loss].joined else (lambda inputs: inputs)
+        if not applies(case) or case.suite == "precision":
+            return None
+        return Contender(name, lambda inputs: products(of(inputs), accumulate, again))
 
     return make
 
 
 def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
-    """The products of the engine that ours is computed by, at its chunks and in its memory, and nothing between them."""
-    from lossforge.kernels.call import RowCall
-    from lossforge.losses.linear.call import Head
+    """Compute the engine's matrix products with the same chunks and memory as ours, and nothing between them."""
+    from lossforge.kernels.call import DivergenceCall, Head, RowwiseCall
     from lossforge.losses.linear.engine import Gradients, GradientsByClasses, goes_by_classes
     from lossforge.losses.linear.products import logits_of, new_logits
 
     x, head, differentiable = inputs.rows, inputs.head.detach(), inputs.input.requires_grad
     teacher = inputs.others.get("teacher_input")
-    call = SimpleNamespace(input=x, head=head, layer=Head(x, head), teacher_layer=teacher, record=RowCall, chunk=0, accumulate=accumulate)
+    layer = Head(x, head, accumulate=accumulate)
+    of_teacher = None if teacher is None else Head(inputs.part(0, len(x))["teacher_input"], inputs.part(0, len(x))["teacher_head"])
+    call: Any = RowwiseCall("cross_entropy", layer, x) if of_teacher is None else DivergenceCall("kl", layer, of_teacher)
     none = [None, None, None]
     found = [torch.empty_like(x), torch.empty_like(head), None] if differentiable else none
 
     def by_rows(sums: Gradients) -> None:
         memory = sums.memory()
-        of_teacher = None if teacher is None else new_logits(sums.rows, len(head), x)
+        others = None if teacher is None else new_logits(sums.rows, len(head), x)
         for start in range(0, len(x), sums.rows):
             end = min(start + sums.rows, len(x))
-            logits = logits_of(call.layer.of_rows(start, end), memory[: end - start])
-            if of_teacher is not None:
+            logits = logits_of(layer.of_rows(start, end), memory[: end - start])
+            if others is not None:
                 part = inputs.part(start, end)
-                logits_of(Head(part["teacher_input"], part["teacher_head"]), of_teacher[: end - start])
+                logits_of(Head(part["teacher_input"], part["teacher_head"]), others[: end - start])
             if sums.any:
                 sums.add(start, end, logits)
 
@@ -85,7 +95,7 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
         memory = sums.memory()
         for start in range(0, len(head), sums.classes):
             end = min(start + sums.classes, len(head))
-            sums.add(start, end, logits_of(call.layer.of_classes(start, end), memory[:, : end - start]))
+            sums.add(start, end, logits_of(layer.of_classes(start, end), memory[:, : end - start]))
     elif differentiable:
         by_rows(Gradients(call, found))
     return x
@@ -97,7 +107,7 @@ def _torch(case: Case, device: torch.device) -> Contender:
 
 
 def _compiled(case: Case, device: torch.device) -> Contender | None:
-    if case.suite != "linear":
+    if case.suite == "precision":
         return None
     torch.compiler.reset()
     plain = torch.compile(LOSSES[case.loss].plain, dynamic=False)
@@ -112,7 +122,7 @@ def _torch_linear(case: Case, device: torch.device) -> Contender | None:
 
 
 def _peer(name: str, of: Callable[[Case], Callable[[LinearInputs], Tensor] | None], library: str = "") -> Any:
-    """A library that needs a GPU. of: what it has for a case; it is imported when called."""
+    """Return the maker of a library's contender, on a GPU only. `of` returns its function for a case; only a call imports the library."""
 
     def make(case: Case, device: torch.device) -> Contender | None:
         call = of(case)
@@ -151,7 +161,7 @@ def _liger(case: Case) -> Callable[[LinearInputs], Tensor] | None:
 
 
 def _cut(case: Case) -> Callable[[LinearInputs], Tensor] | None:
-    """Exact: no gradient is left out for being small."""
+    """Return cut-cross-entropy in its exact mode, which drops no small gradients."""
 
     def call(inputs: LinearInputs) -> Tensor:
         function = import_module("cut_cross_entropy").linear_cross_entropy

@@ -10,13 +10,20 @@ from torch import Tensor
 from lossforge.bench.cases import Case
 from lossforge.bench.inputs import IGNORE_INDEX, TORCH_DTYPES
 
-OF_ROWS = ("target", "teacher", "teacher_input")
-"""Tensors with an entry a row."""
+OF_ROWS = ("target", "teacher", "teacher_input", "own")
+"""Tensors with an entry for each row."""
+UNDIVIDED = ("teacher_head", "labels")
 
 
 @dataclass(frozen=True)
 class LinearInputs:
-    """input: (…, H), a leaf. head: the layer's weight (C, H), a leaf. others: the loss's other tensors by name."""
+    """The tensors of a fused case.
+
+    Attributes:
+        input: (…, H), a leaf.
+        head: the layer's weight (C, H), a leaf.
+        others: the loss's other tensors by name.
+    """
 
     input: Tensor
     head: Tensor
@@ -24,21 +31,26 @@ class LinearInputs:
 
     @property
     def rows(self) -> Tensor:
-        """The input as (N, H), without gradient."""
+        """Return the input as (N, H), without gradient."""
         return self.input.detach().flatten(0, -2)
 
     def part(self, start: int, end: int) -> dict[str, Tensor]:
-        """What a part of the rows needs of the other tensors."""
+        """Return the other tensors for rows `start` to `end`."""
         lead = self.input.ndim - 1
         part = {k: t.flatten(0, lead - 1)[start:end] for k, t in self.others.items() if k in OF_ROWS}
-        return part | {k: t for k, t in self.others.items() if k == "teacher_head"}
+        return part | {k: t for k, t in self.others.items() if k in UNDIVIDED}
+
+    def joined(self) -> "LinearInputs":
+        """Return the inputs of a loss that compares all rows of both matrices with all of them."""
+        z = torch.cat([self.rows, self.head.detach()])
+        return LinearInputs(z.requires_grad_(self.input.requires_grad), z.detach(), self.others)
 
     def clear(self) -> None:
         self.input.grad = self.head.grad = None
 
 
 def make_inputs(case: Case, device: torch.device, seed: int = 0) -> LinearInputs:
-    """Logits are about normal."""
+    """Make a case's tensors, such that the logits are about normal."""
     generator = torch.Generator(device).manual_seed(seed)
     *lead, hidden, classes = case.shape
 
@@ -61,11 +73,11 @@ def make_inputs(case: Case, device: torch.device, seed: int = 0) -> LinearInputs
         return {"target": index(), "factor": uniform(*lead)}
 
     def pairs() -> dict[str, Tensor]:
-        """The reference finds both of a pair alike: Liger takes no log-probabilities of it, and so computes the same."""
+        """Give both of a pair the same reference. Liger takes no reference, and so computes the same loss."""
         return {"target": index(), "reference": -uniform(lead[0] // 2).repeat(2)}
 
     def rollouts() -> dict[str, Tensor]:
-        """The policy has moved little since the tokens were drawn, and from the reference."""
+        """Draw log-probabilities near the policy's, for the policy that drew the tokens and for the reference."""
         target = index()
         found = token_logps(x.flatten(0, -2), head, target.flatten()).view(lead)
         old, reference = (found + 0.1 * (uniform(*lead) - 0.5) for _ in range(2))
@@ -73,6 +85,11 @@ def make_inputs(case: Case, device: torch.device, seed: int = 0) -> LinearInputs
 
     def linear_teacher() -> dict[str, Tensor]:
         return dict(zip(("teacher_input", "teacher_head"), layer(), strict=True))
+
+    def views() -> dict[str, Tensor]:
+        """Return, for the views of the first matrix and then of the second, which rows they are and which show the same sample."""
+        own = torch.arange(2 * lead[0], device=device)
+        return {"own": own, "target": own.roll(lead[0])}
 
     makers: dict[str, Callable[[], dict[str, Tensor]]] = {
         "classes": lambda: {"target": index()},
@@ -84,8 +101,17 @@ def make_inputs(case: Case, device: torch.device, seed: int = 0) -> LinearInputs
         "dense": lambda: {"target": uniform(*lead, classes).to(TORCH_DTYPES[case.dtype])},
         "linear teacher": linear_teacher,
         "teacher": lambda: {"teacher": normal(*lead, classes)},
+        "features": lambda: {"target": torch.arange(lead[0], device=device)},
+        "views": views,
+        "labelled views": lambda: views() | {"labels": torch.randint(1000, lead, device=device, generator=generator).repeat(2)},
     }
     x, head = layer()
+    if case.inputs.endswith("views"):
+        head = head[: len(x)]  # one of each kind; a case that was cut for a CPU has more
+    if case.inputs == "features" or case.inputs.endswith("views"):  # unit vectors, of which pairs are nearer than others
+        x = F.normalize(x, dim=1)
+        head[: len(x)] += 0.5 * x[: len(head)]
+        head = F.normalize(head, dim=1)
     others = makers[case.inputs]()
     wanted = case.inputs != "tokens without gradient"
     return LinearInputs(x.requires_grad_(wanted), head.requires_grad_(wanted), others)

@@ -1,4 +1,4 @@
-"""Each fused loss twice: in plain torch from a part of the logits, which is also the reference in float64, and as ours computes it."""
+"""Each fused loss twice: in plain torch on a part of the logits, which is also the float64 reference, and as ours computes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,28 +14,39 @@ from lossforge.bench.linear.inputs import LinearInputs
 from lossforge.bench.plain import eager
 
 BETA, KL_WEIGHT, EPSILON = 0.1, 0.04, 0.2
-"""Of DPO; of GRPO, the weight of the divergence from the reference and the clipping of the ratio."""
+"""DPO's β; GRPO's weight of the divergence from the reference, and its clipping of the ratio."""
+LOGIT_SCALE, LOGIT_BIAS = 20.0, -10.0
 Others = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class LinearLoss:
-    """rows: (logits (n, C), their rows' tensors) → what each row adds, (n,) or (n, 2). total: (that of all rows, all tensors) → the loss.
+    """A fused loss, in plain torch and as ours.
 
-    ours: (inputs, how it is computed) → the loss.
+    Attributes:
+        rows: (logits (n, C), the tensors of these rows) → each row's contribution, (n,) or (n, 2).
+        total: (contributions of all rows, all tensors) → the loss.
+        ours: (inputs, how to compute it) → the loss.
+        both: it is the mean of this and of the same loss of the transposed logits, of the targets' columns.
+        joined: the logits are the products of all rows of input and weight with all of them.
     """
 
     rows: Callable[[Tensor, Others], Tensor]
     total: Callable[[Tensor, Others], Tensor]
     ours: Callable[..., Tensor]
+    both: bool = False
+    joined: bool = False
 
     def plain(self, input: Tensor, head: Tensor, others: Others) -> Tensor:
-        """The loss as torch computes it from all logits."""
+        """Compute the loss with torch from all logits."""
+        if self.joined:
+            input = head = torch.cat([input, head])
         logits = F.linear(input, head).flatten(0, -2)
         flat = {k: t.flatten(0, input.ndim - 2) if k in ("target", "teacher") else t for k, t in others.items()}
         if "teacher_input" in flat:
             flat["teacher_input"] = flat["teacher_input"].flatten(0, -2)
-        return self.total(self.rows(logits, flat), others)
+        value = self.total(self.rows(logits, flat), others)
+        return (value + self.total(self.rows(logits[:, : len(logits)].T, flat), others)) / 2 if self.both else value
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -50,6 +61,10 @@ def _cross_entropy(x: Tensor, others: Others) -> Tensor:
     return _wide(F.cross_entropy(x, others["target"], reduction="none"))
 
 
+def _mean(rows: Tensor, others: Others) -> Tensor:
+    return rows.mean()
+
+
 def _mean_of_counted(rows: Tensor, others: Others) -> Tensor:
     return rows.sum() / (others["target"] != IGNORE_INDEX).sum()
 
@@ -60,7 +75,7 @@ def _with_entropy(x: Tensor, others: Others) -> Tensor:
 
 
 def _weighted(rows: Tensor, others: Others) -> Tensor:
-    """One factor a token, so that a gradient of its own reaches each result."""
+    """Weight each token, so that each result has a different upstream gradient."""
     logps, entropy = rows.unbind(-1)
     return (others["factor"].flatten() * (logps - entropy)).mean()
 
@@ -97,8 +112,49 @@ def _grpo(logps: Tensor, others: Others) -> Tensor:
     return (KL_WEIGHT * (away.exp() - away - 1) - gain).mean()
 
 
+def _contrast(x: Tensor, others: Others) -> Tensor:
+    return _cross_entropy(LOGIT_SCALE * x, others)
+
+
+def _pairwise(x: Tensor, others: Others) -> Tensor:
+    together = torch.arange(x.shape[1], device=x.device) == others["target"].unsqueeze(1)
+    return _summed(-F.logsigmoid(torch.where(together, 1.0, -1.0).to(x.dtype) * (LOGIT_SCALE * x + LOGIT_BIAS)))
+
+
+def _without_itself(x: Tensor, others: Others) -> Tensor:
+    return (LOGIT_SCALE * x).scatter(1, others["own"].unsqueeze(1), float("-inf"))
+
+
+def _views(x: Tensor, others: Others) -> Tensor:
+    return _wide(F.cross_entropy(_without_itself(x, others), others["target"], reduction="none"))
+
+
+def _labelled_views(x: Tensor, others: Others) -> Tensor:
+    own, labels = others["own"].unsqueeze(1), others["labels"]
+    log_p = _wide(_without_itself(x, others)).log_softmax(1)
+    alike = (labels[own] == labels).scatter(1, own, False)
+    return -torch.where(alike, log_p, 0.0).sum(1) / alike.sum(1)
+
+
+def _supcon(inputs: LinearInputs, **how: Any) -> Tensor:
+    from lossforge.losses.functional import supervised_contrastive_loss
+
+    z, temperature = torch.cat([inputs.input, inputs.head]), 1 / LOGIT_SCALE
+    return supervised_contrastive_loss(z, inputs.others["labels"], temperature, None, normalize=False, **how)
+
+
+def _of_features(name: str, **options: Any) -> Callable[..., Tensor]:
+    def call(inputs: LinearInputs, **how: Any) -> Tensor:
+        from lossforge.losses import functional
+
+        loss: Tensor = getattr(functional, name)(inputs.input, inputs.head, **options, **how)
+        return loss
+
+    return call
+
+
 def _of_tokens(total: Callable[[Tensor, Others], Tensor]) -> Callable[..., Tensor]:
-    """An objective of each token's log-probability, as a recipe of linear_selective_log_softmax."""
+    """Compute an objective of each token's log-probability with linear_selective_log_softmax."""
 
     def call(inputs: LinearInputs, **how: Any) -> Tensor:
         from lossforge.losses.functional import linear_selective_log_softmax
@@ -141,6 +197,13 @@ LOSSES = {
     "dpo": LinearLoss(_logps, _dpo, _of_tokens(_dpo)),
     "grpo": LinearLoss(_logps, _grpo, _of_tokens(_grpo)),
     "focal": LinearLoss(_focal, lambda rows, others: rows.sum(), _fused("focal", **FOCAL)),
-    "bce": LinearLoss(_bce, lambda rows, others: rows.mean(), _fused("bce", reduction="mean")),
-    "kl": LinearLoss(_divergence, lambda rows, others: rows.mean(), _kl),
+    "bce": LinearLoss(_bce, _mean, _fused("bce", reduction="mean")),
+    "info_nce": LinearLoss(_contrast, _mean, _of_features("info_nce_loss", temperature=1 / LOGIT_SCALE, normalize=False)),
+    "clip_features": LinearLoss(_contrast, _mean, _of_features("clip_loss_from_features", logit_scale=LOGIT_SCALE), both=True),
+    "siglip_features": LinearLoss(
+        _pairwise, _mean, _of_features("siglip_loss_from_features", logit_scale=LOGIT_SCALE, logit_bias=LOGIT_BIAS)
+    ),
+    "nt_xent": LinearLoss(_views, _mean, _of_features("nt_xent_loss", temperature=1 / LOGIT_SCALE, normalize=False), joined=True),
+    "supcon": LinearLoss(_labelled_views, _mean, _supcon, joined=True),
+    "kl": LinearLoss(_divergence, _mean, _kl),
 }

@@ -1,4 +1,4 @@
-"""Measures a fused case: correctness first, then time and memory of forward and backward."""
+"""Measure a fused case: correctness first, then time and memory of forward and backward."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def measure_case(
     how: Measurement,
     begin: Callable[[str], object] = lambda name: None,
 ) -> list[Row]:
-    """begin: is told the name of each contender before it is called."""
+    """Measure every contender of a case. `begin` gets the name of each contender before it is called."""
     inputs = make_inputs(case, device, how.seed)
     exact = check.reference(case, inputs)
     rows = []
@@ -46,7 +46,7 @@ def measure_case(
 
 
 def _free(device: torch.device) -> None:
-    """Give memory back, so that no contender finds another's; does nothing more on a GPU that an earlier contender brought down."""
+    """Release memory, so that the next contender does not reuse it. A GPU that an earlier contender crashed is left as it is."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)

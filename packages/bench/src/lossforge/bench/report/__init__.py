@@ -1,4 +1,4 @@
-"""A run's figures as data: one JSON file with where they come from and one row for each case and contender."""
+"""A run's figures as data: one JSON file that says where they come from, with one row for each case and contender."""
 
 import dataclasses
 import json
@@ -10,18 +10,30 @@ SCHEMA = 1
 
 
 def said(error: Exception) -> str:
-    """An error in one line."""
+    """Format an error in one line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
 @dataclass
 class Row:
-    """One contender on one case. Times in ms unless the name says otherwise; None: not measured. status: ok, or why there is no speed.
+    """The figures of one contender on one case. Times are in ms unless the name says otherwise; None: not measured.
 
-    gradient_error: of the logits' gradient, or of a linear layer's input. weight_error: of a linear layer's weight. forward: without
-    gradient. ms: forward and backward, on the device; _low and _high are the 20 % and 80 % quantiles. graph_ms: the same replayed from a
-    CUDA graph. floor_ms, forward_floor_ms: least bytes over the copy rate, and over the read rate. first_ms: wall time of the first call,
-    with compilation. recompiled: compilations at other batch sizes, and with other options.
+    Attributes:
+        suite, loss, variant, use, shape, dtype: the case, as in cases.Case.
+        contender: one of cases.CONTENDERS.
+        status: "ok", "not installed", or why there are no figures.
+        value_error: relative error of the loss, against float64.
+        gradient_error: of the logits' gradient, or of the gradient of a linear layer's input.
+        weight_error: of the gradient of a linear layer's weight.
+        ms: forward and backward, on the device. low_ms and high_ms are its 20 % and 80 % quantiles, and so for every other figure.
+        forward_ms: forward without gradient.
+        graph_ms: forward and backward, replayed from a CUDA graph.
+        graph_status: why the call cannot be captured; empty if it can.
+        floor_ms, forward_floor_ms: least bytes over the copy rate, and over the read rate.
+        peak_mib: most memory allocated during the call.
+        host_us: wall time of a call, where the host limits it.
+        first_ms: wall time of the first call, with compilation.
+        recompiled_batch, recompiled_options: compilations at other batch sizes, and with other options.
     """
 
     suite: str
@@ -65,7 +77,7 @@ class Row:
 
     @property
     def device_ms(self) -> float | None:
-        """Time on the device without the host's: the graph's replay where there is one and it is the shorter."""
+        """Return the time on the device without the host's: the graph's replay, if it was measured and is the shorter."""
         times = [t for t in (self.ms, self.graph_ms) if t is not None]
         return min(times, default=None)
 
@@ -75,7 +87,7 @@ class Row:
             setattr(self, f"{prefix}{name}{unit}", None if found is None else getattr(found, value))
 
     def fail(self, error: Exception) -> None:
-        """A contender that failed on the way keeps no figure."""
+        """Record the error as the status, and clear all figures."""
         for prefix in ("", "forward_", "graph_"):
             self.put("ms", prefix, None)
         self.put("us", "host_", None)
@@ -109,7 +121,7 @@ class Report:
         beside.replace(path)
 
     def by_case(self, suite: str = "*") -> dict[tuple[str, str, str, str], dict[str, Row]]:
-        """Rows by case and contender, in their order."""
+        """Group the rows by case and contender, in their order."""
         found: dict[tuple[str, str, str, str], dict[str, Row]] = {}
         for row in self.rows:
             if suite in ("*", row.suite):
@@ -118,14 +130,14 @@ class Report:
 
 
 class SchemaError(ValueError):
-    """A file that is no report of this schema."""
+    """A file that is not a report of this schema."""
 
 
 def load(path: Path) -> Report:
     """Read a report.
 
     Raises:
-        SchemaError: what the file holds is not a report of this schema.
+        SchemaError: the file does not hold a report of this schema.
     """
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Of losses fused with their linear layer: the README's tables, and what they had to reach in one run."""
+"""Tables of losses fused with their linear layer, for the README, and the targets that they have to meet in one run."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,15 +16,15 @@ OURS = {
     "lossforge-backward": ('`gradient="backward"`', "products-backward"),
     "lossforge-skip": ("`skip_ignored=True`", "products"),
 }
-"""How ours is called, and the products that it makes."""
+"""The options of each contender of ours, and the contender that computes its products."""
 PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy", "quack", "quack-scaled")
 GIB = 1024.0
-"""In MiB."""
+"""1 GiB in MiB."""
 
 
-def fused(report: Report) -> str:
-    """One line a case and a way of ours, those who are not measured, and who is wrong."""
-    cases = report.by_case("linear").values()
+def fused(report: Report, suite: str = "linear") -> str:
+    """Format one line for each case of a suite and contender of ours, the contenders without a figure, and the wrong ones."""
+    cases = report.by_case(suite).values()
     peers = [name for name in PEERS if any(figure(by.get(name), "ms") is not None for by in cases)]
     memory = [name for name in ("torch", "liger") if name in peers]
     header = ("loss", "tokens × hidden × classes", "ours", "ms", "products alone", *peers)
@@ -40,7 +40,7 @@ def fused(report: Report) -> str:
 
 
 def _line(by: By, name: str, peers: Sequence[str], memory: Sequence[str]) -> list[str]:
-    """A way of ours; the others' figures stand beside the first."""
+    """Format a contender of ours; the peers' figures stand in the first one's line."""
     said, products = OURS[name]
     first = name == "lossforge"
     beside = (name, *(memory if first else ()))
@@ -56,7 +56,7 @@ def _line(by: By, name: str, peers: Sequence[str], memory: Sequence[str]) -> lis
 
 
 def _errors_of_others(cases: Iterable[By]) -> str:
-    """How far others' gradients of the weight are from float64."""
+    """Format how far the peers' gradients of the weight are from float64."""
     worst: dict[str, float] = {}
     for by in cases:
         for row in by.values():
@@ -66,7 +66,7 @@ def _errors_of_others(cases: Iterable[By]) -> str:
 
 
 def precision(report: Report) -> str:
-    """Errors of both gradients over chunks, ours and of the unfused computation."""
+    """Format the errors of both gradients over the number of chunks, for ours and for the unfused computation."""
     ways = {"lossforge": "float32", "lossforge-weight": "its own dtype", "torch": "not fused"}
     header = ("tokens × hidden × classes", "chunks", *(f"{of}'s gradient, {said}" for of in ("input", "weight") for said in ways.values()))
     rows = [
@@ -78,8 +78,16 @@ def precision(report: Report) -> str:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A target: what of which case, where its limit is from if not given as a number, the most it may be in this run, and what it was."""
+class FusedVerdict:
+    """A target that was measured.
+
+    Attributes:
+        case: which case and contender.
+        what: the figure.
+        of: how the limit was computed; empty if it is a plain number.
+        wanted: the most that the figure may be in this run.
+        found: the figure.
+    """
 
     case: str
     what: str
@@ -92,8 +100,8 @@ class Judged:
         return self.wanted is not None and self.found is not None and self.found <= self.wanted
 
 
-def judged(report: Report) -> list[Judged]:
-    """Every target whose case was measured."""
+def verdicts(report: Report) -> list[FusedVerdict]:
+    """Evaluate every target whose case was measured."""
     cases = list(report.by_case("linear").values())
     plain = [by for by in cases if _of(by, "ce", "") and "lossforge-backward" in by and by["lossforge"].use != "imagenet-21k"]
     found = [each for by in plain for each in _engines(by, report)]
@@ -104,17 +112,20 @@ def judged(report: Report) -> list[Judged]:
             found.append(_time(by, "lossforge", "1.06 × the one product", _times(1.06, products)))
         elif _of(by, "dpo", ""):
             found.append(_time(by, "lossforge", "", 33.0))
-            found.append(Judged(_said(ours), "MiB", "2.6 GB", 2.6e9 / 2**20, figure(ours, "peak_mib")))
+            found.append(FusedVerdict(_said(ours), "MiB", "2.6 GB", 2.6e9 / 2**20, figure(ours, "peak_mib")))
         elif "lossforge-skip" in by:
             every = figure(whole.get(_size(ours), {}).get("lossforge"), "ms")
             found.append(_time(by, "lossforge-skip", "0.6 × with no token ignored", _times(0.6, every)))
         elif ours.loss in ("focal", "bce") and ours.use == "imagenet-21k":
             found.append(_time(by, "lossforge", "1.1 × its products", _times(1.1, products)))
+    for by in report.by_case("features").values():
+        if by["lossforge"].use == "clip-65536":
+            found.append(FusedVerdict(_said(by["lossforge"]), "MiB", "4 GiB", 4 * GIB, figure(by["lossforge"], "peak_mib")))
     return found + list(_precisions(report))
 
 
-def _engines(by: By, report: Report) -> Iterable[Judged]:
-    """Cross entropy at the vocabularies of language models: time, time against QuACK, memory."""
+def _engines(by: By, report: Report) -> Iterable[FusedVerdict]:
+    """Evaluate cross entropy at the vocabularies of language models: time, time against QuACK, memory."""
     ours = by["lossforge"]
     *lead, hidden, classes = ours.shape
     weight, rate = hidden * classes * 2 / 2**20, report.copy_bytes_per_second
@@ -124,17 +135,19 @@ def _engines(by: By, report: Report) -> Iterable[Judged]:
         wanted = None if products is None or copy is None else products + 1.15 * copy
         yield _time(by, name, "its three products + 1.15 × the copy of the logits", wanted)
         said = "the weight's gradient as it is summed + 1 GiB"
-        yield Judged(_called(by, name), "MiB", said, of_sum * weight + GIB, figure(by.get(name), "peak_mib"))
+        yield FusedVerdict(_called(by, name), "MiB", said, of_sum * weight + GIB, figure(by.get(name), "peak_mib"))
     quack = [ms for name in ("quack", "quack-scaled") if (ms := figure(by.get(name), "ms")) is not None]
     if quack:
         yield _time(by, "lossforge", "QuACK's better form", min(quack))
     yield _time(by, "lossforge-backward", "1.08 × its four products", _times(1.08, figure(by.get("products-backward"), "ms")))
     said = "the weight's gradient + 0.75 GiB"
-    yield Judged(_called(by, "lossforge-backward"), "MiB", said, weight + 0.75 * GIB, figure(by.get("lossforge-backward"), "peak_mib"))
+    yield FusedVerdict(
+        _called(by, "lossforge-backward"), "MiB", said, weight + 0.75 * GIB, figure(by.get("lossforge-backward"), "peak_mib")
+    )
 
 
-def _precisions(report: Report) -> Iterable[Judged]:
-    """Of all numbers of chunks the one that is furthest from the unfused computation's error."""
+def _precisions(report: Report) -> Iterable[FusedVerdict]:
+    """Evaluate the number of chunks whose error is furthest from the unfused computation's."""
     for name, limit, said in (("lossforge", 1.05, "summed in float32"), ("lossforge-weight", 1.3, "summed in bfloat16")):
         for of, tensor in (("weight", "weight"), ("gradient", "input")):
             ratios = [
@@ -144,11 +157,11 @@ def _precisions(report: Report) -> Iterable[Judged]:
             ]
             if ratios:
                 what = f"error of the {tensor}'s gradient over the unfused one's"
-                yield Judged(f"cross entropy in 1 to 64 chunks, {said}", what, "", limit, max(ratios))
+                yield FusedVerdict(f"cross entropy in 1 to 64 chunks, {said}", what, "", limit, max(ratios))
 
 
 def targets(report: Report) -> str:
-    found = judged(report)
+    found = verdicts(report)
     rows = [
         [v.case, v.what, f"≤ {_shown(v, v.wanted)}{f' = {v.of}' if v.of else ''}", _shown(v, v.found), "met" if v.met else "**missed**"]
         for v in found
@@ -157,12 +170,12 @@ def targets(report: Report) -> str:
     return "\n\n".join(lines)
 
 
-def _shown(v: Judged, value: float | None) -> str:
+def _shown(v: FusedVerdict, value: float | None) -> str:
     return "–" if value is None else {"ms": f"{value:.2f}", "MiB": f"{value:,.0f}"}.get(v.what, f"{value:.3f}")
 
 
-def _time(by: By, name: str, of: str, wanted: float | None) -> Judged:
-    return Judged(_called(by, name), "ms", of, wanted, figure(by.get(name), "ms"))
+def _time(by: By, name: str, of: str, wanted: float | None) -> FusedVerdict:
+    return FusedVerdict(_called(by, name), "ms", of, wanted, figure(by.get(name), "ms"))
 
 
 def _times(factor: float, value: float | None) -> float | None:
@@ -183,7 +196,7 @@ def _said(row: Row) -> str:
 
 
 def _size(row: Row) -> str:
-    """Tokens × hidden × classes; of sequences, also how many they are."""
+    """Format tokens × hidden × classes; for sequences, also how many they are."""
     return "×".join(map(str, row.shape))
 
 

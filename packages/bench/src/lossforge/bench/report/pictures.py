@@ -27,13 +27,13 @@ AXES = {
 
 
 def digest(report: Report, rows: list[Row]) -> str:
-    """What a picture is drawn from, in a few letters: a picture whose own differs is stale."""
+    """Hash the rows of a picture in a few letters. A picture file with another hash is out of date."""
     drawn = [(r.label, r.contender, r.status, r.device_ms, r.floor_ms, r.peak_mib) for r in rows]
     return hashlib.sha256(repr((report.commit, report.date, drawn)).encode()).hexdigest()[:16]
 
 
 def time_picture(report: Report, path: Path) -> None:
-    """Every case's time on the device over its floor: 1 is as fast as the bytes allow."""
+    """Draw every case's time on the device over its floor: 1 is as fast as the bytes allow."""
     rows = [r for r in main_rows(report) if r.share()]
     _dots(report, rows, lambda r: 1 / (r.share() or math.nan), "time over the floor (forward + backward)", path)
 
@@ -85,7 +85,7 @@ def headline_rows(report: Report) -> list[Row]:
 
 
 def headline_picture(report: Report, path: Path) -> None:
-    """Time and memory of six cases, as multiples of ours: torch, torch.compile and the fastest other library."""
+    """Draw time and memory of six cases, as multiples of ours: torch, torch.compile and the fastest other library."""
     figure = _figure((10, 4.6))
     parts = (
         ("time, forward + backward: times ours", lambda r: r.device_ms),
@@ -122,7 +122,7 @@ def headline_picture(report: Report, path: Path) -> None:
 
 
 def scaling_picture(report: Report, path: Path) -> None:
-    """Time over N, over V and over the number of anchors, with the floor."""
+    """Draw time over N, over V and over the number of anchors, with the floor."""
     rows = scaling_rows(report)
     kinds = [kind for kind in AXES if any(r.use == kind for r in rows)]
     figure = _figure((4.6 * max(1, len(kinds)), 4.2))

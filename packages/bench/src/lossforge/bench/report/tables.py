@@ -19,8 +19,17 @@ USES = {
     "yolo-640": "YOLOv8 640²",
     "open-images": "Open Images labels",
     "imagenet-21k": "ImageNet-21k",
+    "ms1mv2": "identities of MS1MV2",
     "clip-16384": "a batch of 16384 pairs",
+    "clip-65536": "a batch of 65536 pairs",
+    "views-8192": "two views of 8192 images",
+    "views-32768": "two views of 32768 images",
+    "lvis": "classes of LVIS",
+    "masks-512": "masks 512²",
+    "augmix": "three views of 8192 images",
+    "qwen3-30b-router": "routers of Qwen3 30B",
     "box-pairs": "4.2 million pairs",
+    "embeddings": "65536 triplets of vectors",
     "gemma2-2b": "Gemma 2 2B",
     "llama3-1b": "Llama 3.2 1B",
     "llama3-8b": "Llama 3 8B",
@@ -33,6 +42,7 @@ LOSSES |= {"asymmetric": "asymmetric", "poly_bce": "Poly-1 BCE", "bce_smoothed":
 LOSSES |= {
     "quality_focal": "quality focal",
     "varifocal": "varifocal",
+    "gaussian_focal": "Gaussian focal",
     "distribution_focal": "distribution focal",
     "preference_bce_probability": "preference-weighted BCE of probabilities",
     "bce_probability": "BCE of probabilities",
@@ -46,7 +56,11 @@ LOSSES |= {
     "generalized_ce": "generalised cross entropy",
 }
 LOSSES |= {"logit_adjusted_ce": "logit-adjusted cross entropy", "selective_log_softmax": "log-probability of tokens", "clip": "CLIP"}
-LOSSES |= {"dpo": "DPO", "grpo": "GRPO"}
+LOSSES |= {"dpo": "DPO", "grpo": "GRPO", "info_nce": "InfoNCE of features"}
+LOSSES |= {"clip_features": "CLIP of features", "siglip_features": "SigLIP of features"}
+LOSSES |= {"gaussian_nll": "Gaussian likelihood", "poisson_nll": "Poisson likelihood", "soft_margin": "soft margin"}
+LOSSES |= {"hinge_embedding": "hinge embedding", "multi_margin": "multi-class margin", "triplet_margin": "triplet margin"}
+LOSSES |= {"multilabel_soft_margin": "multi-label soft margin"}
 LOSSES |= {"kl": "KL divergence", "js": "Jensen-Shannon", "total_variation": "total variation", "topk_kl": "KL of 64 classes"}
 LOSSES |= {
     "iou": "IoU",
@@ -57,6 +71,14 @@ LOSSES |= {
     "box_l1": "box L1",
     "box_smooth_l1": "box smooth L1",
 }
+LOSSES |= {"arcface": "ArcFace", "cosface": "CosFace", "siou": "SIoU", "seesaw": "Seesaw", "ohem_ce": "cross entropy of hard rows"}
+LOSSES |= {"log_cosh": "log-cosh", "quantile": "quantile", "general_robust": "general robust"}
+LOSSES |= {"total_variation_probability": "total variation of probabilities", "margin_ranking": "margin ranking"}
+LOSSES |= {"multilabel_margin": "multi-label margin", "cosine_embedding": "cosine embedding", "zlpr": "ZLPR", "two_way": "two-way"}
+LOSSES |= {"distribution_balanced": "distribution-balanced", "jsd": "Jensen-Shannon of views + cross entropy"}
+LOSSES |= {"taylor_ce": "Taylor cross entropy", "symmetric_ce": "symmetric cross entropy", "load_balancing": "load balancing"}
+LOSSES |= {"lovasz_softmax": "Lovász-softmax", "lovasz_hinge": "Lovász hinge"}
+LOSSES |= {"nt_xent": "NT-Xent of features", "supcon": "supervised contrastive of features"}
 LOSSES |= {"dice": "Dice", "jaccard": "Jaccard", "tversky": "Tversky", "focal_tversky": "focal Tversky", "dice_ce": "Dice + cross entropy"}
 
 
@@ -80,7 +102,7 @@ def provenance(report: Report) -> str:
 
 
 def bench(report: Report) -> str:
-    """One line a case: ours beside torch, torch.compile and the best of the peers."""
+    """Format one line for each case: ours beside torch, torch.compile and the best of the peers."""
     large = [by for suite in ("table", "losses", "variants") for by in report.by_case(suite).values()]
     small = list(report.by_case("small").values())
     work = ("forward + backward", "shape", "dtype")
@@ -106,7 +128,7 @@ def bench(report: Report) -> str:
 
 
 def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
-    """The cases with these labels: time and memory of ours, torch, torch.compile and the best peer."""
+    """Format the cases with these labels: time and memory of ours, torch, torch.compile and the best peer."""
     rows = []
     for label in labels:
         by = {row.contender: row for report in reports for row in report.rows if row.label == label and row.suite != "scaling"}
@@ -124,7 +146,7 @@ def _both(row: Row | None) -> str:
 
 
 def targets(report: Report) -> str:
-    """What was to be reached, what was, and who is faster anywhere."""
+    """Format each target beside its figure, and list the cases where another library is faster."""
     found = verdicts(report)
     rows = [[_case(v.target.case), *_outcome(v)] for v in found if v.target.template is None] + list(_templates(found))
     met = sum(v.met for v in found)
@@ -143,7 +165,7 @@ def targets(report: Report) -> str:
 
 
 def best_peer(by: dict[str, Row], name: str) -> Row | None:
-    """The peer with the least of a figure."""
+    """Return the peer with the least of a figure."""
     rows = [row for peer in PEERS if (row := by.get(peer)) is not None and figure(row, name) is not None]
     return min(rows, key=lambda row: figure(row, name) or 0.0, default=None)
 
@@ -202,7 +224,7 @@ def _outcome(v: Verdict) -> list[str]:
 
 
 def _templates(found: Sequence[Verdict]) -> Iterable[list[str]]:
-    """A line for all losses of a template that reach the share asked for, and one for each that does not."""
+    """Yield one line for all losses of a template that reach their target share, and one for each that does not."""
     kin: dict[tuple[str, str], list[Verdict]] = {}
     for v in found:
         if v.target.template is not None:

@@ -1,4 +1,4 @@
-"""What ours has to reach: times on an H200 whose copy rate was 4.30 TB/s, shares of the floor, and others' times."""
+"""Targets for ours: times on an H200 whose copy rate was 4.30 TB/s, shares of the floor, and other libraries' times."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,9 +14,15 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Target:
-    """figure: device_ms, share, forward_share, or host_us. limit: a number (ms at H200_COPY_RATE; a share; µs), or a factor on another
-    row's figure: `of` is a contender on the same case, or another case of ours. template: the factor is on the best figure among the
-    cases of TEMPLATES[template] in the same dtype."""
+    """A limit on one figure of ours.
+
+    Attributes:
+        case: (loss, variant, size, dtype).
+        figure: device_ms, share, forward_share, or host_us.
+        limit: a number (ms at H200_COPY_RATE; a share; µs), or a factor on another figure, if `of` or `template` is given.
+        of: the factor is on this contender's figure for the same case, or on ours for this other case.
+        template: the factor is on the best figure among the cases of TEMPLATES[template] in the same dtype.
+    """
 
     case: Key
     figure: str
@@ -49,8 +55,10 @@ def _ce(size: str, dtype: str, variant: str = "") -> Key:
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "element-wise": (
         *("mae", "mse", "huber", "smooth_l1", "bce", "preference_bce", "preference_bce_probability", "bce_smoothed", "focal"),
-        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "siglip", "bce_probability", "kl_div", "nll"),
+        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "gaussian_focal", "siglip", "bce_probability", "kl_div", "nll"),
+        *("multilabel_soft_margin", "log_cosh", "quantile", "general_robust", "total_variation_probability"),
     ),
+    "pointwise": ("gaussian_nll", "poisson_nll", "soft_margin", "hinge_embedding", "margin_ranking"),
     "row-wise": (
         "ce",
         "softmax_focal",
@@ -60,12 +68,21 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "logit_adjusted_ce",
         "selective_log_softmax",
         "topk_kl",
+        "arcface",
+        "cosface",
+        "taylor_ce",
+        "symmetric_ce",
     ),
-    "boxes": ("iou", "giou", "diou", "ciou", "eiou", "box_l1", "box_smooth_l1"),
+    "boxes": ("iou", "giou", "diou", "ciou", "eiou", "siou", "box_l1", "box_smooth_l1"),
     "overlap": OVERLAP,
     "divergence": ("kl", "js", "total_variation"),
 }
-"""Losses that go over memory in the same way. The similarity loss and the distribution focal loss are alone in theirs."""
+"""Losses with the same passes over memory.
+
+The similarity loss, the distribution focal loss, the losses of margins, of vectors, of several labels, of views and of routers are not
+among them: few have the same passes. The distribution-balanced loss makes a tensor of weights first, Seesaw one of shifted logits; the
+cross entropy of hard rows reads all of them to choose, and the Lovász losses sort.
+"""
 
 
 def _key(case: Case) -> Key:
@@ -73,12 +90,12 @@ def _key(case: Case) -> Key:
 
 
 def _kin(template: str, dtype: str) -> list[Key]:
-    """The cases, large enough to measure shares of the floor, that a template's best is found among."""
+    """Return the cases among which a template's best is found. All are large enough to measure shares of the floor."""
     return [_key(c) for c in CASES if c.suite in ("table", "losses") and c.loss in TEMPLATES[template] and c.dtype == dtype]
 
 
 def _near_the_best() -> Iterable[Target]:
-    """Each loss that came to a template: within a tenth of the share of the floor that the template reaches."""
+    """Yield a target for each loss of suite "losses": at least 0.9 of the best share of the floor in its template."""
     for template, losses in TEMPLATES.items():
         for case in CASES:
             if case.suite == "losses" and case.loss in losses:
@@ -141,7 +158,7 @@ def figure(row: Row | None, name: str) -> float | None:
 
 
 def verdicts(report: Report) -> list[Verdict]:
-    """Every target whose case was measured, with what it wants of this run: a time is scaled by the run's copy rate."""
+    """Evaluate every target whose case was measured. A limit in ms is scaled by the run's copy rate."""
     rows, found = report.by_case(), []
     rate = H200_COPY_RATE / report.copy_bytes_per_second if report.copy_bytes_per_second else None
     for target in TARGETS:
@@ -164,7 +181,7 @@ def verdicts(report: Report) -> list[Verdict]:
 
 
 def rivals(report: Report) -> list[tuple[Row, Row]]:
-    """(ours, theirs) wherever someone else's time on the device is the shorter one, in forward and backward."""
+    """Return (ours, theirs) for each case where another contender's forward and backward takes less time on the device."""
     slower = []
     for by in report.by_case().values():
         ours = by.get("lossforge")

@@ -1,12 +1,13 @@
-"""The template of losses of distributions over few bins, under a softmax, at a target that lies between two bins.
+"""The template of losses of distributions over few bins, under a softmax. The target lies between two bins.
 
-A loss adds a formula φ of z = -ln p as those of rows do, φ(z, *hyper) → (value, dφ/dz). With wⱼ = max(0, 1 - |j - t|), which is 0 but for
-the two bins around the target t:
+A loss supplies a formula φ of z = -ln p, as row-wise losses do: φ(z, *hyper) → (value, dφ/dz). The weights wⱼ = max(0, 1 - |j - t|) are 0
+except for the two bins around the target t:
 
     L = Σⱼ wⱼ φ(zⱼ)        dL/dxⱼ = pⱼ Σₖ wₖ φ′(zₖ) - wⱼ φ′(zⱼ)
 
-A program has tiles of many rows and all their bins in registers: one reading of the logits gives the value, the gradient or both. The two
-bins around the target are read again, from the cache: the formula is computed for two numbers a row, not for every bin.
+A program holds tiles of many rows with all their bins in registers, so that one reading of the logits gives the value, the gradient or
+both. The two bins around the target are read again, from the cache, so that the formula is computed for two numbers a row, not for every
+bin.
 """
 
 from typing import Any, NamedTuple
@@ -14,17 +15,20 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.box.kernel import Boxes
-from lossforge.kernels.element.kernel import Outputs, Space, all_tiles, coordinates, settled
+from lossforge.kernels.boxes.kernel import Boxes
+from lossforge.kernels.elementwise.kernel import Outputs, Space, all_tiles, coordinates, settled
 from lossforge.kernels.engine.layout import END, Strided, address, load, load_tile, longer
 from lossforge.kernels.engine.reduce import finish, scales
 from lossforge.kernels.math import LOG2E, exp2, log, reciprocal
 
 
 class Bins(NamedTuple):
-    """Logits, where their gradient goes, and targets; COUNT bins, read as SIZE and then TAIL, which may reach beyond the last bin.
+    """Logits, where their gradient goes, and targets.
 
-    WIDE: 32 bits do not hold the offsets of bins.
+    Attributes:
+        COUNT: number of bins.
+        SIZE, TAIL: bins of the first tile and of the second, which may extend beyond the last bin.
+        WIDE: offsets of bins need 64 bits.
     """
 
     x: Boxes
@@ -37,7 +41,7 @@ class Bins(NamedTuple):
 
 
 class Given(NamedTuple):
-    """All that a tile needs beside its place."""
+    """All that a tile needs, except its position."""
 
     bins: Bins
     weight: Strided
@@ -51,7 +55,7 @@ class Given(NamedTuple):
 
 @triton.jit
 def of_bins(t, at, r, j, bins):
-    """Where the bins j, (rows or 1, …), of the rows `at` of `t` lie."""
+    """Return pointers to the bins j, (rows or 1, …), of the rows `at` of `t`."""
     if t.step is None:
         where = t.ptr + bins.COUNT * at.start + (bins.COUNT * r[:, None] + j)
     else:
@@ -61,7 +65,7 @@ def of_bins(t, at, r, j, bins):
 
 @triton.jit
 def numbered(i: tl.constexpr, bins):
-    """Bins of a tile: the first SIZE, or the TAIL."""
+    """Return the bins of tile i: the first SIZE, or the TAIL."""
     if i == 0:
         j = tl.arange(0, bins.SIZE)[None, :]
     else:
@@ -71,7 +75,7 @@ def numbered(i: tl.constexpr, bins):
 
 @triton.jit
 def exists(i: tl.constexpr, j, mask, bins):
-    """Which of the bins j of a tile there are; true where all are."""
+    """Return which of the bins j of a tile exist; a single True where all do."""
     WHOLE: tl.constexpr = bins.SIZE + (bins.TAIL if i else 0) <= bins.COUNT
     inside = tl.full([1, 1], True, tl.int1) if WHOLE else j < bins.COUNT
     if mask is not None:
@@ -81,7 +85,7 @@ def exists(i: tl.constexpr, j, mask, bins):
 
 @triton.jit
 def load_all(t, at, r, mask, bins):
-    """The tiles of all bins in float32; -inf where there is none."""
+    """Load the tiles of all bins in float32; -inf for bins that do not exist."""
     TILES: tl.constexpr = 2 if bins.TAIL else 1
     tiles = ()
     for i in tl.static_range(TILES):
@@ -97,7 +101,7 @@ def exponentials(tile, top):
 
 @triton.jit
 def one_tile(part, ahead, start, r, rest, given, formula):
-    """part with the values of one tile; gradients and values are stored where they are asked for. rest: rows inside; None: all."""
+    """Add the values of one tile to `part`, and store gradients and values where they are asked for. rest: rows inside; None: all."""
     TILES: tl.constexpr = 2 if given.bins.TAIL else 1
     at = coordinates(start, r, 0, given.space)
     mask = None if rest is None else r < rest
@@ -121,7 +125,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         sum += tl.sum(exponentials(tiles[i], top), 1)
     share = 1.0 - tl.abs((low[:, None] + two).to(tl.float32) - target[:, None])
     value, slope = formula.value((top[:, None] - near) + log(sum)[:, None], *given.hyper)
-    value = tl.where(share > 0.0, share * value, 0.0)  # elsewhere p may be 0, and φ inf
+    value = tl.where(share > 0.0, share * value, 0.0)  # a bin of share 0 may have p = 0 and φ = inf
     slope = tl.where(share > 0.0, share * slope, 0.0)
     if given.bins.gradient.ptr is not None:
         factor = w * given.factor
@@ -130,7 +134,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         slope *= factor[:, None]
         first, second = tl.split(slope)
         of_p = (first + second) * reciprocal(sum)
-        tl.debug_barrier()  # the gradient may take the place of logits that another thread reads as near ones
+        tl.debug_barrier()  # the gradient may overwrite logits that another thread reads for its two bins
         for i in tl.static_range(TILES):
             j = numbered(i, given.bins)
             own = tl.where(j == low[:, None], first[:, None], tl.where(j == low[:, None] + 1, second[:, None], 0.0))

@@ -3,19 +3,19 @@
 import triton
 from torch import Tensor
 
-from lossforge.kernels.box.kernel import Boxes
-from lossforge.kernels.box.launch import arrange
+from lossforge.kernels.boxes.kernel import Boxes
+from lossforge.kernels.boxes.launch import arrange
 from lossforge.kernels.call import DistributionCall, Formulas
 from lossforge.kernels.distribution.kernel import Bins, distribution_kernel
-from lossforge.kernels.element.kernel import Formula, Outputs, Space
-from lossforge.kernels.element.launch import Wanted
-from lossforge.kernels.engine.launch import Plan, Template, launch, new_like, sum_slots
+from lossforge.kernels.elementwise.kernel import Formula, Outputs, Space
+from lossforge.kernels.elementwise.launch import Wanted
+from lossforge.kernels.engine.launch import Launch, Launcher, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, Tensors, constants, strided
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.tiles import PROGRAMS, bin_tiles
 
 
-def _plan(call: DistributionCall, wanted: Wanted, formulas: Formulas) -> Plan | None:
+def _make(call: DistributionCall, wanted: Wanted, formulas: Formulas) -> Launch | None:
     upstream, factor = wanted.upstream
     wide, by_row = (call.x, wanted.gradient), (call.target, call.weight, upstream, wanted.out)
     arranged = arrange([t for t in wide if t is not None], [t for t in by_row if t is not None])
@@ -33,7 +33,7 @@ def _plan(call: DistributionCall, wanted: Wanted, formulas: Formulas) -> Plan | 
         constants(bins),
         weight,
         Outputs(grad_output, out, Strided()),
-        call.hyper,
+        tuple(call.hyper),
         constants(Scaling(wanted.scale, call.normalizer, factor, call.empty_is_zero)),
         sum_slots() if wanted.total else None,
         Formula(formulas.formula),
@@ -41,10 +41,10 @@ def _plan(call: DistributionCall, wanted: Wanted, formulas: Formulas) -> Plan | 
         n,
     )
     grid = (min(triton.cdiv(n, tiles.rows), PROGRAMS),)
-    return Plan(distribution_kernel, grid, arguments, totals=int(wanted.total), num_warps=tiles.warps)
+    return Launch(distribution_kernel, grid, arguments, totals=int(wanted.total), num_warps=tiles.warps)
 
 
-DISTRIBUTION = Template(_plan, writes=("out", "gradient"), expands={"weight": lambda call: call.target.shape})
+DISTRIBUTION = Launcher(_make, writes=("out", "gradient"), expands={"weight": lambda call: call.target.shape})
 
 
 def _scale(call: DistributionCall) -> float:
@@ -53,14 +53,14 @@ def _scale(call: DistributionCall) -> float:
 
 
 def forward(call: DistributionCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
-    """As element.launch.forward."""
+    """As elementwise.launch.forward."""
     out = new_like(call.x, call.shapes(keep)[0]) if call.reduction == "none" else None
-    totals = launch(DISTRIBUTION, call, Wanted(_scale(call), out=out, gradient=gradients[0]), formulas)
+    totals = DISTRIBUTION.ready(call, Wanted(_scale(call), out=out, gradient=gradients[0]), formulas).start()
     return (totals[0] if out is None else out,)
 
 
 def backward(call: DistributionCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
-    """As element.launch.backward."""
-    (arriving,) = grad_outputs
-    assert arriving is not None
-    launch(DISTRIBUTION, call, Wanted(_scale(call), grad_output=arriving, gradient=gradients[0]), formulas)
+    """As elementwise.launch.backward."""
+    (grad_output,) = grad_outputs
+    assert grad_output is not None
+    DISTRIBUTION.ready(call, Wanted(_scale(call), grad_output=grad_output, gradient=gradients[0]), formulas).start()

@@ -2,11 +2,11 @@
 
 Both are softened by a temperature T: ln p = log_softmax(x / T). With hⱼ = ∂f/∂ln pⱼ, the gradient at x is (hⱼ - pⱼ Σ h) / T.
 
-A row that fits a tile is read once. A longer one is swept: first for both softmaxes' maxima and sums, last for the gradient, and in
-between for D and Σ h, unless the formula is KL, whose sum is carried along in the first sweep and gives Σ h in closed form. One launch
-gives values, gradient, or both; the classic split keeps each row's statistics and sweeps once more in backward.
+A row that fits a tile is read once. A longer one is swept three times: for the maxima and sums of both softmaxes, for D and Σ h, and for
+the gradient. KL needs no middle sweep: its sum is computed in the first one, and gives Σ h in closed form. One launch gives values,
+gradient, or both. The classic split keeps each row's statistics and sweeps once more in backward.
 
-With SWAP the logits play q's part and the teacher p's: KL(q ‖ p) becomes KL(p ‖ q).
+With SWAP logits and teacher change their roles p and q: KL(q ‖ p) becomes KL(p ‖ q).
 """
 
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from torch import Tensor
 from lossforge.kernels.divergence import rows
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import log, widened
-from lossforge.kernels.row import sweep
+from lossforge.kernels.rowwise import sweep
 
 
 class Outputs(NamedTuple):
-    """Per row: the loss, and what backward needs: maximum and log-sum of the logits, but for top-k also of the teacher's, and Σ h.
+    """Results of each row: the loss, and the statistics for backward, in units of x / T except Σ h.
 
-    All but Σ h are in units of x / T.
+    stats: maximum and log-sum of the logits; but for top-k also those of the teacher, and Σ h.
     """
 
     loss: Tensor | None
@@ -32,7 +32,7 @@ class Outputs(NamedTuple):
 
 
 class GradOutput(NamedTuple):
-    """The gradient of the loss: one for all rows where the stride is 0."""
+    """The gradient of the loss. With stride 0 one for all rows."""
 
     ptr: Tensor | None
     stride: int
@@ -40,7 +40,7 @@ class GradOutput(NamedTuple):
 
 @triton.jit
 def kept(soft, keep):
-    """Rows not kept: all that is read of them is 0, so are their statistics, and their gradient."""
+    """Set the statistics of rows not kept to 0. Their elements were read as 0, so their gradient is 0 too."""
     x, t = tl.where(keep, soft.top_x, 0.0), tl.where(keep, soft.top_t, 0.0)
     return rows.Softmaxes(x, tl.where(keep, soft.ls_x, 0.0), t, tl.where(keep, soft.ls_t, 0.0))
 
@@ -52,7 +52,7 @@ def columns_of(soft):
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
 def divergence_kernel(
-    x,  # Logits; and of the teacher
+    x,  # x and teacher: Logits
     teacher,
     marks,  # Marks
     gradient,  # Strided
@@ -60,8 +60,8 @@ def divergence_kernel(
     sum,  # Sum
     formula,  # Formula
     rows_outer,  # rows an outer index
-    blocks,  # of BR rows, an outer index
-    counted,  # labels
+    blocks,  # blocks of BR rows in an outer index
+    counted,  # number of labels
     config: tl.constexpr,
 ):
     scale = sweep.scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config)
@@ -107,7 +107,7 @@ def divergence_kernel(
     value = tl.where(keep, w * value, 0.0)
 
     if not config.ONE_TILE:
-        if sum is not None:  # handed in here, where no write of the last sweep has to be waited for
+        if sum is not None:  # before the last sweep, so that no write of it has to be waited for
             finish(tl.sum(value, 0), sum, scale)
     if out.loss is not None:
         tl.store(out.loss + sweep.place_of(span), value * scale, mask=inside)
@@ -125,7 +125,7 @@ def divergence_kernel(
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
             summed = rows.Summed(span, to, columns_of(soft), h_sum[:, None], share, keep)
-            BACK: tl.constexpr = formula.sums is not None  # else the sweep before it ended at the beginning
+            BACK: tl.constexpr = formula.sums is not None  # else the sweep before it ended at the row's begin
             sweep.write_rows((x, teacher), rows.Gradient(gradient, formula, summed), rows.write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:
@@ -134,7 +134,8 @@ def divergence_kernel(
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks"))
 def divergence_backward_kernel(x, teacher, marks, gradient, stats_ptr, grad_output, formula, rows_outer, blocks, config: tl.constexpr):
-    """The second launch of the classic split: one tile of the gradient from kept statistics; the second grid axis walks the classes."""
+    """Write one tile of the gradient from kept statistics: the second launch of the classic split. The grid's second axis is the tile of
+    the row."""
     scale = divided(formula.scale, formula.divisor_ptr, config.EMPTY_IS_ZERO)
     span = sweep.span_of(x, rows_outer, blocks, config)
     to = sweep.start_of(gradient, span, config)

@@ -1,5 +1,6 @@
 """Host side of the losses with a teacher, known by all its logits or by its likeliest classes: tiles, and the launches."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,12 +12,12 @@ from torch import Tensor
 from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
 from lossforge.kernels.divergence.kernel import GradOutput, Outputs, divergence_backward_kernel, divergence_kernel
 from lossforge.kernels.divergence.rows import Formula, Marks
-from lossforge.kernels.divergence.topk import Entries, topk_kernel
-from lossforge.kernels.engine.launch import Plan, Template, chip, launch, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, Launcher, chip, computed, new_like, sum_slots
 from lossforge.kernels.engine.layout import stepped
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
-from lossforge.kernels.row.layout import RowLayout, row_layout, scale_of
+from lossforge.kernels.rowwise.layout import RowLayout, row_layout, scale_of
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, forward_tiles, most_registers, resident_pair_tiles
+from lossforge.kernels.topk.kernel import Entries, topk_kernel
 
 Call = DivergenceCall | TopKCall
 
@@ -44,28 +45,30 @@ class Wanted(NamedTuple):
     gradient: Tensor | None
 
 
-def _plan(call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas) -> Plan | None:
+def _make(
+    call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas
+) -> Launch | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, wanted.gradient), 2, wanted.gradient)
     if at is None:
         return None
     x, teacher, labels, weight, gradient = at.strided
-    formula = Formula(formulas.formula, formulas.sums, call.hyper, *numbers, wanted.divisor, call.ignore_index)
+    formula = Formula(formulas.formula, formulas.sums, tuple(call.hyper), *numbers, wanted.divisor, call.ignore_index)
     given = (at.logits(x), at.logits(teacher), Marks(labels, weight), gradient)
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
     if grad_output.ptr is not None:
         tiles = backward_tiles(at.classes, at.shift, at.adjacent)
         arguments = (*given, out.stats, grad_output, formula)
-        return at.plan(divergence_backward_kernel, tiles, arguments, TENSORS=2, **constants)
+        return at.launch(divergence_backward_kernel, tiles, arguments, TENSORS=2, **constants)
     counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
     total = out.loss is None
     if total and out.stats is None and wanted.gradient is not None:
-        plan = _resident(call, at, given, formula, counted, COUNT=counted > 0, **constants)
-        if plan is not None:
-            return plan
+        resident = _resident(call, at, given, formula, counted, COUNT=counted > 0, **constants)
+        if resident is not None:
+            return resident
     itemsizes = call.x.itemsize, call.target.itemsize
     lean = formula.sums is None and at.align > 1 and max(itemsizes) == 2  # without a limit the compiler took 55 for total variation
-    return at.plan(
+    return at.launch(
         divergence_kernel,
         divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean),
         (*given, out, sum_slots() if total else None, formula),
@@ -76,7 +79,9 @@ def _plan(call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradO
     )
 
 
-def _resident(call: DivergenceCall, at: RowLayout, given: tuple[Any, ...], formula: Formula, counted: int, **constants: Any) -> Plan | None:
+def _resident(
+    call: DivergenceCall, at: RowLayout, given: tuple[Any, ...], formula: Formula, counted: int, **constants: Any
+) -> Launch | None:
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
     if on_chip is None or at.align == 1 or at.outer != 1 or itemsize != call.target.itemsize:
@@ -87,7 +92,7 @@ def _resident(call: DivergenceCall, at: RowLayout, given: tuple[Any, ...], formu
         return None
     try:
         from lossforge.kernels.divergence.resident import resident_divergence_kernel
-        from lossforge.kernels.row.chunks import Chunks
+        from lossforge.kernels.rowwise.chunks import Chunks
     except ImportError:  # its Gluon is not known: engine/gluon.py
         return None
     chunks = triton.cdiv(at.classes, tiles.chunk)
@@ -97,17 +102,19 @@ def _resident(call: DivergenceCall, at: RowLayout, given: tuple[Any, ...], formu
     arguments = (*given, sum_slots(), formula, at.rows, counted)
     grid = (min(at.rows, multiprocessors * tiles.programs),)
     limits = most_registers(tiles.warps, tiles.programs)
-    return Plan(resident_divergence_kernel, grid, arguments, totals=1, config=config, num_warps=tiles.warps, **limits)
+    return Launch(resident_divergence_kernel, grid, arguments, totals=1, config=config, num_warps=tiles.warps, **limits)
 
 
-def _plan_topk(call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas) -> Plan | None:
+def _make_topk(
+    call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas
+) -> Launch | None:
     at = row_layout(call.x.shape, (call.x, call.indices, call.target, call.labels, call.weight, wanted.gradient), 1, wanted.gradient)
     if at is None:
         return None
     x, indices, log_q, labels, weight, gradient = at.strided
     k = call.indices.shape[1]
     total = out.loss is None and grad_output.ptr is None
-    return at.plan(
+    return at.launch(
         topk_kernel,
         forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True),
         (
@@ -129,7 +136,7 @@ def _plan_topk(call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOu
     )
 
 
-TEMPLATES = {DivergenceCall: Template(_plan, writes=("gradient",)), TopKCall: Template(_plan_topk, writes=("gradient",))}
+LAUNCHERS = {DivergenceCall: Launcher(_make, writes=("gradient",)), TopKCall: Launcher(_make_topk, writes=("gradient",))}
 
 
 def _divisor(call: Call) -> Tensor | None:
@@ -139,7 +146,13 @@ def _divisor(call: Call) -> Tensor | None:
     if call.weight is None:
         assert call.labels is not None
         return count(Counting(call.labels, None, None, None, call.x.shape[1], call.ignore_index, 1.0))
-    kept = call.weight if call.labels is None else torch.where(call.labels != call.ignore_index, call.weight, 0)
+    if call.labels is None:
+        return computed(_total, call.weight)
+    return computed(functools.partial(_total, ignore_index=call.ignore_index), call.weight, call.labels)
+
+
+def _total(weight: Tensor, labels: Tensor | None = None, ignore_index: int = 0) -> Tensor:
+    kept = weight if labels is None else torch.where(labels != ignore_index, weight, 0)
     return kept.sum(dtype=torch.float32)
 
 
@@ -150,26 +163,26 @@ def forward(
     keep: bool,
     alone: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """As element.launch.forward."""
+    """As elementwise.launch.forward."""
     itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
     divisor = None if itself else _divisor(call)
     each, _, kept = call.shapes(keep)
     loss = new_like(call.x, each if call.reduction == "none" else None)
     out = Outputs(loss, new_like(call.x, kept))
     wanted = Wanted(divisor, itself, gradients[0])
-    totals = launch(TEMPLATES[type(call)], call, wanted, out, GradOutput(None, 0), Numbers.of(call), formulas)
+    totals = LAUNCHERS[type(call)].ready(call, wanted, out, GradOutput(None, 0), Numbers.of(call), formulas).start()
     return totals[0] if totals else loss, divisor if call.counted else None, out.stats
 
 
 def backward(
     call: Call, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
 ) -> None:
-    """As element.launch.backward."""
-    (divisor, stats), (arriving,) = kept, grad_outputs
+    """As elementwise.launch.backward."""
+    (divisor, stats), (grad_output,) = kept, grad_outputs
     if divisor is None:
         divisor = _divisor(call)
     if stats is None:
         stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
-    assert arriving is not None
-    grad_output = GradOutput(*stepped(arriving))
-    launch(TEMPLATES[type(call)], call, Wanted(divisor, False, gradients[0]), Outputs(None, stats), grad_output, Numbers.of(call), formulas)
+    assert grad_output is not None
+    wanted, given = Wanted(divisor, False, gradients[0]), GradOutput(*stepped(grad_output))
+    LAUNCHERS[type(call)].ready(call, wanted, Outputs(None, stats), given, Numbers.of(call), formulas).start()

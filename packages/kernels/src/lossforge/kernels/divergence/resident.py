@@ -1,12 +1,12 @@
-"""Value and gradient of divergences over long rows in one launch, logits and teacher read from memory once: both rows stay on the chip.
+"""Value and gradient of divergences over long rows in one launch. Logits and teacher are read from memory once; both rows stay on the chip.
 
-As in row/resident.py a program works through rows one after the other, and what is read from memory passes through a ring in shared memory,
-filled by asynchronous copies. A place of the ring holds a chunk of the logits and the same chunk of the teacher's; the ring has room for
-all chunks of a row, and for some of the rows to come, which are read while this row is computed and written.
+As in rowwise/resident.py a program processes its rows one after the other, and asynchronous copies fill a ring in shared memory. A slot of
+the ring holds a chunk of the logits and the same chunk of the teacher's. The ring has room for all chunks of a row, and for some of the
+next rows, which are read while this row is computed and written.
 
-A formula without a closed form of Σ h takes a sweep more, over the ring. What it finds of h stays in registers for the first HELD chunks,
-whose gradient then takes p alone: the special-function unit is what limits these formulas, and p is one of its three results. Where it
-holds all, a chunk or two that the ring has no room for stay in registers, too.
+A formula without a closed form of Σ h needs one more sweep, over the ring. The slopes h of the first HELD chunks stay in registers. Their
+gradient then needs only p. This matters because the special-function unit limits these formulas, and p takes one of its three results. If
+all chunks are held, one or two chunks for which the ring has no room stay in registers, too.
 """
 
 from collections import namedtuple
@@ -17,11 +17,11 @@ from lossforge.kernels.divergence import rows
 from lossforge.kernels.engine.gluon import async_load, commit_group, gl, gluon, wait_group
 from lossforge.kernels.engine.layout import longer
 from lossforge.kernels.math import log, widened
-from lossforge.kernels.row.chunks import finish, following, positions, row_of, scale_of
-from lossforge.kernels.row.rows import LOWEST
+from lossforge.kernels.rowwise.chunks import finish, following, positions, row_of, scale_of
+from lossforge.kernels.rowwise.rows import LOWEST
 
 Rows = namedtuple("Rows", "x teacher marks ignore count classes")
-"""Logits and teacher, what says which rows count, the label that does not, how many there are, and their classes."""
+"""Logits and teacher, labels and weights of the rows, the ignored label, the number of rows, and their classes."""
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def counts(of, row):
 
 @triton.jit
 def inside(position, classes, WHOLE: gl.constexpr):
-    """Which of a chunk's classes there are; WHOLE: it is known not to be a row's last."""
+    """Return which of a chunk's classes exist. WHOLE: the chunk is known not to be a row's last."""
     return position >= 0 if WHOLE else position < classes
 
 
@@ -45,7 +45,7 @@ def fetch(ring, slot, t, row, position, here, config):
 
 @gluon.jit
 def fetch_both(rings, slot, of, row, n, at, WHOLE: gl.constexpr, config):
-    """Start to copy the n-th chunk of both rows to come, as one group. WHOLE: it is none's last."""
+    """Start to copy the n-th chunk from this row on, of logits and teacher, as one group. WHOLE: it is not a row's last."""
     ahead = row + n // config.N * gl.num_programs(0)
     wanted = counts(of, ahead)
     position = n % config.N * config.CHUNK + at
@@ -57,21 +57,21 @@ def fetch_both(rings, slot, of, row, n, at, WHOLE: gl.constexpr, config):
 
 @gluon.jit
 def read(t, row, position, classes, wanted, config):
-    """A chunk on its way to registers, -inf outside the row."""
+    """Load a chunk into registers, with -inf outside the row."""
     base, _, _ = row_of(t, row, 0, config)
     return gl.load(base + position, mask=(position < classes) & wanted, other=-float("inf"))
 
 
 @gluon.jit
 def chunk_of(ring, place, tile: gl.constexpr, PAIRS: gl.constexpr):
-    """A chunk in float32. PAIRS: two neighbours of bfloat16 are widened together."""
+    """Return a chunk in float32. PAIRS: two neighbours of bfloat16 are widened together."""
     chunk = ring.index(place).load(tile)
     return widened(chunk) if PAIRS else chunk.to(gl.float32)
 
 
 @gluon.jit
 def chunks_of(rings, place, inside, tile: gl.constexpr, PAIRS: gl.constexpr):
-    """A chunk of logits and teacher; -inf where not `inside` the row, unless that is None."""
+    """Return a chunk of logits and teacher, with -inf where it is not `inside` the row; None: all are inside."""
     chunk_x, chunk_t = chunk_of(rings[0], place, tile, PAIRS), chunk_of(rings[1], place, tile, PAIRS)
     if inside is not None:
         chunk_x, chunk_t = gl.where(inside, chunk_x, -float("inf")), gl.where(inside, chunk_t, -float("inf"))
@@ -80,7 +80,7 @@ def chunks_of(rings, place, inside, tile: gl.constexpr, PAIRS: gl.constexpr):
 
 @gluon.jit(do_not_specialize=("rows_outer", "counted"))
 def resident_divergence_kernel(
-    x,  # Logits with one outer index, classes next to each other, rows and classes multiples of VEC; and of the teacher
+    x,  # x and teacher: Logits with one outer index and adjacent classes; rows and classes are multiples of VEC
     teacher,
     marks,  # Marks
     gradient,  # Strided
@@ -88,7 +88,7 @@ def resident_divergence_kernel(
     formula,  # Formula
     rows_outer,
     counted,
-    config: gl.constexpr,  # Chunks: N of a row in the ring, and P in registers, its last; HELD is 0 with a closed form
+    config: gl.constexpr,  # Chunks: N of a row in the ring, and P, its last, in registers; HELD is 0 with a closed form
 ):
     CHUNK: gl.constexpr = config.CHUNK
     N: gl.constexpr = config.N
@@ -99,8 +99,8 @@ def resident_divergence_kernel(
     gl.static_assert(P == 0 or (HELD == N and K == N))
     L: gl.constexpr = CHUNK // config.VEC
     DOT: gl.constexpr = formula.sums is not None
-    PAIRS: gl.constexpr = not DOT or SWAP  # fewer instructions; but KL was 5 % slower with them on an H200
-    EARLY: gl.constexpr = HELD == N and K == N  # no room for rows to come but that of the teacher's row, from the middle sweep on
+    PAIRS: gl.constexpr = not DOT or SWAP  # fewer instructions; but for KL this was 5 % slower on an H200
+    EARLY: gl.constexpr = HELD == N and K == N  # the ring has no room for the next row, except the teacher's slots after the middle sweep
     tile: gl.constexpr = gl.BlockedLayout([1, config.VEC], [32, 1], [config.W, 1], [1, 0])
     lane: gl.constexpr = gl.SliceLayout(1, tile)
     unswizzled: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
@@ -110,7 +110,7 @@ def resident_divergence_kernel(
     rings = (ring_x, ring_t)
     at = positions(tile, config)
     scale = scale_of(formula, marks.labels, None, formula.ignore, counted, x.classes, config)
-    classes = x.classes // config.VEC * config.VEC  # tells the compiler that loads can be vectorised
+    classes = x.classes // config.VEC * config.VEC  # tells the compiler that classes are a multiple of VEC, so that loads are vectorised
     programs = gl.num_programs(0)
     row = gl.program_id(0)
     for k in gl.static_range(K):

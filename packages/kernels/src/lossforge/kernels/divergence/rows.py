@@ -10,23 +10,29 @@ from torch import Tensor
 
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.math import LN2, LOG2E, exp2, log, product, widened
-from lossforge.kernels.row.rows import LOWEST
-from lossforge.kernels.row.sweep import existing, row_address, write_tile
+from lossforge.kernels.rowwise.rows import LOWEST
+from lossforge.kernels.rowwise.sweep import mask_out_of_range, row_address, write_tile
 
 
 class Marks(NamedTuple):
-    """What says how much a row counts: labels, of which the ignored one leaves it out, and weights."""
+    """Labels of rows, with an ignored label, and weights of rows: they decide how much a row counts."""
 
     labels: Strided
     weight: Strided
 
 
 class Formula(NamedTuple):
-    """terms(ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q), as formulas/divergence.py has them.
+    """A formula of formulas/divergence.py and the factors of its values.
 
-    sums: for KL, whose value the first sweep finds, from it to (Σ ∂f/∂ln p, Σ ∂f/∂ln q). inverse: 1 / T. rate: log₂ e / T, from
-    the host, because a product made in the kernel is carried through its branches in a register. scale: what values are multiplied by.
-    ignore: the label that leaves a row out.
+    Attributes:
+        terms: (ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q).
+        sums: of KL, whose value the first sweep computes: value → (Σ ∂f/∂ln p, Σ ∂f/∂ln q); else None.
+        hyper: hyper-parameters of terms.
+        inverse: 1 / T.
+        rate: log₂ e / T, computed on the host, because the kernel would keep its own product in a register through its branches.
+        scale: factor of the values.
+        divisor_ptr: 0-d divisor of the values, or None.
+        ignore: the label of rows that do not count.
     """
 
     terms: Callable[..., Any] | None
@@ -40,15 +46,15 @@ class Formula(NamedTuple):
 
 
 Lanes = namedtuple("Lanes", "m_x s_x m_t s_t dot")
-"""Sums of each lane's classes, and of rows when joined, relative to the maxima: s = Σ exp(x - m) of logits and teacher.
+"""Sums over each lane's classes, or over rows when joined, relative to the maxima: s = Σ exp(x - m), for logits and teacher.
 
-For a formula with a closed form, of q's exponentials e: dot = Σ e ((q's logit - q's m) - (p's logit - p's m))."""
+dot, for a formula with a closed form, with q's exponentials e: Σ e ((q's logit - q's m) - (p's logit - p's m))."""
 
 Softmaxes = namedtuple("Softmaxes", "top_x ls_x top_t ls_t")
 """A row's maxima and log-sums of logits and teacher."""
 
 Summed = namedtuple("Summed", "span to soft h_sum share keep")
-"""What is known of rows after their sums. keep, share: which have a gradient, and what it is multiplied by. to: where it begins."""
+"""What is known of rows after their sums. to: where their gradient begins. share: its factor. keep: which rows have one."""
 
 Gradient = namedtuple("Gradient", "gradient formula rows")
 """The operation that writes the gradient."""
@@ -59,7 +65,7 @@ Slopes = namedtuple("Slopes", "formula soft")
 
 @triton.jit
 def row_weight(marks, ignore, outer, row, inside):
-    """(weight of each row, whether it counts): rows with the ignored label, or of weight 0, are left out."""
+    """Return the weight of each row, and whether it counts. Rows with the ignored label or with weight 0 do not."""
     w = tl.where(inside, 1.0, 0.0)
     keep = inside
     if marks.labels.ptr is not None:
@@ -73,19 +79,19 @@ def row_weight(marks, ignore, outer, row, inside):
 
 @triton.jit
 def both(tile, config):
-    """Tiles of logits and teacher in float32."""
-    return existing(widened(tile.stored[0]), tile, config), existing(widened(tile.stored[1]), tile, config)
+    """Return the tiles of logits and teacher in float32."""
+    return mask_out_of_range(widened(tile.stored[0]), tile, config), mask_out_of_range(widened(tile.stored[1]), tile, config)
 
 
 @triton.jit
 def by_lane(tile, config):
-    """A tile (BR, BC) as (BR, L, VEC): each lane's neighbouring classes."""
+    """Reshape a tile (BR, BC) to (BR, L, VEC): each lane's neighbouring classes."""
     return tl.reshape(tile, [config.BR, config.BC // config.VEC, config.VEC])
 
 
 @triton.jit
 def step_up(m, x, rate):
-    """Of a tile (…, L, V) and the lanes' maxima m (…, L): the new maxima, what old sums fade to, x - max, and exp of it."""
+    """Return, for a tile (…, L, V) and the lanes' maxima m (…, L): the new maxima, the factor of old sums, x - maximum, and its exp."""
     top = tl.maximum(m, tl.max(x, -1))
     step = x - tl.expand_dims(top, -1)
     return top, exp2((m - top) * rate), step, exp2(step * rate)
@@ -93,16 +99,16 @@ def step_up(m, x, rate):
 
 @triton.jit
 def weigh(dot, kept, fade, shift, e, ahead):
-    """Σ e · ahead with a tile's, where both are relative to new maxima: `kept` is the faded Σ e, `shift` what `ahead` grew by.
+    """Add a tile to Σ e · ahead, relative to new maxima. kept: the rescaled Σ e. shift: by how much the old terms of `ahead` grew.
 
-    What has no mass adds nothing, infinitely far ahead as it may be.
+    A class of probability 0 adds nothing, even if `ahead` is infinite.
     """
     return tl.where(kept == 0.0, 0.0, dot * fade + kept * shift) + tl.sum(tl.where(e == 0.0, 0.0, e * ahead), -1)
 
 
 @triton.jit
 def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
-    """Take tiles (…, L, V) into the running sums of each lane (…, L)."""
+    """Add tiles (…, L, V) to the running sums of each lane (…, L)."""
     m_x, s_x, m_t, s_t, dot = lanes
     rate = formula.rate
     top_x, fade_x, step_x, e_x = step_up(m_x, x, rate)
@@ -120,7 +126,7 @@ def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
 
 @triton.jit
 def merge_both(lanes, top_x, top_t, formula, SWAP: tl.constexpr):
-    """Join the lanes (…, L) of each row, relative to its maxima top_x and top_t (…, 1) or scalar: s_x, s_t and dot."""
+    """Join the lanes (…, L) of each row, relative to its maxima top_x and top_t, (…, 1) or scalar: s_x, s_t and dot."""
     m_x, s_x, m_t, s_t, dot = lanes
     rate = formula.rate
     step_x, step_t = m_x - top_x, m_t - top_t
@@ -137,7 +143,7 @@ def merge_both(lanes, top_x, top_t, formula, SWAP: tl.constexpr):
 
 @triton.jit
 def closed(dot, total_x, total_t, soft, formula, SWAP: tl.constexpr):
-    """(KL, Σ h) of rows from what merge_both joined and its logarithms."""
+    """Return (KL, Σ h) of rows from the results of merge_both and the log-sums."""
     if SWAP:
         value = dot / total_x * formula.inverse + (soft.ls_t - soft.ls_x)
         _, h_sum = formula.sums(value)
@@ -149,14 +155,14 @@ def closed(dot, total_x, total_t, soft, formula, SWAP: tl.constexpr):
 
 @triton.jit
 def log_softmax(x, top, ls, formula):
-    """log₂ softmax and softmax of a tile; top and ls: its rows' maxima and log-sums (BR, 1), or of one row."""
+    """Return log₂ softmax and softmax of a tile. top and ls: maxima and log-sums of its rows (BR, 1), or of one row."""
     power = (x - top) * formula.rate - ls * LOG2E
     return power, exp2(power)
 
 
 @triton.jit
 def value_and_slope(lp, lq, p, q, unit: tl.constexpr, formula, SWAP: tl.constexpr):
-    """f and its derivative by the logarithm of the logits' softmax; unit: of lp and lq, as formulas take it."""
+    """Return f and its derivative by the log-softmax of the logits. unit: of lp and lq, see formulas/divergence.py."""
     if SWAP:
         f, _, h = formula.terms(lq, lp, q, p, unit, *formula.hyper)
     else:
@@ -166,7 +172,7 @@ def value_and_slope(lp, lq, p, q, unit: tl.constexpr, formula, SWAP: tl.constexp
 
 @triton.jit
 def of_tile(x, t, soft, formula, SWAP: tl.constexpr):
-    """(f, h, p) of tiles of logits and teacher, from their rows' statistics, as log_softmax takes them."""
+    """Return (f, h, p) of tiles of logits and teacher. soft: their rows' statistics, as log_softmax takes them."""
     lp, p = log_softmax(x, soft.top_x, soft.ls_x, formula)
     lq, q = log_softmax(t, soft.top_t, soft.ls_t, formula)
     f, h = value_and_slope(lp, lq, p, q, LN2, formula, SWAP)
@@ -180,21 +186,21 @@ def at_logits(h, p, h_sum, share):
 
 @triton.jit
 def divergence_gradient(x, t, soft, h_sum, share, formula, SWAP: tl.constexpr):
-    """(h - p Σ h) · share of tiles of logits and teacher."""
+    """Return (h - p Σ h) · share of tiles of logits and teacher."""
     _, h, p = of_tile(x, t, soft, formula, SWAP)
     return at_logits(h, p, h_sum, share)
 
 
 @triton.jit
 def one_tile(x, t, formula, SWAP: tl.constexpr):
-    """(softmaxes, f, h, p) of rows that one tile holds."""
+    """Return (softmaxes, f, h, p) of rows that one tile holds."""
     rate = formula.rate
     top_x, top_t = tl.max(x, 1), tl.max(t, 1)
     step_x, step_t = x - top_x[:, None], t - top_t[:, None]
     e_x, e_t = exp2(step_x * rate), exp2(step_t * rate)
     total_x, total_t = tl.sum(e_x, 1), tl.sum(e_t, 1)
     ls_x, ls_t = log(total_x), log(total_t)
-    p, q = product(e_x, (1.0 / total_x)[:, None]), product(e_t, (1.0 / total_t)[:, None])  # equal where the logits are
+    p, q = product(e_x, (1.0 / total_x)[:, None]), product(e_t, (1.0 / total_t)[:, None])  # equal where the logits are equal
     lp, lq = step_x * formula.inverse - ls_x[:, None], step_t * formula.inverse - ls_t[:, None]
     f, h = value_and_slope(lp, lq, p, q, 1.0, formula, SWAP)
     return Softmaxes(top_x, ls_x, top_t, ls_t), f, h, p
@@ -209,7 +215,7 @@ def no_lanes(config):
 
 @triton.jit
 def add_both(lanes, tile, formula, config):
-    """Take a tile into the lanes' sums."""
+    """Add a tile to the lanes' sums."""
     x, t = both(tile, config)
     return accumulate_both(lanes, by_lane(x, config), by_lane(t, config), formula, config.SWAP)
 

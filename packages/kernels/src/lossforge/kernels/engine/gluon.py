@@ -1,7 +1,7 @@
-"""Gluon as the resident kernels use it: the one place that knows where its interface differs from one Triton to the next.
+"""Gluon for the resident kernels. Only this file knows how Gluon's interface differs between versions of Triton.
 
-Gluon is experimental: its names change with a minor version. The kernels written in it take its names from here, and are imported when
-they are launched. Where the interface is not known, importing this module raises an ImportError, and the launch takes Triton's kernel.
+Gluon is experimental: its names change with a minor version. The resident kernels take its names from here, and are imported when they
+are launched. If the interface is not known, importing this module raises an ImportError, and the launch uses the Triton kernel instead.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["async_load", "barrier", "commit_group", "gl", "gluon", "wait_group"]
 
 
 def _named(module: Any, *names: str) -> Any:
-    """What the module calls by the first of `names` that it has: the newest first, since an old name may stay and raise when called."""
+    """Return the module's attribute under the first of `names` that exists. The newest comes first, because an old one may only raise."""
     found = next((getattr(module, name) for name in names if hasattr(module, name)), None)
     if not triton_internals().known or found is None:
         raise ImportError(f"lossforge does not know the Gluon of triton {triton.__version__}: looked for {' or '.join(names)}")

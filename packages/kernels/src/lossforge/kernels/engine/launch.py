@@ -1,34 +1,33 @@
-"""The one way to a kernel: a launch is planned once for all calls alike, and started on the tensors' device.
+"""The one way to a kernel: a template lays out a launch and starts it; the launches of a call are recorded, and made again for equal calls.
 
-A template gives `make`, which plans its launch from records in which operands stand for tensors and slots for floats: the kernel, the
-grid, the kernel's arguments, the constants. What differs between calls alike are addresses and floats alone, so that the plan is kept
-under everything else, and a further launch fills these in.
+A template gives `make`, which turns records of tensors and numbers into a `Launch`: the kernel, the grid, the arguments, the constants.
+That takes longer than a small kernel runs. So `planned` keeps the launches of a call under a key that says all that they follow from:
+layouts of the tensors and values of everything else. An equal call only fills in the addresses.
 """
 
 import contextlib
 import functools
-import itertools
-import math
-import operator
+import inspect
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lossforge.kernels.plans import PLANS, remember
 from lossforge.kernels.torch_internals import current_device, current_stream, triton_internals
 
 INTERNALS = triton_internals()
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
-
-PLANS = 4096
-"""How many plans are kept, the first made go first: shapes may vary without end."""
+DIRECT = not INTERPRETED and torch.version.hip is None
+"""Whether a compiled kernel may be started without Triton's launcher."""
 
 _launches: Counter[str] = Counter()
 _tried: dict[type, Any] = {}
@@ -47,40 +46,15 @@ def chip(device: int) -> tuple[int, int] | None:
     return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0)  # torch's type stubs lack it
 
 
-class Slot:
-    """Stands for a number or tensor that each launch brings: its place among the launch's values, from the end where negative."""
-
-    def __init__(self, place: int) -> None:
-        self.place = place
+def aligned(t: Tensor) -> bool:
+    """Return whether a tensor begins at a multiple of 16 bytes."""
+    return t.data_ptr() % 16 == 0
 
 
-class Operand(Slot):
-    """Stands for a tensor, with all of it that a plan may depend on, named as a tensor's."""
+class Slot(NamedTuple):
+    """Stands for memory of a sum among the arguments of a launch, which each start allocates."""
 
-    def __init__(self, place: int, layout: "Layout") -> None:
-        super().__init__(place)
-        self.shape, self._stride, self.dtype, self._device, self.aligned = layout
-        self.ndim, self.itemsize = len(self.shape), self.dtype.itemsize
-
-    def stride(self) -> Sequence[int]:
-        return self._stride
-
-    def get_device(self) -> int:
-        return self._device
-
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    def is_floating_point(self) -> bool:
-        return self.dtype.is_floating_point
-
-
-def aligned(t: Any) -> bool:
-    """Return whether an operand begins at a multiple of 16 bytes."""
-    return t.aligned
-
-
-Layout = tuple[Sequence[int], Sequence[int], torch.dtype, int, bool]
+    place: int
 
 
 class Sum(NamedTuple):
@@ -91,192 +65,278 @@ class Sum(NamedTuple):
     total: Any
 
 
-def sum_slots(number: int = 0, of: int = 1) -> Sum:
-    """Return the slots of a plan's sum, which each launch brings after its other values."""
-    first = 3 * (number - of)
-    return Sum(Slot(first), Slot(first + 1), Slot(first + 2))
+def sum_slots(number: int = 0) -> Sum:
+    """Return the slots of a launch's sum. number: of several, which."""
+    return Sum(Slot(3 * number), Slot(3 * number + 1), Slot(3 * number + 2))
 
 
-class Plan:
-    """A kernel, its grid and its arguments, with slots for what differs from launch to launch: tensors, then floats, then sums.
-
-    Triton specialises on neither addresses nor floats but for which addresses are multiples of 16. So after Triton has chosen and
-    started a kernel once for an alignment, the same kernel is started directly.
+class Launch:
+    """A kernel, its grid and its arguments, ready to start.
 
     totals: how many sums the launch adds up. counting: programs that count themselves there, those of the grid unless given.
+    copies: tensors to be written, each with the contiguous copy that the kernel writes in its place.
+    described: whether a descriptor holds the address of a tensor, so that the launch is made anew at each call.
     """
 
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], totals: int = 0, counting: int = 0, **meta: Any
     ) -> None:
-        self.kernel, self.arguments, self.meta = kernel, arguments, meta
-        self.totals, self.counting = totals, counting or grid[0]
+        self.kernel, self.totals, self.counting = kernel, totals, counting or grid[0]
         self.grid = (*grid, 1, 1)[:3]
         self.name = kernel.fn.__name__
-        self.direct = not INTERPRETED and torch.version.hip is None
-        self.compiled: dict[Any, Any] = {}  # Triton's compiled kernel by alignment
+        constants = {name: value for name, value in meta.items() if name in kernel.arg_names}
+        bound = _signature(kernel.fn).bind(*arguments, **constants)
+        bound.apply_defaults()
+        self.arguments = tuple(bound.arguments.values())
+        self.options = {name: value for name, value in meta.items() if name not in constants}
+        self.tensors = _tensors(self.arguments)
+        self.copies: list[tuple[Tensor, Tensor]] = []
+        self.described = any(isinstance(a, TensorDescriptor) for a in self.arguments)
 
-    def launch(self, tensors: Sequence[Tensor], floats: Sequence[float] = ()) -> tuple[Tensor, ...]:
-        """Launch on the tensors of the slots, in their order; the totals of the sums."""
+    def start(self) -> tuple[Tensor, ...]:
+        """Start through Triton, which compiles what it has not compiled yet, and return the totals of the sums."""
         _launches[self.name] += 1
-        first = tensors[0]
-        device = first.get_device()
-        sums: list[Tensor] = []
-        for number in range(self.totals):
-            sums += new_sum(self.counting, first.device, number > 0)
-        if self.compiled and device == current_device() and INTERNALS.unobserved(self.kernel):
-            pointers = [t.data_ptr() for t in (*tensors, *sums)]
-            compiled = self.compiled.get(_aligned(pointers))
-            if compiled is not None:
-                count = len(tensors)
-                INTERNALS.start(compiled, self.grid, device, self.fill((*pointers[:count], *floats, *pointers[count:])))
-                return tuple(sums[2::3])
+        device = self.tensors[0].get_device()
+        sums = new_sums(self.totals, self.counting, self.tensors[0].device)
         if device >= 0 and INTERPRETED:
             _warn_interpreted()
-        elsewhere = self.direct and device >= 0 and device != torch.cuda.current_device()
-        with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
-            compiled = self._by_triton((*tensors, *map(float, floats), *sums))
-        if self.direct and device >= 0 and INTERNALS.starts_directly(compiled):
-            self.compiled[_aligned([t.data_ptr() for t in (*tensors, *sums)])] = compiled
+        with _on(device):
+            compiled = self.kernel[self.grid](*[_filled(a, sums) for a in self.arguments], **self.options)
+        for t, copy in self.copies:
+            t.copy_(copy)
+        if _current.recording is not None:
+            _current.recording.steps.append((self, compiled, sums[2::3]))
         return tuple(sums[2::3])
 
-    def _by_triton(self, values: Sequence[Any]) -> Any:
-        """Launch through Triton, which compiles what it has not compiled yet; the compiled kernel."""
-        return self.kernel[self.grid](*(_filled(a, values) for a in self.arguments), **self.meta)
 
-    @functools.cached_property
-    def fill(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-        """From a launch's values, addresses for tensors, to all the kernel's parameters in order, as a compiled kernel takes them."""
-        constants = {name: value for name, value in self.meta.items() if name in self.kernel.arg_names}
-        bound = self.kernel.signature.bind(*self.arguments, **constants)
-        bound.apply_defaults()
-        return filler(tuple(bound.arguments.values()))
+_signature = functools.cache(inspect.signature)
 
 
-def _aligned(pointers: Sequence[int]) -> bool | tuple[bool, ...]:
-    """Return True where all addresses are multiples of 16, else which are."""
-    return functools.reduce(operator.or_, pointers) % 16 == 0 or tuple([p % 16 == 0 for p in pointers])
+def _on(device: int) -> Any:
+    """Return a context in which Triton starts kernels on this device."""
+    elsewhere = DIRECT and device >= 0 and device != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else contextlib.nullcontext()
 
 
-def _filled(node: Any, values: Sequence[Any]) -> Any:
-    if isinstance(node, Slot):
-        return values[node.place]
+def _tensors(node: Any) -> list[Tensor]:
+    if isinstance(node, Tensor):
+        return [node]
+    return [t for each in node for t in _tensors(each)] if isinstance(node, tuple) else []
+
+
+def _filled(node: Any, sums: Sequence[Tensor]) -> Any:
+    if type(node) is Slot:
+        return sums[node.place]
     if not isinstance(node, tuple):
         return node
-    filled = [_filled(n, values) for n in node]
+    filled = [_filled(n, sums) for n in node]
     return type(node)(*filled) if hasattr(node, "_fields") else tuple(filled)
 
 
-def filler(arguments: tuple[Any, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return the function from a launch's values to `arguments` with the slots filled.
+def filler(arguments: Any, named: bool) -> Callable[[Sequence[Any]], Any]:
+    """Return the function from a launch's values to `arguments` with these values in the slots.
 
     Written out as one expression, as the standard library writes named tuples, because walking the arguments takes longer than a launch.
+
+    Args:
+        named: whether records stay named tuples, as Triton's launcher needs them.
     """
     fixed: list[Any] = []
 
+    def constant(value: Any) -> str:
+        fixed.append(value)
+        return f"fixed[{len(fixed) - 1}]"
+
     def expression(node: Any) -> str:
-        if isinstance(node, Slot):
+        if type(node) is Slot:
             return f"values[{node.place}]"
         if isinstance(node, tuple):
-            return "(" + "".join(expression(n) + "," for n in node) + ")"
-        if node is None or type(node) is int:
-            return repr(node)
-        fixed.append(node)
-        return f"fixed[{len(fixed) - 1}]"
+            make = constant(type(node)) if named and hasattr(node, "_fields") else ""
+            inner = ", ".join(map(expression, node))
+            return f"{make}({inner})" if make else f"({inner},)" if node else "()"
+        return repr(node) if node is None or type(node) is int else constant(node)
 
     return eval(f"lambda values: {expression(arguments)}", {"fixed": tuple(fixed)})
 
 
-class Template(NamedTuple):
-    """A kernel as `launch` takes it.
+class Launcher(NamedTuple):
+    """How the launches of one kernel are made.
 
-    plan: from records with operands and slots to the plan, None where the layouts cannot be addressed. Then the launch is on contiguous
+    make: from records of tensors and numbers to the launch, None where the layouts cannot be addressed. Then the launch is on contiguous
     copies: of what `writes` names new tensors, copied back; of what `expands` names, expanded to the shape that it finds in the call.
     """
 
-    plan: Callable[..., Plan | None]
+    make: Callable[..., Launch | None]
     writes: tuple[str, ...] = ()
     expands: Mapping[str, Callable[[Any], Sequence[int]]] = {}
 
+    def ready(self, *records: Any) -> Launch:
+        """Return the launch on the tensors and numbers of the records (named tuples)."""
+        launch = self.make(*records)
+        return self._on_copies(records) if launch is None else launch
 
-class Replay:
-    """The launches of a call, to be made again for calls alike without a look at what they are.
+    def _on_copies(self, records: Sequence[Any]) -> Launch:
+        """Return the launch on contiguous copies, which can always be addressed."""
+        written: list[tuple[Tensor, Tensor]] = []
 
-    makers: of new tensors, from the call's first. steps: plan, places of its tensors, floats. results: places. A place counts what the
-    call brings, then what is made, then the totals in their order.
+        def copied(name: str, t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            if name in self.writes:
+                written.append((t, torch.empty(t.shape, dtype=t.dtype, device=t.device)))
+                return written[-1][1]
+            shape = self.expands[name](records[0]) if name in self.expands else t.shape
+            return t.expand(shape).contiguous()
+
+        launch = self.make(*[type(r)(*[copied(name, t) for name, t in zip(r._fields, r, strict=True)]) for r in records])
+        assert launch is not None
+        launch.copies = written
+        return launch
+
+
+class Step:
+    """A launch of a plan, with places among the plan's tensors for its own.
+
+    Triton specialises on neither addresses nor floats, but for which addresses are multiples of 16, and that the plan's key says. So the
+    kernel that Triton compiled is started directly, where Triton's private names are as they were.
     """
 
-    def __init__(self, makers: Sequence[Any], steps: Sequence[Any], results: Sequence[int | None]) -> None:
-        self.makers, self.steps, self.results = makers, steps, results
+    def __init__(self, launch: Launch, compiled: Any, places: Sequence[int]) -> None:
+        self.kernel, self.grid, self.options, self.name = launch.kernel, launch.grid, launch.options, launch.name
+        self.totals, self.counting = launch.totals, launch.counting
+        self.compiled = compiled if DIRECT and INTERNALS.starts_directly(compiled) else None
+        self.places = places
+        values = iter(range(len(places)))
+
+        def slots(node: Any) -> Any:
+            if type(node) is Slot:
+                return Slot(len(places) + node.place)
+            if isinstance(node, Tensor):
+                return Slot(next(values))
+            if not isinstance(node, tuple):
+                return node
+            each = [slots(n) for n in node]
+            return type(node)(*each) if hasattr(node, "_fields") else tuple(each)
+
+        self.arguments = slots(launch.arguments)
+
+    @functools.cached_property
+    def addressed(self) -> Callable[[Sequence[int]], Any]:
+        """All the kernel's parameters in order, as a compiled kernel takes them, from addresses."""
+        return filler(self.arguments, named=False)
+
+    @functools.cached_property
+    def filled(self) -> Callable[[Sequence[Tensor]], Any]:
+        """The same as Triton's launcher takes them, from tensors."""
+        return filler(self.arguments, named=True)
+
+    def start(self, pool: list[Any], device: int) -> None:
+        """Start on the plan's tensors, to which the totals of the sums are added."""
+        _launches[self.name] += 1
+        tensors = [pool[place] for place in self.places]
+        sums = new_sums(self.totals, self.counting, tensors[0].device) if self.totals else []
+        tensors += sums
+        if self.compiled is not None and device == current_device() and INTERNALS.unobserved(self.kernel):
+            INTERNALS.start(self.compiled, self.grid, device, self.addressed([t.data_ptr() for t in tensors]))
+        else:
+            with _on(device):
+                self.kernel[self.grid](*self.filled(tensors), **self.options)
+        pool += sums[2::3]
+
+
+class Computed(NamedTuple):
+    """A tensor of a plan that torch computes or allocates: the function, and the places of its arguments."""
+
+    function: Callable[..., Tensor]
+    places: Sequence[int]
+
+    def start(self, pool: list[Any], device: int) -> None:
+        """Add the tensor to the plan's."""
+        pool.append(self.function(*[pool[place] for place in self.places]))
+
+
+class Plan:
+    """The launches of a call, to be made again for equal calls.
+
+    results: places. A place counts what the call brings, then what its steps add: a tensor, or the totals of a launch.
+    """
+
+    def __init__(self, steps: Sequence[Step | Computed], results: Sequence[int | None]) -> None:
+        self.steps, self.results = steps, results
 
     def __call__(self, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        pool: list[Any] = [*given, *[make(given[0]) for make in self.makers]]
-        for plan, places, floats in self.steps:
-            pool += plan.launch([pool[place] for place in places], floats)
+        pool: list[Any] = list(given)
+        device = pool[0].get_device()
+        for step in self.steps:
+            step.start(pool, device)
         return tuple([None if place is None else pool[place] for place in self.results])
 
 
+class Recording:
+    """The steps of a call as they are made: launches that were started, and functions of torch; each with the tensors that it adds."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, Any, Sequence[Tensor]]] = []
+
+    def plan(self, given: Sequence[Tensor | None], results: Sequence[Tensor | None]) -> Plan | None:
+        """Return the plan of the call; None where it is more than these steps, or where two of its tensors are one."""
+        present = [t for t in given if t is not None]
+        if len({*map(id, present)}) < len(present):
+            return None
+        pool = [*given]
+        steps: list[Step | Computed] = []
+        places = {id(t): i for i, t in enumerate(pool) if t is not None}
+        try:
+            for done, how, added in self.steps:
+                if isinstance(done, Launch):
+                    if done.copies or done.described:
+                        return None
+                    steps.append(Step(done, how, [places[id(t)] for t in done.tensors]))
+                else:
+                    steps.append(Computed(done, [places[id(t)] for t in how]))
+                places |= {id(t): len(pool) + i for i, t in enumerate(added)}
+                pool += added
+            return Plan(steps, [None if t is None else places[id(t)] for t in results])
+        except KeyError:  # a tensor of neither
+            return None
+
+
 class _Current(threading.local):
-    recording: "Recording | None" = None
+    recording: Recording | None = None
 
 
 _current = _Current()
 
 
-class Recording:
-    """The launches of a call as they are made within `with`, kept under a key to be made again; None where the call is more than they
-    and new tensors.
+def planned(key: Any, given: Sequence[Tensor | None], prepare: Callable[..., Sequence[Any]], *arguments: Any) -> Any:
+    """Return the results of a call's launches, made again as they are planned under a key.
 
-    known: what is kept; without it, or where it has the key, nothing is recorded. given: the call's tensors and its gradients. results: to
-    be set within.
+    Args:
+        key: all that the launches follow from but the addresses of the tensors.
+        given: the call's tensors, and those that it writes.
+        prepare: from `arguments` to the function that starts the launches, followed by its arguments. The function returns new tensors or
+            some of those given.
     """
-
-    def __init__(self, known: dict[Any, Replay | None] | None, key: Any, given: Sequence[Tensor | None]) -> None:
-        self.known = None if known is not None and key in known else known
-        self.key, self.given = key, given
-        self.results: Sequence[Tensor | None] = ()
-        self.made: list[tuple[Tensor, Any]] = []
-        self.steps: list[tuple[Plan, list[Tensor], list[float], tuple[Tensor, ...]]] = []
-        self.on_copies = False
-
-    def __enter__(self) -> "Recording":
-        if self.known is not None:
-            _current.recording = self
-        return self
-
-    def __exit__(self, problem: Any, *_: Any) -> None:
-        if self.known is not None:
-            _current.recording = None
-            if problem is None:
-                self.known[self.key] = None if self.on_copies or _tried else self._replay()
-
-    def _replay(self) -> Replay | None:
-        places: dict[int, int] = {}
-        for i, one in enumerate((*self.given, *[t for t, _ in self.made], *itertools.chain(*[totals for *_, totals in self.steps]))):
-            places.setdefault(id(one), i)
-        try:
-            steps = [(plan, [places[id(t)] for t in each], floats) for plan, each, floats, _ in self.steps]
-            return Replay([make for _, make in self.made], steps, [None if t is None else places[id(t)] for t in self.results])
-        except KeyError:  # a copy, or computed by torch
-            return None
-
-
-def repeated(known: dict[Any, Replay | None] | None, key: Any, given: Sequence[Tensor | None], make: Callable[[], Any]) -> Any:
-    """Return the results of the launches that are known under a key, made again on the tensors given; else those of `make`, recorded."""
-    replay = known.get(key) if known else None
-    if replay is not None:
-        return replay(given)
-    with Recording(known, key, given) as recording:
-        found = make()
-        recording.results = found or ()
+    plan = PLANS.get(key)
+    if plan:
+        return plan(given)
+    function, *values = prepare(*arguments)
+    if plan is False or _current.recording is not None:
+        return function(*values)
+    recording = _current.recording = Recording()
+    try:
+        found = function(*values)
+    finally:
+        _current.recording = None
+    remember(key, recording.plan(given, found or ()) or False)
     return found
 
 
-def new(x: Tensor, make: Any) -> Tensor:
-    """Return make(x), a new tensor that a launch writes whole."""
-    found = make(x)
+def computed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return what a function of torch makes of tensors, as a step of the plan that is recorded. It must be a new tensor."""
+    found = function(*tensors)
     if _current.recording is not None:
-        _current.recording.made.append((found, make))
+        _current.recording.steps.append((function, tensors, [found]))
     return found
 
 
@@ -284,120 +344,35 @@ def new_like(x: Tensor, shape: Any) -> Tensor | None:
     """Return a new tensor of a shape and dtype on the device of x, or like x; None where there is no shape."""
     if shape is None:
         return None
-    return new(x, torch.empty_like if isinstance(shape, Tensor) else functools.partial(_empty, shape))
+    return computed(torch.empty_like if isinstance(shape, Tensor) else functools.partial(_empty, shape), x)
 
 
 def _empty(shape: tuple[Sequence[int], torch.dtype], x: Tensor) -> Tensor:
     return torch.empty(shape[0], dtype=shape[1], device=x.device)
 
 
-_plans: dict[Any, Plan | None] = {}
+Optional = TypeVar("Optional", Tensor, Tensor | None)
 
 
-def launch(template: Template, *records: Any) -> tuple[Tensor, ...]:
-    """Launch on the tensors and floats of the records (named tuples); the totals of the sums."""
-    values = [v for record in records for v in record]
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    floats: list[float] = []
-    for v in values:
-        if isinstance(v, float):
-            floats.append(v)
-        elif type(v) is list and v and isinstance(v[0], float):
-            floats += v
-    plan, recording = planned(template, records, values), _current.recording
-    if plan is None:
-        if recording is not None:
-            recording.on_copies = True
-        return _on_copies(template, records)
-    totals = plan.launch(tensors, floats)
-    if recording is not None:
-        recording.steps.append((plan, tensors, floats, totals))
-    return totals
-
-
-def planned(template: Template, records: Sequence[Any], values: Sequence[Any]) -> Plan | None:
-    """Return the plan kept for calls like this one, or make it."""
-    key = (template.plan, trials(), *[_kind(v) for v in values])
-    try:
-        return _plans[key]
-    except KeyError:
-        pass
-    if len(_plans) >= PLANS:
-        _plans.pop(next(iter(_plans)), None)
-    plan = _plans[key] = template.plan(*_abstract(records))
-    return plan
-
-
-def _kind(v: Any) -> Any:
-    """Return what a plan may depend on of a record's value."""
-    if isinstance(v, Tensor):
-        return layout(v)
-    if isinstance(v, float):
-        return float
-    if type(v) is list:
-        return len(v) if v and isinstance(v[0], float) else tuple(v)
-    return v
-
-
-def layout(t: Tensor) -> Layout:
-    return t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() % 16 == 0
-
-
-def _abstract(records: Sequence[Any]) -> list[Any]:
-    """Return the records with an operand for each tensor and a slot for each float, numbered as `launch` brings the values."""
-    tensors = 0
-    floats = sum(isinstance(v, Tensor) for record in records for v in record)
-    found = []
-    for record in records:
-        fields: list[Any] = []
-        for v in record:
-            if isinstance(v, Tensor):
-                fields.append(Operand(tensors, layout(v)))
-                tensors += 1
-            elif isinstance(v, float):
-                fields.append(Slot(floats))
-                floats += 1
-            elif type(v) is list and v and isinstance(v[0], float):
-                fields.append(tuple([Slot(floats + i) for i in range(len(v))]))
-                floats += len(v)
-            else:
-                fields.append(tuple(v) if type(v) is list else v)
-        found.append(type(record)(*fields))
-    return found
-
-
-def _on_copies(template: Template, records: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Launch on contiguous copies, which can always be addressed, and copy back what was written."""
-    fresh: list[tuple[Tensor, Tensor]] = []
-
-    def copied(name: str, t: Any) -> Any:
-        if not isinstance(t, Tensor):
-            return t
-        if name in template.writes:
-            fresh.append((t, torch.empty(t.shape, dtype=t.dtype, device=t.device)))
-            return fresh[-1][1]
-        shape = template.expands[name](records[0]) if name in template.expands else t.shape
-        return t.expand(shape).contiguous()
-
-    copies = [type(r)(*[copied(name, t) for name, t in zip(r._fields, r, strict=True)]) for r in records]
-    totals = launch(template, *copies)
-    for t, new in fresh:
-        t.copy_(new)
-    return totals
+def in_order(t: Optional) -> Optional:
+    """Return a contiguous tensor, the same where it is."""
+    return t if t is None or t.is_contiguous() else computed(torch.Tensor.contiguous, t)
 
 
 @contextlib.contextmanager
 def trial(tiles: Any) -> Iterator[None]:
     """Launch with these tiles wherever tiles of their type are chosen: for finding better ones."""
     _tried[type(tiles)] = tiles
+    PLANS.clear()
     try:
         yield
     finally:
         del _tried[type(tiles)]
+        PLANS.clear()
 
 
 def trials() -> tuple[Any, ...]:
-    """Return the tiles on trial, which are part of the key of a plan."""
+    """Return the tiles on trial."""
     return tuple(_tried.values())
 
 
@@ -419,10 +394,13 @@ _KEPT = 2**14  # programs: 65 KiB a stream
 _workspaces: dict[tuple[int, int, bool], Workspace] = {}
 
 
-def new_sum(programs: int, device: torch.device, second: bool = False) -> Sum:
-    """Return where a launch may add up; second: beside another sum of the same launch."""
-    ticket, parts, one = workspace(programs, device, second)
-    return Sum(parts, ticket, torch.empty_like(one))
+def new_sums(totals: int, programs: int, device: torch.device) -> list[Tensor]:
+    """Return the memory of a launch's sums, one after the other, in the order of `Sum`."""
+    sums: list[Tensor] = []
+    for number in range(totals):
+        ticket, parts, one = workspace(programs, device, number > 0)
+        sums += parts, ticket, torch.empty_like(one)
+    return sums
 
 
 def workspace(programs: int, device: torch.device, second: bool = False) -> Workspace:

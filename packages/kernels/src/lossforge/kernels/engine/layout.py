@@ -1,4 +1,4 @@
-"""How a kernel addresses tensors: any strides, joined into as few dimensions as all tensors of a launch allow."""
+"""How a kernel addresses tensors of any strides. Dimensions are joined where the strides of all tensors of a launch allow it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-END = tl.constexpr(None)
-"""The last field of every record that holds records: a constant there makes Triton see the constants of the inner ones.
+from lossforge.kernels.engine.launch import in_order
 
-Triton works out a record's type when it sets a field of it, constants last, in their order. From the types it rebuilds what loops and
-branches see. Without a constant behind them, the inner records' would be None there, so that a stride of 1 would silently be missing.
+END = tl.constexpr(None)
+"""Must be the last field of every record that holds records, because otherwise Triton drops the constants of the inner records.
+
+Triton updates a record's type when one of its fields is set. It sets constants last, in their order, and derives from the types what loops
+and branches see. Without a constant after the inner records, their constants would be None there, so that a stride of 1 would be lost.
 """
 
 
@@ -19,7 +21,7 @@ Tensors = Sequence[Tensor | None]
 
 
 class Strided(NamedTuple):
-    """A tensor as a kernel sees it. Without `ptr`: absent. Without strides: addressed by the flat index, in the order of the logits."""
+    """A tensor as a kernel sees it. Without `ptr`: absent. Without strides: addressed by the flat index, in the logits' order."""
 
     ptr: Tensor | None = None
     s0: int | None = None
@@ -28,32 +30,32 @@ class Strided(NamedTuple):
 
 
 def strided(t: Any, strides: Iterator[Sequence[int]]) -> Strided:
-    """Return a tensor with the next strides; without it, none."""
+    """Return the tensor with the next strides, or an absent one if it is None."""
     return Strided() if t is None else Strided(t, *next(strides))
 
 
 def constants(record: Any) -> Any:
-    """Make compile-time constants of the fields named in capitals, because Triton takes plain numbers in a record for run-time ones."""
+    """Make compile-time constants of the fields named in capitals, because Triton takes plain numbers in a record as run-time values."""
     fixed = {name: tl.constexpr(v) for name, v in zip(record._fields, record, strict=True) if name.isupper() and v is not None}
     return record._replace(**fixed)
 
 
 def stepped(t: Tensor | None) -> tuple[Tensor | None, int]:
-    """Return a tensor in order, and the step between its elements: 0 where all are one, as in the gradient of a sum."""
+    """Return a contiguous tensor and the step between its elements: 0 if all are one element, as in the gradient of a sum."""
     if t is None or not any(t.stride()):
         return t, 0
-    return t.contiguous(), 1
+    return in_order(t), 1
 
 
 @triton.jit
 def longer(several, one):
-    """A tuple with one more."""
+    """Append one item to a tuple."""
     return several + (one,)
 
 
 @triton.jit
 def address(t, at) -> tl.tensor:
-    """Where the elements `at` = (start, lane, row, i0, i1, i2) of `t` lie: flat index start + lane, or coordinates (row + i0, i1, i2).
+    """Return pointers to the elements of `t` at (start, lane, row, i0, i1, i2): flat index start + lane, or coordinates (row + i0, i1, i2).
 
     start and row are 64-bit scalars, so that lanes count in 32 bits.
     """
@@ -68,7 +70,7 @@ def address(t, at) -> tl.tensor:
 
 @triton.jit
 def load_tile(where, mask, other, EVICT: tl.constexpr):
-    """What lies there; `other` outside of `mask`. Without a mask all are inside."""
+    """Load the elements at `where`, with `other` outside of `mask`. If mask is None, all are loaded."""
     if mask is None:
         tile = tl.load(where, eviction_policy=EVICT)
     else:
@@ -78,7 +80,7 @@ def load_tile(where, mask, other, EVICT: tl.constexpr):
 
 @triton.jit
 def load(t, at, mask, other):
-    """The elements `at` of `t`, as load_tile."""
+    """Load the elements `at` of `t`, as load_tile does."""
     return load_tile(address(t, at), mask, other, "")
 
 
@@ -88,10 +90,12 @@ def store(t, at, mask, tile):
 
 
 def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]], reorder: bool = True) -> tuple[list[int], list[list[int]]]:
-    """Join neighbouring dimensions that every tensor walks in one stride.
+    """Join neighbouring dimensions that every tensor traverses with one stride.
 
-    `strides` holds one list a tensor. Dimensions of size 1 disappear.
-    With `reorder` they are first sorted as the first tensor lies in memory.
+    Args:
+        sizes: of the dimensions; those of size 1 are removed.
+        strides: one list for each tensor.
+        reorder: first sort the dimensions as they lie in the first tensor's memory.
     """
     dims = [(n, [s[d] for s in strides]) for d, n in enumerate(sizes) if n != 1]
     if reorder:
@@ -106,7 +110,7 @@ def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]], reorder: bo
 
 
 def broadcast(sizes: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor expanded to `shape`: 0 along the dimensions that it lacks or repeats."""
+    """Return the strides of a tensor expanded to `shape`: 0 along the dimensions that it lacks or repeats."""
     missing = len(shape) - len(sizes)
     if missing < 0 or any(n not in (1, m) for n, m in zip(sizes, shape[missing:], strict=True)):
         raise ValueError(f"shape {tuple(sizes)} does not broadcast to {tuple(shape)}")
@@ -114,7 +118,7 @@ def broadcast(sizes: Sequence[int], strides: Sequence[int], shape: Sequence[int]
 
 
 def per_row(sizes: Sequence[int], strides: Sequence[int], shape: Sequence[int], class_dim: int) -> tuple[int, ...]:
-    """Strides of a tensor without the dimension of the classes, repeated along it."""
+    """Return the strides of a tensor that lacks the classes' dimension, repeated along it."""
     rows = [*shape[:class_dim], *shape[class_dim + 1 :]]
     expanded = broadcast(sizes, strides, rows)
     return (*expanded[:class_dim], 0, *expanded[class_dim:])

@@ -1,12 +1,15 @@
-"""Sums over a launch: each program stores its part, and the last to finish adds the parts in their order. No float atomics."""
+"""Sums over a launch: each program stores its part, and the last program adds the parts in their order. No float atomics are used."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, sum_slots
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, Launcher, computed, in_order, sum_slots
 from lossforge.kernels.tiles import COUNTED
 
 PART = tl.constexpr(1024)
@@ -24,10 +27,10 @@ def add_up(parts_ptr, programs):
 
 @triton.jit
 def finish(part, sum, scale):
-    """Hand in this program's `part`; the last program stores the total times `scale`.
+    """Store this program's `part`. The last program to finish stores the total times `scale`.
 
-    Programs count themselves by groups, and the groups' last programs among each other: atomic additions to one address are done one
-    after the other, and those of 16 thousand programs would take longer than reading 16 thousand rows.
+    Programs first count themselves within a group; then the last program of each group counts the groups. Atomic additions to one address
+    run one after another, so with a single counter 16 thousand programs would take longer than reading 16 thousand rows.
     """
     programs = tl.num_programs(0)
     if programs == 1:
@@ -52,7 +55,7 @@ def finish(part, sum, scale):
 
 @triton.jit
 def over(scale, divisor, EMPTY_IS_ZERO: tl.constexpr):
-    """scale / divisor. A divisor of 0 gives inf, or 0 where a mean over nothing is to be 0."""
+    """Return scale / divisor. A divisor of 0 gives inf, or 0 with EMPTY_IS_ZERO, for a mean over nothing."""
     scale = scale / divisor
     if EMPTY_IS_ZERO:
         scale = tl.where(divisor == 0.0, 0.0, scale)
@@ -61,14 +64,21 @@ def over(scale, divisor, EMPTY_IS_ZERO: tl.constexpr):
 
 @triton.jit
 def divided(scale, divisor_ptr, EMPTY_IS_ZERO: tl.constexpr):
-    """`scale` over the device's divisor, where there is one."""
+    """Return `scale`, divided by the divisor in device memory if there is one."""
     if divisor_ptr is not None:
         scale = over(scale, tl.load(divisor_ptr).to(tl.float32), EMPTY_IS_ZERO)
     return scale
 
 
 class Scaling(NamedTuple):
-    """What values are multiplied by: scale over the 0-d divisor; what gradients are: times a 0-d upstream gradient beside."""
+    """Factors of values and gradients: values are multiplied by scale / divisor, gradients also by the upstream gradient.
+
+    Attributes:
+        scale: a number.
+        divisor_ptr: 0-d, or None.
+        grad_output_ptr: 0-d, or None for 1.
+        EMPTY_IS_ZERO: whether a divisor of 0 gives the factor 0.
+    """
 
     scale: Any
     divisor_ptr: Any = None
@@ -78,7 +88,7 @@ class Scaling(NamedTuple):
 
 @triton.jit
 def scales(scaling, count):
-    """What values and what gradients are multiplied by. count: takes the divisor's place unless None."""
+    """Return the factors of values and of gradients. `count`, unless None, replaces the divisor."""
     if count is None:
         scale = divided(scaling.scale, scaling.divisor_ptr, scaling.EMPTY_IS_ZERO)
     else:
@@ -91,7 +101,7 @@ def scales(scaling, count):
 
 @triton.jit(do_not_specialize=("n", "tiles"))
 def scale_kernel(x_ptr, factor_ptr, n, tiles, BLOCK: tl.constexpr):
-    """x ← factor · x, in place; returns at once where the factor is 1."""
+    """Multiply x by `factor` in place; return at once where the factor is 1."""
     factor = tl.load(factor_ptr).to(tl.float32)
     if factor != 1.0:
         first = tl.program_id(0).to(tl.int64) * tiles
@@ -106,7 +116,7 @@ def scale_kernel(x_ptr, factor_ptr, n, tiles, BLOCK: tl.constexpr):
 
 @triton.jit
 def counted(index_ptr, weight_ptr, i, mask, classes, ignore):
-    """What each row's class index adds to a mean's divisor: its class weight, 1 without weights, 0 where ignored."""
+    """Return what each row's class index adds to a mean's divisor: its class weight, 1 without weights, 0 where ignored."""
     t = tl.load(index_ptr + i, mask=mask, other=ignore)
     counts = mask & (t != ignore)
     w = tl.where(counts, 1.0, 0.0)
@@ -117,7 +127,7 @@ def counted(index_ptr, weight_ptr, i, mask, classes, ignore):
 
 @triton.jit
 def count_rows(a_ptr, b_ptr, lam_ptr, weight_ptr, i, n, classes, ignore):
-    """What rows i of n with class indices add to a mean's divisor, in all."""
+    """Return the sum that rows i of n add to a mean's divisor."""
     mask = i < n
     w = counted(a_ptr, weight_ptr, i, mask, classes, ignore)
     if b_ptr is not None:
@@ -137,7 +147,7 @@ def count_kernel(a_ptr, b_ptr, lam_ptr, weight_ptr, sum, n, classes, ignore, sca
 
 
 class Counting(NamedTuple):
-    """Class indices to count: see `count`."""
+    """Arguments of `count`."""
 
     target: Tensor
     target_b: Tensor | None
@@ -148,32 +158,34 @@ class Counting(NamedTuple):
     scale: float
 
 
-def _plan_count(c: Counting) -> Plan:
+def _make_count(c: Counting) -> Launch:
     n, block = c.target.numel(), 4096
     arguments = (c.target, c.target_b, c.lam, c.weight, sum_slots(), n, c.classes, c.ignore_index, c.scale)
-    return Plan(count_kernel, (triton.cdiv(n, block),), arguments, totals=1, BLOCK=block, num_warps=8)
+    return Launch(count_kernel, (triton.cdiv(n, block),), arguments, totals=1, BLOCK=block, num_warps=8)
 
 
-COUNT = Template(_plan_count)
+COUNT = Launcher(_make_count)
 
 
 def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
-    """Whether a launch counts these class indices itself: so few that it costs less than a launch of its own."""
+    """Return whether every program of a launch counts these class indices itself, which costs less than another launch if they are few."""
     return target_b is None and target.numel() <= COUNTED and target.is_contiguous()
 
 
-def count(counting: Counting) -> Tensor:
-    """Divisor of a mean over rows with class indices, 0-d: Σ of the class weights (1 without) of rows not ignored, times scale.
+def _expanded(shape: Sequence[int], t: Tensor) -> Tensor:
+    return t.expand(shape).clone(memory_format=torch.contiguous_format)
 
-    A mixup pair adds λ and 1 - λ of its two weights; without `lam`, a row counts once unless both its indices are ignored.
+
+def count(counting: Counting) -> Tensor:
+    """Return the divisor of a mean over rows with class indices, 0-d: Σ of class weights (1 without) over rows not ignored, times scale.
+
+    A mixup pair adds λ and 1 - λ of its two weights. Without `lam`, a row counts once unless both its indices are ignored.
     """
     target, target_b, lam = counting.target, counting.target_b, counting.lam
-    in_order = counting._replace(
-        target=target.contiguous(),
-        target_b=None if target_b is None else target_b.contiguous(),
-        lam=None if lam is None else lam.expand(target.shape).contiguous(),
-    )
-    return launch(COUNT, in_order)[0]
+    if lam is not None and lam.shape != target.shape:
+        lam = computed(functools.partial(_expanded, target.shape), lam)
+    contiguous = counting._replace(target=in_order(target), target_b=in_order(target_b), lam=in_order(lam))
+    return COUNT.ready(contiguous).start()[0]
 
 
 class Scaled(NamedTuple):
@@ -181,17 +193,17 @@ class Scaled(NamedTuple):
     factor: Tensor
 
 
-def _plan_scale(s: Scaled) -> Plan:
+def _make_scale(s: Scaled) -> Launch:
     n = s.x.numel()
-    tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that finding a factor of 1 costs nothing
-    return Plan(scale_kernel, (triton.cdiv(n, 4096 * tiles),), (s.x, s.factor, n, tiles), BLOCK=4096, num_warps=8)
+    tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that a launch with the factor 1 costs almost nothing
+    return Launch(scale_kernel, (triton.cdiv(n, 4096 * tiles),), (s.x, s.factor, n, tiles), BLOCK=4096, num_warps=8)
 
 
-SCALE = Template(_plan_scale)
+SCALE = Launcher(_make_scale)
 
 
 def scale_(x: Tensor, factor: Tensor) -> None:
-    """x ← factor · x in place, for a dense x and a 0-d factor on its device; no pass over a large x where the factor is 1."""
+    """Multiply a dense x in place by a 0-d factor on its device. Where the factor is 1, x is neither read nor written."""
     if factor.get_device() != x.get_device():
         raise ValueError(f"factor must be on the device of x, {x.device}, got {factor.device}")
-    launch(SCALE, Scaled(x, factor))
+    SCALE.ready(Scaled(x, factor)).start()

@@ -6,8 +6,8 @@
 
     H' = -c y (1 - p) + (1 - y) s' / (1 - s),  b' = (1 - y) s' - y p (1 - p),  s' = p (1 - p) where p ≥ clip, else 0
 
-For y of 0 or 1 these are the paper's two terms; between, timm's one power for both. Without clip -ln(1 - s) is softplus(x), exact at
-any logit. Saturated logits take the limit, also for γ < 1.
+For y of 0 or 1 these are the paper's two terms; for y between, both terms share one power, as in timm. Without clip -ln(1 - s) is
+softplus(x), exact at any logit. Saturated logits take the limit, also for γ < 1.
 """
 
 import triton
@@ -18,7 +18,7 @@ from lossforge.kernels.math import LN2, log1p_ratio, log2, logistic, powers, rec
 
 @triton.jit
 def clipped(p, q, z, clip):
-    """s, -ln(1 - s) and its slope times 1 - y, and (1 - y) where p ≥ clip, for a clip above 0."""
+    """Return s, -ln(1 - s), its slope times 1 - y, and (1 - y) where p ≥ clip, for a clip above 0."""
     s = tl.maximum(p - clip, 0.0, propagate_nan=tl.PropagateNan.ALL)
     inside = tl.where(p >= clip, z, 0.0)
     r = reciprocal(tl.minimum(q + clip, 1.0, propagate_nan=tl.PropagateNan.ALL))  # 1 / (1 - s)
@@ -27,13 +27,13 @@ def clipped(p, q, z, clip):
 
 @triton.jit
 def joined(x, y, z, p, q, log1p, s, negative, negative_slope, inside, gamma_neg, gamma_pos, pos_weight):
-    """The value, the derivative with the power held constant, and what the power's adds to it."""
+    """Return the value, its derivative with the power b^g held constant, and the power's part of the derivative."""
     positive = pos_weight * y
     entropy = positive * (tl.maximum(-x, 0.0) + log1p) + z * negative
     base_slope = (p * q) * (inside - y)
     gamma = gamma_neg + (gamma_pos - gamma_neg) * y
     power, lower = powers(y * q + z * s, gamma)
-    return power * entropy, power * (negative_slope - positive * q), gamma * lower * (base_slope * entropy)
+    return power * entropy, power * (negative_slope - positive * q), gamma * lower * (base_slope * tl.where(gamma == 0.0, 0.0, entropy))
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def asymmetric_clipped(x, y, gamma_neg, gamma_pos, clip, pos_weight):
 
 @triton.jit
 def asymmetric_unclipped_constant(x, y, gamma_neg, gamma_pos, clip, pos_weight):
-    """The power is a constant to the derivative."""
+    """Treat the power as constant in the derivative."""
     value, slope, _ = unclipped(x, y, gamma_neg, gamma_pos, pos_weight)
     return value, slope
 

@@ -8,14 +8,14 @@ and for y of 0 or 1, with u = x where y is 0 and -x where it is 1, in fewer inst
 
     L = c^y softplus(u)        dL/du = c^y σ(u)
 
-Softened targets (timm, arXiv 2110.00476) are y ← y slope + offset, and then 1 where above a threshold, else 0; -inf: no threshold.
+Softened targets (timm, arXiv 2110.00476): y ← y slope + offset, which then becomes 1 above a threshold, else 0. -inf: no threshold.
 
-On probabilities, as in PyTorch with each logarithm kept above -100:
+On probabilities, as in PyTorch, with each logarithm at least -100:
 
     L = -[y ln p + (1 - y) ln(1 - p)]                 dL/dp = (1 - y)/(1 - p) - y/p
 
-computed as one quotient, where each denominator is kept above `floor`, so that the derivative is exact wherever it is finite and finite at
-p = 0 and 1.
+computed as one quotient. Each denominator is at least `floor`, so that the derivative is exact wherever it is finite, and finite at p = 0
+and 1.
 """
 
 import triton
@@ -53,29 +53,29 @@ def bce_with_logits_softened(x, y, slope, offset, threshold, pos_weight):
 
 @triton.jit
 def bce_with_logits_softened_hard(x, positive, w, factor, slope, offset, threshold, pos_weight):
-    """What belongs to a class is the launch's or the row's: of elements are the logistic, and which side of 0 they lie on."""
+    """Compute most terms once for a launch or row; for each element only the logistic, and which side of 0 its logit lies on."""
     on = softened(1.0, slope, offset, threshold)
     off = softened(0.0, slope, offset, threshold)
     of_positive = tl.where(positive, pos_weight * on, pos_weight * off)
     of_negative = tl.where(positive, 1.0 - on, 1.0 - off)
     larger, smaller, log1p = half_logistic(x)
-    # slope = near p - far q, of which the smaller share and what the larger has more are the launch's: -far + (near + far) p, or
-    # near - (near + far) q. x's sign is compared once, with both shares' order in it, for the slope and for the value.
-    near, far = factor * of_negative, factor * of_positive
+    # slope = near p - far q. With (near + far) taken out it is -far + (near + far) p, or near - (near + far) q; the form chosen has
+    # the smaller share as its constant. x's sign is compared once, together with the order of both shares, for the slope and for the value.
+    # Weight and factor come last, so that an infinite one meets no difference of two terms.
+    near, far = of_negative, of_positive
     rising = tl.abs(near) >= tl.abs(far)
     least, rest = tl.where(rising, -far, near), tl.where(rising, near + far, -near - far)
     side = (x >= 0) == rising
-    of_above, of_below = w * of_negative, -w * of_positive
-    linear = tl.where(side, tl.where(rising, of_above, of_below), tl.where(rising, of_below, of_above))  # x ≥ 0: of_above
-    value = linear * x + (w * (of_positive + of_negative)) * log1p
-    return value, least + rest * tl.where(side, larger, smaller)
+    linear = tl.where(side, tl.where(rising, near, -far), tl.where(rising, -far, near))  # x ≥ 0: near
+    value = w * (linear * x + (near + far) * log1p)
+    return value, factor * (least + rest * tl.where(side, larger, smaller))
 
 
 @triton.jit
 def bce(p, y, floor):
-    """Of p and 1 - p the smaller has its logarithm taken, and the larger's follows from it, which keeps its digits near 0.
+    """Take the logarithm of the smaller of p and 1 - p. The larger's follows from it, and so keeps its digits near 0.
 
-    Outside [0, 1] the logarithm is nan, and with it value and slope.
+    Outside [0, 1] the logarithm is nan, and so are value and slope.
     """
     q = 1.0 - p
     z = 1.0 - y

@@ -4,6 +4,7 @@ With I the area of the intersection, U = A₁ + A₂ - I that of the union, C, w
 d² = w_C² + h_C², ρ the distance of the centres, wᵢ and hᵢ the sides of the boxes:
 
     IoU     L = 1 - I/U                                       (Yu et al. 2016, arXiv 1608.01471, without its logarithm)
+    -ln IoU L = -ln max(I/U, eps)                             (the same, with it)
     GIoU    L = 1 - I/U + (C - U)/C                           (Rezatofighi et al. 2019, arXiv 1902.09630)
     DIoU    L = 1 - I/U + ρ²/d²                               (Zheng et al. 2020, arXiv 1911.08287)
     CIoU    L = 1 - I/U + ρ²/d² + αv                          (the same), v = 4/π² (atan w₂/h₂ - atan w₁/h₁)²,
@@ -21,7 +22,7 @@ of min and max are halves, as in PyTorch.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import TINY, atan_ratio, product, reciprocal
+from lossforge.kernels.math import TINY, atan_ratio, log, log1p_unit, product, reciprocal
 
 V_SCALE = tl.constexpr(0.4052847345693511)  # 4 / π²
 
@@ -38,19 +39,19 @@ def smaller(x, y):
 
 @triton.jit
 def share(x, y):
-    """∂max(x, y)/∂x."""
+    """Return ∂max(x, y)/∂x."""
     return tl.where(x > y, 1.0, tl.where(x == y, 0.5, 0.0))
 
 
 @triton.jit
 def axis(a, b, c, d):
-    """Lengths, overlap and hull of [a, b] and [c, d]; offset of their centres; how far the overlap begins at a, and ends at b."""
+    """Return lengths, overlap and hull of [a, b] and [c, d], the offset of their centres, and for the overlap ∂begin/∂a, ∂end/∂b."""
     return b - a, d - c, smaller(b, d) - larger(a, c), larger(b, d) - smaller(a, c), 0.5 * ((a - c) + (b - d)), share(a, c), share(d, b)
 
 
 @triton.jit
 def edges(begin, end, overlap, hull, length_1, length_2, offset):
-    """dL/da, dL/db, dL/dc, dL/dd of intervals [a, b] and [c, d] from dL/d(what `axis` returns)."""
+    """Return dL/da, dL/db, dL/dc, dL/dd of intervals [a, b] and [c, d] from the derivatives by what `axis` returns."""
     moved = overlap - hull
     half = 0.5 * offset
     return (
@@ -63,8 +64,17 @@ def edges(begin, end, overlap, hull, length_1, length_2, offset):
 
 @triton.jit
 def result(value, across, down, d_inter, d_union, d_wc, d_hc, d_w1, d_h1, d_w2, d_h2, d_dx, d_dy):
-    """The value and its derivatives in box 1's coordinates, then box 2's, where these act through I (for a given U) and U, the sides of
-    the hull, the sides of the boxes (beside their areas), and the offsets of the centres."""
+    """Return the value and its derivatives in box 1's coordinates, then in box 2's.
+
+    Args:
+        value: of the loss.
+        across: what `axis` returns for the x coordinates.
+        down: what `axis` returns for the y coordinates.
+        d_inter, d_union: derivatives in I (for a given U) and in U.
+        d_wc, d_hc: in the sides of the hull.
+        d_w1, d_h1, d_w2, d_h2: in the sides of the boxes, without their effect through the areas.
+        d_dx, d_dy: in the offsets of the centres.
+    """
     w1, w2, wi, _, _, left, right = across
     h1, h2, hi, _, _, top, bottom = down
     d_inter = tl.where((wi > 0) & (hi > 0), d_inter - d_union, 0.0)
@@ -75,7 +85,7 @@ def result(value, across, down, d_inter, d_union, d_wc, d_hc, d_w1, d_h1, d_w2, 
 
 @triton.jit
 def bounded(x, eps):
-    """max(x, eps), its reciprocal, and that where x is the larger, else 0: d(n / max(x, eps))/dx = -(n · r) · r of these."""
+    """Return max(x, eps), its reciprocal r, and r where x ≥ eps, else 0: d(n / max(x, eps))/dx = -(n · r) · r with the last of these."""
     kept = larger(x, eps)
     r = reciprocal(kept)
     return kept, r, tl.where(x >= eps, r, 0.0)
@@ -83,7 +93,7 @@ def bounded(x, eps):
 
 @triton.jit
 def overlap_loss(across, down, eps):
-    """1 - I/U, U, dL/dI (for a given U) and dL/dU."""
+    """Return 1 - I/U, U, dL/dI (for a given U) and dL/dU."""
     w1, w2, wi, _, _, _, _ = across
     h1, h2, hi, _, _, _, _ = down
     intersection = tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0)
@@ -95,7 +105,7 @@ def overlap_loss(across, down, eps):
 
 @triton.jit
 def distance_loss(across, down, eps):
-    """ρ²/d², and its derivatives in the hull's sides and in the offsets of the centres."""
+    """Return ρ²/d², and its derivatives in the hull's sides and in the offsets of the centres."""
     _, _, _, wc, dx, _, _ = across
     _, _, _, hc, dy, _, _ = down
     squared = dx * dx + dy * dy
@@ -107,7 +117,7 @@ def distance_loss(across, down, eps):
 
 @triton.jit
 def overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps):
-    """1 - I/U alone, for formulas whose derivatives are derived."""
+    """Compute 1 - I/U without derivatives, for formulas whose derivatives are derived."""
     w, h = smaller(x2, u2) - larger(x1, u1), smaller(y2, v2) - larger(y1, v1)
     intersection = tl.where((w > 0) & (h > 0), product(w, h), 0.0)
     flipped = (x2 < x1) | (y2 < y1) | (u2 < u1) | (v2 < v1)
@@ -121,6 +131,21 @@ def iou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     down = axis(y1, y2, v1, v2)
     value, _, d_inter, d_union = overlap_loss(across, down, eps)
     return result(value, across, down, d_inter, d_union, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@triton.jit
+def log_iou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    """Compute ln(U/I), from 1 - I/U where I/U is near 1, so that small losses keep their digits."""
+    across = axis(x1, x2, u1, u2)
+    down = axis(y1, y2, v1, v2)
+    _, _, wi, _, _, _, _ = across
+    _, _, hi, _, _, _, _ = down
+    rest, union, d_inter, d_union = overlap_loss(across, down, eps)
+    ratio = tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0) * reciprocal(larger(union, eps))
+    inverse = reciprocal(ratio)
+    value = tl.where(ratio > 0.5, log1p_unit(rest * inverse), -log(larger(ratio, eps)))
+    slope = tl.where(ratio <= eps, 0.0, inverse)
+    return result(value, across, down, d_inter * slope, d_union * slope, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @triton.jit
@@ -148,7 +173,7 @@ def diou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
 
 @triton.jit
 def over_diagonal(w, h):
-    """1 / (w² + h²), from which d atan(w/h) = (h dw - w dh) / (w² + h²); 0 at w = h = 0, which has no angle to turn."""
+    """Return 1 / (w² + h²), the factor in d atan(w/h) = (h dw - w dh) / (w² + h²); 0 at w = h = 0, where the angle is not defined."""
     squared = w * w + h * h
     return tl.where(squared < TINY, 0.0, reciprocal(squared))
 
@@ -172,7 +197,7 @@ def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
 
 @triton.jit
 def side_loss(s1, s2, sc, eps):
-    """(s₁ - s₂)²/s_C², and its derivatives in s₁, which is minus that in s₂, and in s_C."""
+    """Return (s₁ - s₂)²/s_C², and its derivatives in s₁ (minus the one in s₂) and in s_C."""
     difference = s1 - s2
     _, r, r_free = bounded(sc * sc, eps)
     value = difference * difference * r

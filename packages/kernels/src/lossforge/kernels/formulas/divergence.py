@@ -1,8 +1,8 @@
 """Divergences of distributions p and q over the classes of a row, as a sum of f(ln p, ln q).
 
-Each takes (log p, log q, p, q, unit, *hyper) and returns f, ∂f/∂ln p and ∂f/∂ln q. The logarithms come in units of `unit`, known when
-compiled: ln p = unit · log p. Multiples of p (of q) may be left out of the derivatives, as they change nothing of the gradient hⱼ - pⱼ Σ h
-at the logits. A class that neither has, p = q = 0 with logarithms of -inf, adds nothing.
+Each takes (log p, log q, p, q, unit, *hyper) and returns f, ∂f/∂ln p and ∂f/∂ln q. The logarithms are in units of `unit`, a compile-time
+constant: ln p = unit · log p. Multiples of p (of q) may be omitted from the derivatives, because they cancel in the logits' gradient
+hⱼ - pⱼ Σ h. A class with p = q = 0 and logarithms of -inf adds nothing.
 """
 
 import triton
@@ -10,28 +10,28 @@ import triton.language as tl
 
 from lossforge.kernels.math import LN2, TINY, log2_nearest
 
-LEAST = tl.constexpr(-150.0)  # the logarithm, to base 2 or e, of less than any float32 but 0
-STEEP = tl.constexpr(2.0**126)  # times any float32 but 0, down to the smallest normal one: beyond ½
+LEAST = tl.constexpr(-150.0)  # below the logarithm, to base 2 or e, of any float32 above 0
+STEEP = tl.constexpr(2.0**126)  # its product with any normal float32 is at least 1 in magnitude
 
 
 @triton.jit
 def kl(lp, lq, p, q, unit):
-    """KL(q ‖ p) = Σ q (ln q - ln p)."""
+    """Compute KL(q ‖ p) = Σ q (ln q - ln p)."""
     term = tl.where(q == 0.0, 0.0, q * (lq - lp) * unit)
     return term, -q, term
 
 
 @triton.jit
 def kl_sums(value):
-    """Σ ∂f/∂ln p and Σ ∂f/∂ln q of a row from its KL(q ‖ p)."""
-    return tl.where(value == value, -1.0, -1.0), value  # in the shape of value, a scalar too
+    """Return Σ ∂f/∂ln p and Σ ∂f/∂ln q of a row from its KL(q ‖ p)."""
+    return tl.where(value == value, -1.0, -1.0), value  # -1 in the shape of value
 
 
 @triton.jit
 def js(lp, lq, p, q, unit, beta):
-    """β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q (GKD, arXiv 2306.13649)."""
+    """Compute β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q (GKD, arXiv 2306.13649)."""
     lm = log2_nearest(beta * q + ((1.0 - beta) * p + TINY)) * (LN2 / unit)
-    # what is multiplied by p = 0 need only be finite: one instruction, where a choice takes two
+    # a factor of p = 0 need only be finite, so that one instruction suffices where tl.where takes two
     of_p = (1.0 - beta) * unit * p * (tl.maximum(lp, LEAST, tl.PropagateNan.ALL) - lm)
     of_q = beta * unit * q * (tl.maximum(lq, LEAST, tl.PropagateNan.ALL) - lm)
     return of_p + of_q, of_p, of_q
@@ -39,7 +39,7 @@ def js(lp, lq, p, q, unit, beta):
 
 @triton.jit
 def total_variation(lp, lq, p, q, unit):
-    """½ Σ |p - q|."""
+    """Compute ½ Σ |p - q|."""
     d = p - q
-    slope = tl.clamp(d * STEEP, -0.5, 0.5, tl.PropagateNan.ALL)  # by the sign, in two instructions where choices take four
+    slope = tl.clamp(d * STEEP, -0.5, 0.5, tl.PropagateNan.ALL)  # ½ sign(d), in two instructions where tl.where takes four
     return 0.5 * tl.abs(d), slope * p, -slope * q

@@ -19,11 +19,11 @@ from lossforge.kernels.math import logistic, logistic_hard, power, powers
 
 @triton.jit
 def terms(x, y, alpha):
-    """q, a, H, and the slopes H' = p (1 - y) - (1 - p) y and q' = (1 - 2y) p (1 - p)."""
+    """Return q, a, H, and the slopes H' = p (1 - y) - (1 - p) y and q' = (1 - 2y) p (1 - p)."""
     p, not_p, log1p = logistic(x)
     positive, negative = not_p * y, p - p * y
     entropy = tl.where(x >= 0, 1.0 - y, y) * tl.abs(x) + log1p
-    every = alpha < 0.0  # the same for the whole launch, so this costs nothing an element
+    every = alpha < 0.0  # the same for every element, so it is computed once
     a = tl.where(every, 0.0, 2.0 * alpha - 1.0) * y + tl.where(every, 1.0, 1.0 - alpha)
     return negative + positive, a, entropy, negative - positive, negative * not_p - positive * p
 
@@ -32,12 +32,12 @@ def terms(x, y, alpha):
 def focal(x, y, gamma, alpha):
     q, a, entropy, slope, tilt = terms(x, y, alpha)
     modulation, lower = powers(q, gamma)
-    return a * modulation * entropy, a * (slope * modulation + gamma * lower * (tilt * entropy))
+    return a * modulation * entropy, a * (slope * modulation + gamma * lower * (tilt * tl.where(gamma == 0.0, 0.0, entropy)))
 
 
 @triton.jit
 def focal_2(x, y, gamma, alpha):
-    """γ = 2 without powers."""
+    """Compute focal for γ = 2, without powers."""
     q, a, entropy, slope, tilt = terms(x, y, alpha)
     factor = a * q
     return factor * (q * entropy), factor * (slope * q + 2.0 * (tilt * entropy))
@@ -45,7 +45,7 @@ def focal_2(x, y, gamma, alpha):
 
 @triton.jit
 def hard_weights(positive, w, factor, alpha):
-    """w a and factor a du/dx."""
+    """Return w a and factor a du/dx."""
     every = alpha < 0.0
     a, not_a = tl.where(every, 1.0, alpha), tl.where(every, 1.0, 1.0 - alpha)
     return tl.where(positive, w * a, w * not_a), tl.where(positive, -factor * a, factor * not_a)
@@ -56,7 +56,7 @@ def focal_hard(x, positive, w, factor, gamma, alpha):
     q, not_q, entropy = logistic_hard(x, positive)
     w, factor = hard_weights(positive, w, factor, alpha)
     modulation = power(q, gamma)
-    return w * (modulation * entropy), factor * modulation * (q + gamma * (not_q * entropy))
+    return w * (modulation * entropy), factor * modulation * (q + gamma * (not_q * tl.where(gamma == 0.0, 0.0, entropy)))
 
 
 @triton.jit

@@ -8,7 +8,7 @@ Kullback-Leibler divergence of targets y that are probabilities p, or their loga
 
     L = p (ln p - x)              dL/dx = -p
 
-A class of y = 0 or p = 0 adds nothing, whatever x is.
+A class with y = 0 or p = 0 adds nothing, for any x.
 """
 
 import triton

@@ -7,9 +7,9 @@ With squared predictions P = Σ p² and Y = Σ y². Smoothing n in numerators an
     tversky          L = 1 - T,  T = (I + n) / (I + α (P - I) + β (Y - I) + d)      (Salehi et al. 2017, arXiv 1706.05721)
     focal_tversky    L = (1 - T)^γ                                                  (Abraham, Khan 2018, arXiv 1810.07842)
 
-P - I are the false positives, Y - I the false negatives. L is computed as what the denominator has more than the numerator, over the
-denominator, rounded to nearest: exactly 0 where region and prediction are equal, exactly 1 where they are disjoint. Each gives
-(L, ∂L/∂I, ∂L/∂P). Where 1 - T is 0 the gradient of (1 - T)^γ is taken as 0: for γ < 1 it has no finite limit.
+P - I are the false positives, Y - I the false negatives. L is computed as (denominator - numerator) / denominator, rounded to nearest. So
+it is exactly 0 where region and prediction are equal, and exactly 1 where they are disjoint. Each formula returns (L, ∂L/∂I, ∂L/∂P).
+Where 1 - T is 0 the gradient of (1 - T)^γ is taken as 0, because for γ < 1 it has no finite limit.
 """
 
 import triton

@@ -20,7 +20,7 @@ def poly_bce(x, y, epsilon, gamma, alpha):
 
 @triton.jit
 def poly_bce_0(x, y, epsilon, gamma, alpha):
-    """γ = 0 without powers."""
+    """Compute poly_bce for γ = 0, without powers."""
     q, a, entropy, slope, tilt = terms(x, y, alpha)
     return a * (entropy + epsilon * q), a * (slope + epsilon * tilt)
 

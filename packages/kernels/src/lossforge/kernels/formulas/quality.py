@@ -16,7 +16,7 @@ from lossforge.kernels.math import logistic, powers
 
 @triton.jit
 def distance(x, y):
-    """d, H and p (1 - p)."""
+    """Return d, H and p (1 - p)."""
     p, not_p, log1p = logistic(x)
     return p - p * y - not_p * y, tl.where(x >= 0, 1.0 - y, y) * tl.abs(x) + log1p, p * not_p
 
@@ -26,12 +26,12 @@ def quality(x, y, beta):
     d, entropy, tilt = distance(x, y)
     power, lower = powers(tl.abs(d), beta)
     signed = tl.where(d < 0.0, -tilt, tl.where(d > 0.0, tilt, 0.0))
-    return power * entropy, power * d + beta * lower * signed * entropy
+    return power * entropy, power * d + beta * lower * signed * tl.where(beta == 0.0, 0.0, entropy)
 
 
 @triton.jit
 def quality_2(x, y, beta):
-    """β = 2 without powers."""
+    """Compute quality for β = 2, without powers."""
     d, entropy, tilt = distance(x, y)
     square = d * d
     return square * entropy, d * (square + 2.0 * (tilt * entropy))

@@ -17,7 +17,7 @@ def mse(x, y):
 
 @triton.jit
 def clamp(d, bound):
-    """d within ±bound; nan stays nan."""
+    """Limit d to ±bound; nan stays nan."""
     return tl.minimum(tl.maximum(d, -bound, propagate_nan=tl.PropagateNan.ALL), bound, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -30,7 +30,7 @@ def huber(x, y, delta):
 
 @triton.jit
 def smooth_l1(x, y, beta):
-    """For β > 0; one that is too small for its reciprocal counts as 2⁻¹²⁷."""
+    """Compute the smooth L1 loss for β > 0. If 1 / β overflows, β counts as 2⁻¹²⁷."""
     d = x - y
     s = clamp(d * tl.minimum(1.0 / beta, 1.7014118346046923e38), 1.0)
     return s * (d - (0.5 * beta) * s), s

@@ -1,4 +1,4 @@
-"""Varifocal loss (Zhang et al. 2021, arXiv 2008.13367), for targets y in [0, 1], the quality of a box at its class and 0 elsewhere.
+"""Varifocal loss (Zhang et al. 2021, arXiv 2008.13367), for targets y in [0, 1]: a box's quality at its class, and 0 at other classes.
 
     p = σ(x),  H = y softplus(-x) + (1 - y) softplus(x)
 
@@ -17,10 +17,10 @@ from lossforge.kernels.math import logistic, logistic_hard, power
 
 @triton.jit
 def terms(x, y, iou_weighted):
-    """(whether y is above 0, p, 1 - p, p - y, H, the weight of a positive)"""
+    """Return (y > 0, p, 1 - p, p - y, H, the weight of a positive)."""
     p, not_p, log1p = logistic(x)
     entropy = tl.where(x >= 0, 1.0 - y, y) * tl.abs(x) + log1p
-    w = tl.where(iou_weighted > 0.0, y, 1.0)  # the condition is the same for the whole launch
+    w = tl.where(iou_weighted > 0.0, y, 1.0)  # the condition is the same for every element
     return y > 0.0, p, not_p, p - p * y - not_p * y, entropy, w
 
 
@@ -28,12 +28,12 @@ def terms(x, y, iou_weighted):
 def varifocal(x, y, alpha, gamma, iou_weighted):
     positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
     w = tl.where(positive, w, alpha * power(p, gamma))
-    return w * entropy, w * (d + gamma * not_p * tl.where(positive, 0.0, entropy))
+    return w * entropy, w * (d + gamma * not_p * tl.where(positive, 0.0, tl.where(gamma == 0.0, 0.0, entropy)))
 
 
 @triton.jit
 def varifocal_2(x, y, alpha, gamma, iou_weighted):
-    """γ = 2 without powers."""
+    """Compute varifocal for γ = 2, without powers."""
     positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
     w = tl.where(positive, w, alpha * (p * p))
     return w * entropy, w * (d + 2.0 * not_p * tl.where(positive, 0.0, entropy))
@@ -43,7 +43,7 @@ def varifocal_2(x, y, alpha, gamma, iou_weighted):
 def varifocal_hard(x, positive, w, factor, alpha, gamma, iou_weighted):
     q, not_q, entropy = logistic_hard(x, positive)
     modulation = power(q, gamma)
-    slope = (factor * alpha) * modulation * (q + gamma * (not_q * entropy))
+    slope = (factor * alpha) * modulation * (q + gamma * (not_q * tl.where(gamma == 0.0, 0.0, entropy)))
     return tl.where(positive, w, (w * alpha) * modulation) * entropy, tl.where(positive, -factor * q, slope)
 
 

@@ -1,4 +1,4 @@
-"""The second launch of the overlap template: the gradient at the logits, from the coefficients of the first."""
+"""The second launch of the overlap template: the gradient at the logits, from the coefficients that the first one computed."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ from lossforge.kernels.overlap.planes import (
 
 @triton.jit
 def coefficients_of(region, first, config):
-    """(a, b, e) of a tile's classes from `first`, times the upstream gradient; scalars where the tile has one class."""
+    """Return (a, b, e) of a tile's classes from `first` on, times the upstream gradient; scalars if the tile has one class."""
     c = first
     if config.BC > 1:
         c = first + tl.arange(0, config.BC)
@@ -45,7 +45,7 @@ def coefficients_of(region, first, config):
 
 @triton.jit
 def slope(p, y, a, b, SQUARED: tl.constexpr):
-    """h = ∂L/∂p."""
+    """Return h = ∂L/∂p."""
     h = a * y + b
     if SQUARED:
         h = a * y + 2.0 * b * p
@@ -54,7 +54,7 @@ def slope(p, y, a, b, SQUARED: tl.constexpr):
 
 @triton.jit
 def softmax_tile(images, place, labels, pixels, tile, first, region, STORE: tl.constexpr):
-    """Write the gradient of a tile where STORE, else add it to Σ p h of its pixels, less what the cross entropy adds to every class."""
+    """With STORE write the gradient of a tile. Without it add the tile to Σ p h of its pixels, and subtract the cross entropy's Σ e y."""
     top, share, dot = pixels
     c = first + tl.arange(0, images.config.BC)
     a, b, e = coefficients_of(region, first, images.config)
@@ -95,7 +95,7 @@ def softmax_gradient(images, place, region):
 
 @triton.jit
 def element_gradient(images, place, region):
-    """Write the gradient of a tile under a sigmoid or no activation."""
+    """Write the gradient of a tile under a sigmoid or without activation."""
     first = tl.program_id(1) * images.config.BC
     c = first + tl.arange(0, images.config.BC)
     a, b, e = coefficients_of(region, first, images.config)
@@ -114,7 +114,7 @@ def element_gradient(images, place, region):
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
 def overlap_backward_kernel(
-    x,  # this, target and grad_input: Planes
+    x,  # x, target and grad_input: Planes
     target,
     grad_input,
     coefficients_ptr,
@@ -128,7 +128,7 @@ def overlap_backward_kernel(
     skip,
     ignore,
 ):
-    # what the first launch read last is likelier still in the cache
+    # start with what the first launch read last, because it is most likely still in the cache
     program = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     n = program % images
     if config.BATCH:

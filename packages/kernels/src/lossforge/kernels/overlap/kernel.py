@@ -1,13 +1,14 @@
-"""The template of losses of overlapping regions: one region an image and class, or a class over the batch.
+"""The template of losses of overlapping regions. A region is a class of an image, or a class over the batch.
 
-A loss adds a formula f(I, P, Y, *hyper) → (L, ∂L/∂I, ∂L/∂P) of the sums I = Σ p y, P = Σ p, Y = Σ y over a region's pixels. Activation,
-targets, ignored pixels, class weights, reduction, a cross entropy beside it, and addressing are the template's. Two launches:
+A loss supplies a formula f(I, P, Y, *hyper) → (L, ∂L/∂I, ∂L/∂P) of the sums I = Σ p y, P = Σ p, Y = Σ y over a region's pixels. The
+template handles activation, targets, ignored pixels, class weights, reduction, a cross entropy beside it, and addressing. There are two
+launches:
 
     sums        reads logits and target, adds up by program, image and batch in this order, and gives the loss and a = ∂L/∂I, b = ∂L/∂P
     gradient    reads both again: with h = a y + b (2 b p where squared), softmax gives p (h - Σ p h), sigmoid p (1 - p) h, none h
 
-The cross entropy is one more sum of the first launch, of y (lse - x) or of softplus(x) - x y, with its own coefficient e a class, by
-which the second adds p Σ e y - e y or e (p - y).
+The cross entropy is one more sum of the first launch, Σ y (lse - x) or Σ softplus(x) - x y, with a coefficient e for each class. The second
+launch then adds p Σ e y - e y, or e (p - y).
 """
 
 from typing import Any, NamedTuple
@@ -24,8 +25,12 @@ from lossforge.kernels.overlap.planes import Images, Place, Region, labels_of, l
 class Memory(NamedTuple):
     """What the first launch writes.
 
-    parts: (images × programs an image, S, classes), then (images, S, classes) where BATCH, then loss, ce and count (images) each.
-    ticket: finished programs, of all images and of each. out: (regions, classes - skip). total: 0-d. coefficients: see Region.
+    Attributes:
+        parts: (images × programs an image, S, classes), then (images, S, classes) with BATCH, then loss, ce and count, (images) each.
+        ticket: counters of finished programs: one of all images, then one of each.
+        out: (regions, classes - skip).
+        total: 0-d.
+        coefficients: see Region.
     """
 
     parts: Any
@@ -36,7 +41,7 @@ class Memory(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a region's sums become: the formula of them, times class weights and scale, and a cross entropy times ce_scale."""
+    """How a region's sums become its loss: a formula, times class weights and scale; and a cross entropy times ce_scale."""
 
     formula: Any
     hyper: Any
@@ -48,11 +53,12 @@ class Loss(NamedTuple):
 
 @triton.jit
 def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
-    """What each element adds to I, P, Y, and where asked for to the cross entropy and the count of elements."""
+    """Return each element's contribution to I, P and Y, and if asked for to the cross entropy and to the count of elements."""
     ce, count = y, y
     share = 1.0
     if MASKED:
-        share = tl.where(labels.keep, tl.where(labels.valid, 1.0, float("nan")), 0.0)  # a pixel of no class makes its image's sums nan
+        # an invalid class index makes its image's sums nan
+        share = tl.where(labels.keep, tl.where(labels.valid, 1.0, float("nan")), 0.0)
     if config.SOFTMAX:
         p = exp2((tile - top) * LOG2E) * (reciprocal(total) * share)
         if config.CE:
@@ -74,7 +80,7 @@ def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
 
 @triton.jit
 def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
-    """Sums of V pixels that one lane reads, (BC, BP) to (BC, BP / V): neighbours where pixels are adjacent in memory, else BP / V apart."""
+    """Sum the V pixels that one lane reads, (BC, BP) to (BC, BP / V): neighbours if pixels are adjacent in memory, else every BP / V-th."""
     if ADJACENT:
         tile = tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // V, V]), 2)
     else:
@@ -84,7 +90,7 @@ def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
 
 @triton.jit
 def add_tiles(sums, images, place, first):
-    """`sums`, S of each tile, with the `terms` of tiles that hold all classes which their pixels' probabilities depend on."""
+    """Add the `terms` of tiles to `sums`, S for each tile. The tiles hold all classes that their pixels' probabilities depend on."""
     S: tl.constexpr = 3 + images.config.CE + images.config.COUNT
     MASKED: tl.constexpr = images.config.INDEX or place.inside is not None
     labels = labels_of(images, place)
@@ -100,7 +106,7 @@ def add_tiles(sums, images, place, first):
 
 @triton.jit
 def sum_held(images, n, k, programs, pixels, mine):
-    """Store the sums of image n's tiles k, k + programs, … at `mine`, (S, classes); the one of the rest alone has a mask."""
+    """Store the sums of image n's tiles k, k + programs, … at `mine`, (S, classes). Only the last, partial tile has a mask."""
     BC: tl.constexpr = images.config.BC
     BP: tl.constexpr = images.config.BP
     S: tl.constexpr = 3 + images.config.CE + images.config.COUNT
@@ -122,7 +128,7 @@ def sum_held(images, n, k, programs, pixels, mine):
 
 @triton.jit
 def sum_swept(images, n, k, programs, pixels, mine):
-    """The same where a sweep takes the classes: sums of so many stay in memory."""
+    """Store the same sums as sum_held, where a sweep over the classes is needed. The sums stay in memory, because there are too many."""
     lane = tl.arange(0, images.config.BP)
     for tile in range(k, tl.cdiv(pixels, images.config.BP), programs):
         start = tile * images.config.BP
@@ -131,7 +137,7 @@ def sum_swept(images, n, k, programs, pixels, mine):
         top, total = swept_softmax(images, place, labels.keep)
         for first in range(0, images.classes, images.config.BC):
             c = first + tl.arange(0, images.config.BC)
-            before = c < tl.where(tile > k, images.classes, 0)  # a lone condition joined with a block's is no mask in the interpreter
+            before = c < tl.where(tile > k, images.classes, 0)  # in the interpreter a scalar condition joined with a block's is not a mask
             y = target_tile(images, place, labels, c)
             found = terms(logit_tile(images, place, c, labels.keep, ""), y, labels, top, total, True, images.config)
             to = mine + c
@@ -143,7 +149,7 @@ def sum_swept(images, n, k, programs, pixels, mine):
 
 @triton.jit
 def added(parts, rows, stride, c, classes, S: tl.constexpr, BK: tl.constexpr):
-    """Of S sums that lie one after the other, Σ over `rows` rows `stride` apart of the entries c, in their order."""
+    """Sum the entries c over `rows` rows, in their order, for each of S sums that follow each other. stride: between the rows."""
     sums = ()
     for s in tl.static_range(S):
         total = tl.zeros([c.shape[0]], tl.float32)
@@ -157,7 +163,7 @@ def added(parts, rows, stride, c, classes, S: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def settle(sums, region, c, scale, memory, loss, PRESENT: tl.constexpr):
-    """Loss of classes c of a region times their weights and `scale`, summed; stores each, and the coefficients a and b."""
+    """Store loss and coefficients a and b of classes c of a region, with their weights and `scale`; return the sum of the losses."""
     i, p, y = sums[0], sums[1], sums[2]
     classes, skip = region.classes, region.skip
     value, by_i, by_p = loss.formula(i, p, y, *loss.hyper)
@@ -179,7 +185,7 @@ def settle(sums, region, c, scale, memory, loss, PRESENT: tl.constexpr):
 
 @triton.jit
 def column_sum(at, rows, BLOCK: tl.constexpr):
-    """Σ of `rows` neighbouring numbers, in their order; what a sum of many similar numbers rounds away is added to the next (Kahan)."""
+    """Sum `rows` neighbouring numbers in their order. What is rounded off is added to the next number (Kahan), because they are similar."""
     parts = tl.zeros([BLOCK], tl.float32)
     excess = tl.zeros([BLOCK], tl.float32)
     for start in range(0, rows, BLOCK):
@@ -202,9 +208,9 @@ def class_weights(weight_ptr, c, classes):
 
 @triton.jit
 def conclude(region, programs, memory, loss, config):
-    """By the last program of image n: add up the image's parts, and for the last image those of all, and give loss and coefficients.
+    """Finish image n, in its last program: add up its parts; for the last image also those of all images. Store loss and coefficients.
 
-    region: of the image's number, also where regions reach over all.
+    region: with the image's number, also if regions extend over the batch.
     """
     S: tl.constexpr = 3 + config.CE + config.COUNT
     scale = divided(loss.scaling.scale, loss.scaling.divisor_ptr, loss.scaling.EMPTY_IS_ZERO)
@@ -257,7 +263,7 @@ def conclude(region, programs, memory, loss, config):
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
 def overlap_kernel(
-    x,  # this and target: Planes
+    x,  # x and target: Planes
     target,
     memory,
     loss,
@@ -267,10 +273,10 @@ def overlap_kernel(
     inner,
     classes,
     first,  # the class index of channel 0
-    skip,  # classes left out at the front
+    skip,  # number of first classes to leave out
     ignore,
 ):
-    programs = tl.num_programs(0) // images  # an image
+    programs = tl.num_programs(0) // images  # for each image
     program = tl.program_id(0).to(tl.int64)
     n = program // programs
     mine = memory.parts + program * (3 + config.CE + config.COUNT) * classes

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas, OverlapCall
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Plan, Template, launch, new, new_like, workspace
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, Launcher, computed, in_order, new_like, workspace
 from lossforge.kernels.engine.layout import Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
@@ -109,7 +109,7 @@ def _scales(call: OverlapCall) -> Scales:
 
 
 def _sums(call: OverlapCall) -> int:
-    """Sums a region: I, P, Y, perhaps the cross entropy, and what it counts."""
+    """Return the number of sums of a region: I, P, Y, perhaps the cross entropy, and what it counts."""
     return 3 + (call.lambda_ce is not None) + (call.counted and call.activation == "sigmoid")
 
 
@@ -122,7 +122,7 @@ def _programs(call: OverlapCall, g: Geometry) -> int:
     return triton.cdiv(tiles, triton.cdiv(tiles, max(limit, 1)))
 
 
-def _plan(call: OverlapCall, memory: Memory, scales: Scales, formulas: Formulas) -> Plan | None:
+def _make(call: OverlapCall, memory: Memory, scales: Scales, formulas: Formulas) -> Launch | None:
     g = geometry(call)
     if g is None:
         return None
@@ -140,19 +140,19 @@ def _plan(call: OverlapCall, memory: Memory, scales: Scales, formulas: Formulas)
     )
     loss = Loss(
         formula=formulas.formula,
-        hyper=call.hyper,
+        hyper=tuple(call.hyper),
         weight_ptr=call.weight,
         ce_scale=scales.ce_scale,
         scaling=constants(Scaling(scales.scale, call.normalizer, None, call.empty_is_zero)),
     )
     grid = (g.images * _programs(call, g), g.blocks)
-    return Plan(overlap_kernel, grid, (*g.planes, memory, loss, config, *g.numbers(call)), num_warps=g.tiles.warps)
+    return Launch(overlap_kernel, grid, (*g.planes, memory, loss, config, *g.numbers(call)), num_warps=g.tiles.warps)
 
 
-SUMS = Template(_plan)
+SUMS = Launcher(_make)
 
 
-class Arriving(NamedTuple):
+class BackwardInputs(NamedTuple):
     """What the second launch takes beside the call. grad_output: 0-d, of each region and class, or None for 1."""
 
     coefficients: Tensor
@@ -160,17 +160,17 @@ class Arriving(NamedTuple):
     gradient: Tensor | None
 
 
-def _plan_backward(call: OverlapCall, a: Arriving) -> Plan | None:
+def _make_backward(call: OverlapCall, a: BackwardInputs) -> Launch | None:
     g = geometry(call, a.gradient)
     if g is None:
         return None
     grid = (g.images * triton.cdiv(g.pixels, g.tiles.pixels), g.blocks)
     config = g.config(call, EACH=a.grad_output is not None and a.grad_output.ndim > 0)
     arguments = (*g.planes, a.coefficients, a.grad_output, config, *g.numbers(call))
-    return Plan(overlap_backward_kernel, grid, arguments, num_warps=g.tiles.warps)
+    return Launch(overlap_backward_kernel, grid, arguments, num_warps=g.tiles.warps)
 
 
-SLOPES = Template(_plan_backward, writes=("gradient",))
+SLOPES = Launcher(_make_backward, writes=("gradient",))
 
 
 def _ticket(x: Tensor) -> Tensor:
@@ -182,31 +182,31 @@ def _ticket(x: Tensor) -> Tensor:
 
 
 def forward(call: OverlapCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
-    """As element.launch.forward."""
+    """As elementwise.launch.forward."""
     g = geometry(call)
     if g is None:
-        call = call._replace(x=call.x.contiguous(), target=call.target.contiguous())
+        call = call._replace(x=in_order(call.x), target=in_order(call.target))
         g = geometry(call)
     assert g is not None
     x, images = call.x, g.images
-    ticket = new(x, _ticket)
+    ticket = computed(_ticket, x)
     rows = images * (_programs(call, g) + call.batch)
     value, coefficients = call.shapes(keep)
     parts = new_like(x, ((rows * _sums(call) * g.classes + 3 * images,), torch.float32))
     total, made = new_like(x, ((), torch.float32)), new_like(x, coefficients)
     out = new_like(x, value if call.reduction == "none" else None)
-    launch(SUMS, call, Memory(parts, ticket, out, total, made), _scales(call), formulas)
+    SUMS.ready(call, Memory(parts, ticket, out, total, made), _scales(call), formulas).start()
     if gradients[0] is not None:
         assert made is not None
-        launch(SLOPES, call, Arriving(made, None, gradients[0]))
+        SLOPES.ready(call, BackwardInputs(made, None, gradients[0])).start()
     return total if out is None else out, made
 
 
 def backward(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
-    """As element.launch.backward."""
-    (coefficients,), (arriving,) = kept, grad_outputs
+    """As elementwise.launch.backward."""
+    (coefficients,), (grad_output,) = kept, grad_outputs
     if coefficients is None:
         coefficients = forward(call, formulas, [None], True)[1]
     assert coefficients is not None
-    assert arriving is not None
-    launch(SLOPES, call, Arriving(coefficients, arriving.contiguous(), gradients[0]))
+    assert grad_output is not None
+    SLOPES.ready(call, BackwardInputs(coefficients, in_order(grad_output), gradients[0])).start()

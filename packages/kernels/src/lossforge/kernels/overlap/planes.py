@@ -7,11 +7,11 @@ import triton.language as tl
 
 from lossforge.kernels.engine.layout import END, load_tile, longer
 from lossforge.kernels.math import LOG2E, exp2
-from lossforge.kernels.row.rows import LOWEST
+from lossforge.kernels.rowwise.rows import LOWEST
 
 
 class Planes(NamedTuple):
-    """A tensor (N, C, pixels) with its strides. Where pixels do not lie in one stride they are rows of `inner`, `row` apart."""
+    """A tensor (N, C, pixels) with its strides. Pixels without a single stride are rows of `inner` pixels, with stride `row`."""
 
     ptr: Any = None
     image: int = 0
@@ -21,19 +21,28 @@ class Planes(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What is known when a launch is planned.
+    """Compile-time constants of a launch.
 
-    INDEX: targets are class indices. BATCH: regions reach over all images. CE: a cross entropy is summed beside.
-    HELD: tiles, of BC classes, that together hold all classes that a pixel's probabilities depend on; 0: a sweep over them does. ALL:
-    classes fill their tiles. WIDE: 32 bits do not hold the offsets from a tile's first pixel.
+    With few classes under a softmax each class has its own tile, so that a lane holds all classes of its pixels. A tile of all classes
+    would be padded to the next power of two, and a pixel's classes would lie in several lanes, which exchange their maximum and sums. With
+    tiles of one class nothing is padded or exchanged: for 21 classes the sums take 15 instructions a logit instead of 36.
 
-    With few classes under a softmax each has its own tile, so that a lane holds all classes of its pixels. One tile of all would be as high
-    as the next power of two, and a pixel's classes would lie in several lanes that exchange their maximum and sums. Here nothing is padded
-    and nothing exchanged: of 21 classes the sums take 15 instructions a logit, not 36.
-
-    Of the first launch: PRESENT: only classes that have target pixels count. COUNT: the elements not ignored are one of the S sums.
-    COUNTED: ce_scale is divided by the count, or by the class weights of the pixels not ignored. V, ADJACENT: see kernel.grouped.
-    Of the second: EACH: gradients arrive at each region and class.
+    Attributes:
+        INDEX: targets are class indices.
+        SOFTMAX, SIGMOID: the activation; without either there is none.
+        SQUARED: probabilities and targets are squared in P and Y.
+        BATCH: regions extend over all images.
+        CE: a cross entropy is summed too.
+        HELD: number of tiles of BC classes that together hold all classes which a pixel's probabilities depend on; 0: a sweep reads them.
+        ALL: the classes fill their tiles.
+        WIDE: offsets from a tile's first pixel need 64 bits.
+        BC, BP: classes and pixels of a tile.
+        PRESENT: in the first launch: only classes that have target pixels count.
+        COUNT: in the first launch: the number of elements not ignored is one of the S sums.
+        COUNTED: in the first launch: ce_scale is divided by the count, or by the class weights of the pixels not ignored.
+        V, ADJACENT: in the first launch: see kernel.grouped.
+        BF, BK: in the first launch: classes and parts that are summed at once.
+        EACH: in the second launch: each region and class has an upstream gradient.
     """
 
     INDEX: bool
@@ -58,7 +67,7 @@ class Config(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Logits, targets and their gradient, in rows of `inner` pixels; the class index of channel 0, and the one that is ignored."""
+    """Logits, targets and their gradient, in rows of `inner` pixels; the class index of channel 0, and the ignored index."""
 
     x: Planes
     target: Planes
@@ -72,7 +81,7 @@ class Images(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Pixels start + lane of image n, which are 64-bit; inside: those that exist, None where all do."""
+    """Pixels start + lane of image n. n and start are 64-bit. inside: which pixels exist; None: all."""
 
     n: Any
     start: Any
@@ -81,9 +90,9 @@ class Place(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Of each pixel (1, BP) its class index, -1 where it has none, whether it counts, and whether it names a class.
+    """For each pixel (1, BP): its class index (-1 without one), whether it counts, and whether its index is valid.
 
-    True of targets that are not indices, but for the pixels that do not exist.
+    If targets are not indices, keep and valid say only which pixels exist.
     """
 
     index: Any
@@ -92,9 +101,9 @@ class Labels(NamedTuple):
 
 
 class Region(NamedTuple):
-    """One of `regions` regions, of all classes but `skip` at the front.
+    """One of `regions` regions, of all classes but the first `skip`.
 
-    coefficients_ptr: a and b (regions, classes) each, then e (classes) where CE.
+    coefficients_ptr: a and b, (regions, classes) each, then e (classes) with CE.
     """
 
     number: Any
@@ -107,7 +116,7 @@ class Region(NamedTuple):
 
 @triton.jit
 def pointers(t, place, c, inner, WIDE: tl.constexpr):
-    """Where classes c of the pixels lie, (BC, BP)."""
+    """Return pointers to classes c of the pixels, (BC, BP)."""
     lane = place.lane
     if WIDE:
         lane = lane.to(tl.int64)
@@ -123,7 +132,7 @@ def pointers(t, place, c, inner, WIDE: tl.constexpr):
 
 @triton.jit
 def mask_of(images, place, c):
-    """Which elements of a tile of classes c exist, (BC, BP); None where all do."""
+    """Return which elements of a tile of classes c exist, (BC, BP); None: all."""
     mask = None
     if place.inside is not None:
         mask = (c < images.classes)[:, None] & place.inside[None, :]
@@ -149,7 +158,7 @@ def labels_of(images, place):
 
 @triton.jit
 def target_tile(images, place, labels, c):
-    """Targets y of classes c, (BC, BP). A class index below `first` is background, 0 in all classes."""
+    """Return the targets y of classes c, (BC, BP). A class index below `first` is background, 0 in all classes."""
     if images.config.INDEX:
         y = tl.where(labels.index == (c + images.first)[:, None], 1.0, 0.0)
     else:
@@ -160,7 +169,7 @@ def target_tile(images, place, labels, c):
 
 @triton.jit
 def logit_tile(images, place, c, keep, EVICT: tl.constexpr):
-    """Logits (BC, BP) in float32: 0 where `keep` is false, which may hold nan; classes that do not exist have probability 0."""
+    """Load logits (BC, BP) in float32. Pixels with `keep` false, which may hold nan, are 0; classes out of range get probability 0."""
     OTHER: tl.constexpr = float("-inf") if images.config.SOFTMAX else 0.0
     at = pointers(images.x, place, c, images.inner, images.config.WIDE)
     tile = load_tile(at, mask_of(images, place, c), OTHER, EVICT).to(tl.float32)
@@ -171,7 +180,7 @@ def logit_tile(images, place, c, keep, EVICT: tl.constexpr):
 
 @triton.jit
 def softmax_of(held, HELD: tl.constexpr):
-    """Per pixel the maximum of the classes that the tiles hold, and Σ exp(x - maximum), both (1, BP)."""
+    """Return, for each pixel, the maximum over the classes that the tiles hold, and Σ exp(x - maximum), both (1, BP)."""
     top = tl.max(held[0], 0)[None, :]
     for k in tl.static_range(1, HELD):
         top = tl.maximum(top, tl.max(held[k], 0)[None, :])
@@ -183,7 +192,7 @@ def softmax_of(held, HELD: tl.constexpr):
 
 @triton.jit
 def logits(images, place, keep, first, EVICT: tl.constexpr):
-    """Tiles of classes from `first`, and under a softmax the maximum and the sum of their pixels."""
+    """Load tiles of classes from `first` on, with their pixels' maximum and sum under a softmax."""
     held = ()
     for k in tl.static_range(images.config.HELD):
         c = first + k * images.config.BC + tl.arange(0, images.config.BC)
@@ -196,7 +205,7 @@ def logits(images, place, keep, first, EVICT: tl.constexpr):
 
 @triton.jit
 def swept_softmax(images, place, keep):
-    """As softmax_of, of classes that take a sweep."""
+    """Return the same as softmax_of in a sweep over the classes."""
     top = tl.full([1, images.config.BP], LOWEST, tl.float32)
     total = tl.zeros([1, images.config.BP], tl.float32)
     for first in range(0, images.classes, images.config.BC):

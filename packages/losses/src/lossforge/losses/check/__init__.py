@@ -1,7 +1,7 @@
-"""Is a loss right? Its gradient against float64 differences, its kernels against float64, its edges, its place in PyTorch.
+"""Check whether a loss is right: its gradient and its kernels against float64, its edge cases, and its use with PyTorch's mechanisms.
 
-In the shell: `python -m lossforge.losses.check module:my_loss` or `path/to/file.py:my_loss`, or a name of the registry; status 1 where a
-check fails.
+In the shell: `python -m lossforge.losses.check module:my_loss`, or `path/to/file.py:my_loss`, or a name of the registry. The exit status is
+1 if a check fails.
 """
 
 from collections.abc import Callable
@@ -25,25 +25,31 @@ def check(
     quick: bool = False,
     show: Callable[[str], None] | None = None,
 ) -> Report:
-    """Compare a loss with float64 and try it wherever PyTorch may.
+    """Compare a loss with float64, and try it with PyTorch's mechanisms.
 
-    The gradient against central differences of the value, in float64, over random, extreme and coinciding inputs (at a kink anything
-    between the one-sided differences is right); value and gradient of the kernels against float64 for every layout, kind of target,
-    reduction, mode and dtype; where there is no GPU, the formula of a loss of one's own compiled for one; edges; opcheck, torch.compile,
-    retained graphs, second derivatives, torch.func, in place, CUDA graphs. Where one part fails, those that compare with it are not tried.
+    These are checked:
+
+    - the gradient against central differences of the value, in float64, over random, extreme and equal inputs (at a kink any value between
+      the one-sided differences is right);
+    - value and gradient of the kernels against float64, for every layout, kind of target, reduction, mode and dtype;
+    - without a GPU, whether a custom loss's formula compiles for one;
+    - edge cases;
+    - opcheck, torch.compile, retained graphs, second derivatives, torch.func, in-place gradients and CUDA graphs.
+
+    If a part fails, parts that compare with it are not tried.
 
     Args:
-        loss: one's own, or the name or entry of one in lossforge.losses.registry.
-        device: "cuda" where there is a GPU by default, else "cpu", where kernels run only with TRITON_INTERPRET=1.
+        loss: a custom loss, or the name or entry of a loss in lossforge.losses.registry.
+        device: by default "cuda" if there is a GPU, else "cpu", where kernels run only with TRITON_INTERPRET=1.
         seed: of the random inputs.
         quick: leave out half precision, most layouts, opcheck and torch.compile: seconds instead of minutes.
-        show: is called with each line of the report as soon as its part has ended, such as print.
+        show: a function, such as print, that gets each line of the report as soon as its part has ended.
 
     Returns:
-        a Report: print it; it is true where nothing failed.
+        a Report: print it; it is true if nothing failed.
 
     Raises:
-        TypeError: `loss` is no loss.
+        TypeError: `loss` is none of these.
         KeyError: the registry does not have the name.
         ModuleNotFoundError: Triton is not installed.
 

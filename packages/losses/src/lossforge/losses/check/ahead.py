@@ -1,6 +1,6 @@
-"""A formula compiled ahead of time for a GPU that need not be there: the interpreter accepts much that CUDA's compiler refuses.
+"""Compile a formula ahead of time for a GPU that need not be there, because the interpreter accepts much that CUDA's compiler refuses.
 
-The formula travels as text to a process of its own, in which Triton compiles: here it may interpret, and cannot do both.
+The formula is sent as text to another process, in which Triton compiles. In this process Triton may interpret, and it cannot do both.
 """
 
 import ast
@@ -22,20 +22,18 @@ from lossforge.losses.registry import Loss
 
 SECTION, NAME = "compiled ahead of time", "for sm_90, without a GPU"
 GLOBALS = {"__name__": __name__, "tl": tl}
-"""What Triton wants among a function's globals: of each it reads the module's name."""
-RESULTS = {"elementwise": (2, 2), "rowwise": (1, 2), "boxes": (8, 9)}
-"""How many tensors a formula takes, and how many values it returns."""
+"""Names that Triton needs among a function's globals, because it reads each global's module."""
 REFUSED = 3
-"""The status with which the process ends where the compiler refuses the formula."""
+"""Exit status of the process if the compiler refuses the formula."""
 
 
 def check_ahead(loss: Loss, report: Report) -> None:
     formula = FORMULAS[loss.formula].kernels.formula
-    tensors, results = RESULTS[loss.template]
+    tensors, results = len(loss.template.variables), 1 + loss.template.slopes
     sent = {"functions": pack(formula), "tensors": tensors, "numbers": len(parsed(formula).arguments) - tensors, "results": results}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    words = [sys.executable, "-m", "lossforge.losses.check.ahead"]
-    done = subprocess.run(words, input=json.dumps(sent), env=environment, capture_output=True, text=True)
+    argv = [sys.executable, "-m", "lossforge.losses.check.ahead"]
+    done = subprocess.run(argv, input=json.dumps(sent), env=environment, capture_output=True, text=True)
     if done.returncode in (0, REFUSED):
         report.add(SECTION, NAME, done.returncode == 0, done.stdout.strip())
     else:
@@ -44,7 +42,7 @@ def check_ahead(loss: Loss, report: Report) -> None:
 
 
 def pack(function: Any) -> list[dict[str, Any]]:
-    """A device function and those that it calls, each after what it calls: text, and what each name in it stands for."""
+    """Pack a device function and those that it calls, each after what it calls, as text and the meaning of each name in it."""
     packed: dict[int, tuple[int, dict[str, Any]]] = {}
 
     def place(one: Any) -> int:
@@ -73,12 +71,12 @@ def pack(function: Any) -> list[dict[str, Any]]:
 
 
 def used(source: Source) -> list[str]:
-    """The names from outside that a function reads."""
+    """Return the names from outside that a function reads."""
     return sorted({node.id for node in ast.walk(source.definition) if isinstance(node, ast.Name) and node.id in source.names})
 
 
 def unpack(packed: list[dict[str, Any]]) -> Any:
-    """The device function that `pack` was given, ready to be compiled."""
+    """Return the device function that `pack` was given, ready to be compiled."""
     made: list[Any] = []
 
     def value(meaning: dict[str, Any]) -> Any:
@@ -100,7 +98,7 @@ def unpack(packed: list[dict[str, Any]]) -> Any:
 
 
 def compile_ahead(formula: Any, tensors: int, numbers: int, results: int) -> None:
-    """Compile a kernel that loads a formula's tensors, inlines it and stores what it returns.
+    """Compile a kernel that loads a formula's tensors, inlines the formula and stores its results.
 
     Raises:
         CompilationError: the compiler refuses it.

@@ -1,4 +1,4 @@
-"""A formula alone, in float64: its gradient against differences of its value, its reference against its value."""
+"""Check a formula without its template, in float64: its gradient against differences of its value, its reference against its value."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -10,23 +10,25 @@ from torch import Tensor
 
 from lossforge.losses.check.report import Report
 from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.custom.reference import torch_of
 from lossforge.losses.custom.source import read
-from lossforge.losses.custom.twin import torch_of
 from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.registry import Loss
-from lossforge.losses.testing import SPECIAL_PAIRS, samples
+from lossforge.losses.templates.boxes import BOXES, SPECIAL_PAIRS
+from lossforge.losses.templates.elementwise import ELEMENTWISE
+from lossforge.losses.templates.rowwise import ROWWISE
+from lossforge.losses.testing import samples
 
 SECTION = "formula, in float64"
 STEP, TOLERANCE, ONE_SIDED = 6e-6, 1e-5, 100.0
-"""A central difference over this step, relative to x, is right to about 1e-9 of a smooth formula's slope, to one side to 1e-5."""
+"""A central difference over STEP, relative to x, is right to about 1e-9 of a smooth formula's slope; a one-sided one to 1e-5."""
 ENDS = "0, 1, ties and kinks"
 HELD = {"ciou": "its α is a constant to the gradient, as in the authors' code"}
-VARIABLES = {"elementwise": 1, "rowwise": 1, "boxes": 8}
 
 
 @dataclass(frozen=True)
 class Points:
-    """Arguments of a formula, of one length, and hyper-parameters."""
+    """Arguments of a formula, all of one length, and hyper-parameters."""
 
     name: str
     values: tuple[Tensor, ...]
@@ -44,18 +46,18 @@ class Points:
 
 
 def points(loss: Loss, seed: int) -> Iterator[Points]:
-    """Random, extreme and coinciding arguments, for the default hyper-parameters and others."""
+    """Yield random, extreme and equal arguments, for the default hyper-parameters and for others."""
     generator = torch.Generator().manual_seed(seed)
-    kinds = {"elementwise": _elements, "rowwise": _rows, "boxes": _boxes}[loss.template](loss, generator)
+    kinds = POINTS[loss.template](loss, generator)
     for hyper in formula_hyper(loss):
         for name, values in kinds.items():
             yield Points(name, values, hyper)
 
 
 def formula_hyper(loss: Loss) -> list[tuple[float, ...]]:
-    """The formula's hyper-parameters, which differ in number and order from the loss's, as calls of the loss hand them to it."""
+    """Return the formula's hyper-parameters as the loss passes them; their number and order differ from those of the loss."""
     formula, sample = FORMULAS[loss.formula], next(samples(loss))
-    leading = {"elementwise": 2, "rowwise": 1, "boxes": 2}[loss.template]
+    leading = 2 if loss.template is BOXES else len(loss.template.variables)  # a reference takes the boxes, not their corners
     seen: dict[tuple[Any, ...], None] = {}
 
     def recorded(*args: Any) -> Any:
@@ -72,7 +74,7 @@ def formula_hyper(loss: Loss) -> list[tuple[float, ...]]:
 
 
 def _others(loss: Loss) -> Iterator[dict[str, float]]:
-    """Hyper-parameters beside the defaults, of a loss that names none."""
+    """Yield hyper-parameters other than the defaults, for a loss whose entry lists none."""
     defaults = {name: value for name, value in loss.hyper.items() if value is not None}
     for factors in itertools.islice(itertools.product((0.5, 1.5), repeat=len(defaults)), 4):
         yield {name: value * factor for (name, value), factor in zip(defaults.items(), factors, strict=True)}
@@ -112,10 +114,13 @@ def _boxes(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ..
     }
 
 
+POINTS = {ELEMENTWISE: _elements, ROWWISE: _rows, BOXES: _boxes}
+
+
 def check_formula(loss: Loss, report: Report, seed: int) -> None:
     formula = FORMULAS[loss.formula]
     try:
-        both = _inlined(formula, VARIABLES[loss.template] + (loss.template == "elementwise"))
+        both = _inlined(formula, len(loss.template.variables))
     except FormulaError as problem:
         report.add(SECTION, "gradient", None, f"{problem}")
         return
@@ -131,10 +136,10 @@ def check_formula(loss: Loss, report: Report, seed: int) -> None:
 
 
 def _inlined(formula: Formula, leading: int) -> Callable[..., Sequence[Any]]:
-    """(variables, hyper-parameters) → value and gradient by the device function that a kernel inlines for these hyper-parameters.
+    """Return (variables, hyper-parameters) → value and gradient, by the device function that a kernel inlines for these hyper-parameters.
 
     Raises:
-        FormulaError: naming the operation that has no counterpart in torch.
+        FormulaError: an operation has no counterpart in torch; the message names it.
     """
     general, functions = torch_of(formula.kernels.formula), formula.kernels
     if functions.special is None or functions.applies is None:
@@ -150,11 +155,11 @@ def _inlined(formula: Formula, leading: int) -> Callable[..., Sequence[Any]]:
 
 def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: Report, found: Sequence[Points]) -> None:
     count, problem = 0, ""
-    for p, variable in itertools.product(found, range(VARIABLES[loss.template])):
+    for p, variable in itertools.product(found, range(loss.template.slopes)):
         value, *slopes = both(*p.values, *p.hyper)
         slope = slopes[variable] + torch.zeros_like(value)
         (right, known_right), (left, known_left) = (_difference(loss, both, p, variable, sign) for sign in (1, -1))
-        if loss.template == "boxes":  # to one side of a box without width it is flipped, so that its slope along that axis is a choice
+        if loss.template is BOXES:  # a box without width is flipped on one side, so its slope along that axis is a choice
             begin, end, begin_2, end_2 = p.values[variable % 2 :: 2]
             known_right = known_left = known_right & known_left & (begin < end) & (begin_2 < end_2)
         right, left = torch.where(known_right, right, left), torch.where(known_left, left, right)
@@ -163,13 +168,14 @@ def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: 
         if name == ENDS:
             slack *= ONE_SIDED
         fits = (slope - central).abs() <= slack
-        fits |= (torch.minimum(left, right) - slack <= slope) & (slope <= torch.maximum(left, right) + slack)  # at a kink: any between
-        fits |= ~(known_right | known_left) & ~slope.isnan()  # any number, where the slope is infinite, or is bounded
+        # at a kink any slope between the one-sided differences is right
+        fits |= (torch.minimum(left, right) - slack <= slope) & (slope <= torch.maximum(left, right) + slack)
+        fits |= ~(known_right | known_left) & ~slope.isnan()  # any number is right where the slope is infinite or bounded
         fits &= ~value.isnan() if name == ENDS else value.isfinite()
         count += len(fits)
         if not (fits.all() or problem):
             at = int((~fits).nonzero()[0])
-            of = f" {variable + 1}" if VARIABLES[loss.template] > 1 else ""
+            of = f" {variable + 1}" if loss.template.slopes > 1 else ""
             numbers = f"value {value[at]:.6g}, gradient{of} {slope[at]:.6g}, differences {central[at]:.6g}"
             problem = f"{p.at(at, loss)}: {numbers}"
     report.add(SECTION, f"gradient against differences, {name}", not problem, problem or f"{count} points")
@@ -183,7 +189,8 @@ def _difference(loss: Loss, both: Callable[..., Sequence[Any]], p: Points, varia
     if loss.domain == "probabilities":
         room = torch.where((x > 0) & (x < 1), torch.minimum(x, 1 - x), 1.0)
         step, inside = torch.minimum(step, 1e-3 * room), (x + sign * 1e-9 >= 0) & (x + sign * 1e-9 <= 1)
-    if loss.template == "rowwise":
+        inside |= x == p.values[1 - variable]  # a kink at the domain's end: the slope may be one from outside, if there is one
+    if loss.template is ROWWISE:
         inside = (x > 0) | (sign > 0)
 
     def quotient(step: Tensor) -> Tensor:
@@ -202,7 +209,7 @@ def _reference(
     for p in found:
         value, *slopes = both(*p.values, *p.hyper)
         leaves = [v.clone().requires_grad_(i < len(slopes)) for i, v in enumerate(p.values)]
-        values = leaves if loss.template != "boxes" else [torch.stack(leaves[:4], -1), torch.stack(leaves[4:], -1)]
+        values = leaves if loss.template is not BOXES else [torch.stack(leaves[:4], -1), torch.stack(leaves[4:], -1)]
         try:
             wanted = reference(*values, *p.hyper)
         except FormulaError as missing:

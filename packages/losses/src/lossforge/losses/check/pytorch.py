@@ -1,4 +1,4 @@
-"""A loss among PyTorch's mechanisms: operators, compile, retained graphs, second derivatives, torch.func, CUDA graphs."""
+"""Check a loss with PyTorch's mechanisms: operators, compile, retained graphs, second derivatives, torch.func, CUDA graphs."""
 
 from collections.abc import Callable
 
@@ -7,16 +7,16 @@ from torch.overrides import TorchFunctionMode
 
 from lossforge.losses.check.report import Report
 from lossforge.losses.registry import Loss
-from lossforge.losses.testing import Sample, error, plain_sample, run
+from lossforge.losses.testing import Sample, error, has_inplace, plain_sample, run
 
 SLOW = ("torch.library.opcheck", "torch.compile, fullgraph, dynamic")
-"""What a quick check leaves out."""
+"""Checks that a quick run leaves out."""
 SECTION, GRAPH = "in PyTorch", "CUDA graph, no host synchronisation"
 INPLACE = "inplace=True"
 
 
 class Operators(TorchFunctionMode):
-    """Records the calls of our operators: their names and arguments."""
+    """Records the names and arguments of calls of our operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ def check_pytorch(loss: Loss, report: Report, device: str, quick: bool = False) 
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")
     assert exact.gradient is not None
     for name, attempt in ATTEMPTS.items():
-        if (name == GRAPH and device == "cpu") or (name == INPLACE and loss.template == "boxes") or (quick and name in SLOW):
+        if (name == GRAPH and device == "cpu") or (name == INPLACE and not has_inplace(loss)) or (quick and name in SLOW):
             continue
         try:
             problem = attempt(loss, sample, exact.gradient, device)
-        except Exception as e:  # whatever PyTorch says is the finding
+        except Exception as e:  # any error of PyTorch's is the finding
             problem = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
         report.add(SECTION, name, not problem, problem)
     if device == "cpu":
@@ -50,12 +50,14 @@ def _opcheck(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> st
     for mode in ("forward", "backward"):
         with Operators() as operators:
             loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode)
-        ((name, args),) = operators.seen
         tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-        result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests, raise_exception=False)
-        wrong = {test: str(outcome) for test, outcome in result.items() if outcome != "SUCCESS"}
-        if wrong:
-            return str(wrong)
+        for name, args in operators.seen:
+            result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests, raise_exception=False)
+            wrong = {test: str(outcome) for test, outcome in result.items() if outcome != "SUCCESS"}
+            if wrong:
+                return str(wrong)
+        if not operators.seen:
+            return "no operator was called"
     return ""
 
 
@@ -109,7 +111,7 @@ def _inplace(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> st
 
 
 def _graph(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> str:
-    """Captured with its backward, under the mode in which a host synchronisation raises; replayed on other logits."""
+    """Capture forward and backward in a CUDA graph, with host synchronisation forbidden, and compare a replay on other logits."""
     x = sample.x.detach().clone().requires_grad_()
 
     def step() -> torch.Tensor:

@@ -1,16 +1,23 @@
-"""What a check found, and how it reads."""
+"""The findings of a check, and their text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 MARKS = {True: "ok", False: "FAIL", None: "skip"}
 WIDTH = 54
-"""Of the names of findings, of which the longest has 54 characters."""
+"""Width of the column of names; the longest has 54 characters."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """passed: None where it could not be checked, and `detail` says why."""
+    """The result of one check.
+
+    Attributes:
+        section: part of the report.
+        name: of the check.
+        passed: None if it could not be checked; then `detail` says why.
+        detail: figures, or the reason.
+    """
 
     section: str
     name: str
@@ -23,7 +30,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """Of one loss. `print(report)` shows all of it; it is true where nothing failed. show: is told each line once it is known."""
+    """The findings for one loss. `print(report)` shows all; it is true if nothing failed. show: gets each line as soon as it is known."""
 
     subject: str
     findings: list[Finding] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A loss as it is called: its kernels against float64 in every layout, target, reduction, mode and dtype, and at the edges."""
+"""Check calls of a loss: its kernels against float64 in every layout, target, reduction, mode and dtype, and its edge cases."""
 
 import itertools
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 QUICK, SMALL = 6, 1000
-"""How many samples a quick check takes, in float32 alone, and of fewer elements than this."""
+"""A quick check takes this many samples, in float32 only, each with fewer elements than this."""
 
 
 def check_values(loss: Loss, report: Report, device: str, seed: int, quick: bool = False) -> None:
@@ -29,7 +29,7 @@ def check_values(loss: Loss, report: Report, device: str, seed: int, quick: bool
                 upstream = torch.linspace(0.5, 1.5, max(1, shape.numel()), device=device).view(shape)
                 exact = run(loss.reference, sample, upstream, torch.float64, reduction=reduction)
                 plain = run(loss.reference, sample, upstream, reduction=reduction)
-                # float16 gradients written in forward may round to 0 before they are scaled, so that it is not their default
+                # float16 gradients written in forward may round to 0 before they are scaled, so "forward" is not the default for float16
                 for mode in ("backward",) if reduction == "none" or dtype == torch.float16 else ("forward", "backward"):
                     ours = run(loss.function, sample, upstream, reduction=reduction, gradient=mode)
                     assert ours.gradient is not None
@@ -60,7 +60,7 @@ def check_edges(loss: Loss, report: Report, device: str) -> None:
     sample = plain_sample(loss, device)
     assert sample.target is not None
     kept = sample.target >= 0
-    x, target, ignored = sample.x[kept][:4], sample.target[kept][:4], -2 if loss.template == "elementwise" else -100
+    x, target, ignored = sample.x[kept][:4], sample.target[kept][:4], loss.template.ignored
     value, gradient = _both(loss, x, target, reduction="mean")
 
     hole = torch.cat([x[:2], torch.full_like(x[:1], NAN), x[2:]])

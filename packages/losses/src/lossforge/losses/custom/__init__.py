@@ -1,4 +1,4 @@
-"""Losses of one's own, from a formula."""
+"""Custom losses, each made from a formula."""
 
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.find import find, named

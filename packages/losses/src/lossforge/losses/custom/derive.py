@@ -1,7 +1,7 @@
-"""The derivative of a formula by its first argument: forward mode, written out as another device function.
+"""Derive a formula by its first argument in forward mode. The result is written out as another device function.
 
-Each operation's value is followed by its derivative, by the rules below; what does not depend on the argument has none and costs nothing.
-The compiler joins what value and derivative share.
+The derivative of each operation follows its value, by the rules below. What does not depend on the argument has no derivative and costs
+nothing. The compiler shares what value and derivative have in common.
 """
 
 import ast
@@ -18,9 +18,9 @@ from lossforge.losses.custom.source import Source, jit, read, results, written_o
 TINY = math.TINY.value
 ZERO_SLOPE = ("floor", "ceil", "zeros_like")
 ZEROS = "tl.where({0} == {0}, 0.0, 0.0)"
-"""zeros_like, which Gluon, the language of the kernel for long rows, does not have."""
+"""zeros_like, written out because Gluon, the language of the kernel for long rows, lacks it."""
 Rule = Callable[..., str]
-"""(value, arguments, derivatives of the arguments: None where an argument does not depend) → the derivative, in source."""
+"""(value, arguments, derivatives of the arguments, None for one that does not depend on the variable) → source of the derivative."""
 
 
 def _scaled(factor: str) -> Rule:
@@ -67,13 +67,13 @@ SHARED_TUPLES: dict[str, Callable[..., list[str]]] = {
     "complement": lambda v, a, d: [f"{v[1]} * {d[0]}", f"(0.0 - {v[1]}) * {d[0]}"],
 }
 POWERS = {"power": ("{0}",), "powers": ("{0}", "({0} - 1.0)")}
-"""Powers, by their exponents in terms of the argument: q^γ has the slope γ q^(γ-1), which `powers` has a limit for at q = 0."""
+"""Powers, by their exponents in terms of the argument γ. q^γ has the slope γ q^(γ-1), for which `powers` returns the limit at q = 0."""
 CONSTANT: dict[str, tuple[int, ...]] = {"clamp": (1, 2), "where": (0,), "power": (1,), "powers": (1,)}
 """Arguments that must not depend on the variable."""
 
 
 def _over_root(v: str, d: list[str | None]) -> str:
-    """d / 2√a, finite at a = 0, so that there 0 · it is 0 and no nan: the derivative of √(x²) and of x √x."""
+    """Return d / 2√a, finite at a = 0, so that its product with 0 is 0, not nan: the derivatives of √(x²) and x √x need that."""
     return f"0.5 * {d[0]} / tl.maximum({v}, {TINY}, propagate_nan=tl.PropagateNan.ALL)"
 
 
@@ -93,7 +93,7 @@ def _quotient(v: str, a: list[str], d: list[str | None]) -> str:
 
 
 def _choice(a: list[str], d: list[str | None], better: str) -> str:
-    """A tie takes half of each, as in torch."""
+    """Choose the derivative of the better argument, and half of each for a tie, as torch does."""
     first, second = d[0] or "0.0", d[1] or "0.0"
     return f"tl.where({a[0]} {better} {a[1]}, {first}, tl.where({a[1]} {better} {a[0]}, {second}, 0.5 * ({first}) + 0.5 * ({second})))"
 
@@ -123,7 +123,7 @@ class _Forward:
         return name
 
     def expression(self, node: ast.expr) -> tuple[str, str | None]:
-        """(source of the value, source of its derivative or None), each of which may stand anywhere at no cost."""
+        """Return (source of the value, source of its derivative or None). Each is a name or constant, which can be repeated at no cost."""
         if isinstance(node, ast.Name):
             return node.id, self.slopes.get(node.id)
         if isinstance(node, (ast.Constant, ast.Attribute)):
@@ -158,7 +158,7 @@ class _Forward:
         raise self.fault(node)
 
     def call(self, node: ast.Call) -> tuple[list[str], list[str | None]]:
-        """Values and derivatives of what a call returns."""
+        """Return values and derivatives of the results of a call."""
         kind, found = self.source.operation(node)
         if kind == "number":
             return [ast.unparse(node)], [None]
@@ -198,7 +198,7 @@ class _Forward:
         return [value], [self.assign(rule(value, values, slopes), True)]
 
     def powers(self, exponents: Sequence[str], text: str, values: list[str], slope: str | None) -> tuple[list[str], list[str | None]]:
-        """Values and derivatives of q to each exponent."""
+        """Return values and derivatives of q to the power of each exponent."""
         made = self.unpack(text, len(exponents))
         if slope is None:
             return made, [None] * len(made)
@@ -268,9 +268,11 @@ class _Forward:
 
 
 def _derived(function: Any, depends: tuple[bool, ...]) -> tuple[Any, list[bool]]:
-    """The device function (derivatives of the arguments that depend, arguments) → (values, derivatives of those that depend).
+    """Derive a device function by the arguments that `depends` marks.
 
-    Its name says which arguments: functions that one kernel calls with arguments alike are told apart by their names alone.
+    The result is a device function (derivatives of these arguments, arguments) → (values, derivatives of the values that depend on
+    them), and a list that says which values do. The function's name says which arguments, because in one kernel Triton distinguishes
+    functions with equal arguments only by name.
     """
     source = read(function)
     names = {**source.names, "tl": tl}
@@ -301,10 +303,10 @@ def _definition(source: Source, name: str, arguments: list[str], lines: list[str
 
 
 def differentiated(function: Any, variables: int = 1) -> Any:
-    """A formula as a kernel inlines it, → (value, derivatives): with those that it returns, else with derived ones.
+    """Return a formula for a kernel to inline, → (value, derivatives). The derivatives are derived unless it returns them.
 
     Raises:
-        FormulaError: it returns something else, or holds what Triton lacks or what has no derivative.
+        FormulaError: it returns another number of values, or holds something that Triton lacks or that has no derivative.
     """
     source = read(function)
     count = results(source)
@@ -315,10 +317,10 @@ def differentiated(function: Any, variables: int = 1) -> Any:
 
 
 def with_gradients(function: Any, variables: int = 1) -> Any:
-    """The device function → (value, its derivative by each of the first `variables` arguments), for a formula → value.
+    """Return the device function → (value, its derivatives by the first `variables` arguments), for a formula → value.
 
     Raises:
-        FormulaError: naming the operation that has no derivative.
+        FormulaError: an operation has no derivative; the message names it.
     """
     source = read(function)
     names, given = source.arguments, ", ".join(source.arguments)

@@ -1,4 +1,4 @@
-"""A loss by where it is written."""
+"""Find a loss by its module or file and its name."""
 
 import hashlib
 import importlib
@@ -12,24 +12,29 @@ from typing import Any, cast
 from lossforge.losses.custom.loss import CustomLoss
 
 READ: dict[str, bytes] = {}
-"""Digest of each file as it was read."""
+"""Digest of each file when it was read."""
 
 
 def find(target: str) -> CustomLoss:
-    """The loss that "module:name" or "path/to/file.py:name" names, as `named` finds it.
+    """Return the loss that "module:name" or "path/to/file.py:name" refers to.
 
     Raises:
-        ValueError: as `named`, or it names no loss. ImportError, FileNotFoundError: as `named`.
+        ValueError: `target` has another form, the module has no such name, or the object is not a loss.
+        ImportError: the module cannot be imported.
+        FileNotFoundError: the file does not exist.
     """
     return cast(CustomLoss, _found(target, CustomLoss, "loss"))
 
 
 def named(target: str) -> Any:
-    """What "module:name" or "path/to/file.py:name" names; modules are looked for in the working directory, too. A file that has changed is
-    read again.
+    """Return the object that "module:name" or "path/to/file.py:name" refers to.
+
+    Modules are also looked for in the working directory. A file that has changed is read again.
 
     Raises:
-        ValueError: target has no such form, or the module has no such name. ImportError, FileNotFoundError: as they say.
+        ValueError: `target` has another form, or the module has no such name.
+        ImportError: the module cannot be imported.
+        FileNotFoundError: the file does not exist.
     """
     return _found(target, object, "object")
 

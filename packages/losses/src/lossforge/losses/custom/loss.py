@@ -1,27 +1,29 @@
-"""Losses of one's own: a formula becomes a function and a module that keep every promise of the losses here."""
+"""Custom losses: a formula becomes a function and a module with everything that the library's losses offer."""
 
 import ast
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
 from torch import Tensor, nn
 
 from lossforge import kernels
-from lossforge.kernels.call import BoxCall, ElementCall, Formulas
+from lossforge.kernels.call import BoxesCall, ElementwiseCall, Formulas
 from lossforge.losses import checks
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.registry import Loss
-from lossforge.losses.repeat import repeated
-from lossforge.losses.templates.box import box_loss
-from lossforge.losses.templates.element import elementwise_loss
-from lossforge.losses.templates.module import BoxModule, ElementModule, LossModule, Module, RowModule, constructor_of, shown
+from lossforge.losses.run import entry_point
+from lossforge.losses.templates.boxes import BOXES, box_loss
+from lossforge.losses.templates.declare import Module, constructor_of, whole_signature
+from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
+from lossforge.losses.templates.module import LossModule
 from lossforge.losses.templates.options import CornerOptions, ElementwiseOptions
-from lossforge.losses.templates.row import ClassOptions, class_loss
+from lossforge.losses.templates.record import Template
+from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, class_loss
 from lossforge.losses.types import Reduction
 
 if TYPE_CHECKING:
@@ -29,55 +31,64 @@ if TYPE_CHECKING:
 
 Reference = Callable[..., Tensor]
 Domain = Literal["logits", "probabilities"]
-CORNERS = ("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2")
 
 
 class CustomLoss:
-    """A loss made of a formula: call it as a function, or take `module(...)`.
+    """A loss made from a formula: call it as a function, or make a module with `module(...)`.
 
     Attributes:
-        loss: what the registry holds of the losses here.
+        loss: its entry, as the library's losses have one in the registry.
         gradient: "given" by the formula, or "derived" from it.
         hyper: the hyper-parameters and their defaults.
     """
 
     __name__: str
 
-    def __init__(self, loss: Loss, gradient: str, base: type[LossModule]) -> None:
+    def __init__(self, loss: Loss, gradient: str, short: Signature) -> None:
         self.loss, self.gradient, self.hyper, self.function = loss, gradient, dict(loss.hyper), loss.function
         functools.update_wrapper(self, loss.function, updated=())
         self.__module__ = loss.name.rpartition(":")[0]
-        self.constructor, self.shared = constructor_of(loss.function, base, Module(self.__name__, "", kept=(*self.hyper,)))
+        how = Module(self.__name__, "", kept=(*self.hyper,))
+        self.constructor, self.shared = constructor_of(short, loss.template.docs.keeping, how)
 
     def __call__(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:
         return self.function(input, target, **options)
 
     def module(self, *, reduction: Reduction = "mean", **options: Any) -> "CustomModule":
-        """The loss as a module that keeps these options: hyper-parameters and those that every loss has."""
+        """Make a module that keeps these options: hyper-parameters, and the options that every loss has."""
         return CustomModule(self, reduction, options)
 
     def reference(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss in plain torch, on any device."""
+        """Compute the loss in plain torch, on any device."""
         return self.loss.reference(*args, **kwargs)
 
     def __repr__(self) -> str:
         hyper = ", ".join(f"{k}={v}" for k, v in self.hyper.items())
-        return f"<{self.loss.template} loss {self.loss.name}({hyper}), its gradient {self.gradient}>"
+        return f"<{self.loss.template.name} loss {self.loss.name}({hyper}), its gradient {self.gradient}>"
 
     def __reduce__(self) -> str:
         return self.__name__
 
 
 class CustomModule(LossModule):
-    """A loss of one's own as a module."""
+    """A custom loss as a module."""
 
     function: CustomLoss
 
     def __init__(self, loss: CustomLoss, reduction: Reduction, options: dict[str, Any]) -> None:
         if taken := [name for name in loss.hyper if hasattr(CustomModule, name) or name in vars(nn.Module())]:
             raise TypeError(f"{loss.__name__}: a module has an attribute {taken[0]!r} already; call this hyper-parameter differently")
-        self.function, self.signature, self.shared = loss, loss.constructor, loss.shared
-        super().__init__(reduction=reduction, **options)
+        accepted = loss.constructor.parameters
+        for name in options:
+            if name not in accepted:
+                raise checks.unexpected(type(self).__name__, name, accepted)
+        self.function, self.shared = loss, loss.shared
+        given = {"reduction": reduction, **options}
+        names = dict.fromkeys(("reduction", *loss.shared, *accepted))
+        super().__init__(**{name: given.get(name, accepted[name].default) for name in names})
+
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Any:
+        return self.compute(input, target, **per_call)
 
     if TYPE_CHECKING:  # hyper-parameters have the names that the formula gives them
 
@@ -99,7 +110,7 @@ def _of_elements(
 ) -> Tensor:
     names = list(hyper)
     parameter = hyper.pop(names[-1]) if names and isinstance(hyper[names[-1]], Tensor) else None
-    call = ElementCall(formula, input, target, weight=weight, parameter=parameter, hyper=_numbers(hyper), reduction=reduction)
+    call = ElementwiseCall(formula, input, target, weight=weight, parameter=parameter, hyper=_numbers(hyper), reduction=reduction)
     return elementwise_loss(call, options)
 
 
@@ -124,31 +135,15 @@ def _of_boxes(
     reduction: Reduction = "mean",
     **options: Unpack[CornerOptions],
 ) -> Tensor:
-    return box_loss(BoxCall(formula, boxes1, boxes2, hyper=_numbers(hyper), reduction=reduction), options)
+    return box_loss(BoxesCall(formula, boxes1, boxes2, hyper=_numbers(hyper), reduction=reduction), options)
 
 
 def _numbers(hyper: dict[str, Any]) -> list[float]:
     return [checks.number(name, value) for name, value in hyper.items()]
 
 
-class Template(NamedTuple):
-    """A template, as formulas enter it.
-
-    compute: (formula, hyper-parameters, the two tensors, options). leading: the formula's arguments before the hyper-parameters, of which
-    the first `variables` are differentiated.
-    """
-
-    name: str
-    compute: Callable[..., Tensor]
-    leading: tuple[str, ...]
-    variables: int
-    base: type[LossModule]
-    without: tuple[str, ...] = ()
-
-
-ELEMENTS = Template("elementwise", _of_elements, ("x", "y"), 1, ElementModule)
-ROWS = Template("rowwise", _of_rows, ("z",), 1, RowModule, ("probabilities", "label_smoothing"))
-BOXES = Template("boxes", _of_boxes, CORNERS, len(CORNERS), BoxModule)
+Computes = Callable[..., Tensor]
+"""(formula, hyper-parameters, the two tensors, options) → the loss."""
 
 
 @overload
@@ -164,29 +159,29 @@ def elementwise(
 ) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over elements, for use as a decorator above @triton.jit.
 
-    The formula takes (x, y, *hyper), float32 elements of input and target and the hyper-parameters by position, and returns the value
-    or (value, dvalue/dx). It is straight-line mathematics: assignments, arithmetic, triton.language's functions of elements, those of
+    The formula takes float32 elements of input and target and the hyper-parameters, all by position: (x, y, *hyper). It returns the value
+    or (value, dvalue/dx). It is straight-line mathematics: assignments, arithmetic, triton.language's functions of elements, functions of
     lossforge.kernels.math, other such @triton.jit functions, and tl.where in place of branches. tl.tanh and the powers x ** 2, x ** 3 and
-    x ** 4, which Triton lacks, are written out. Constants from outside are tl.constexpr. Without a gradient, one is derived and compiled
-    into the same kernel.
+    x ** 4, which Triton lacks, are written out. Constants from outside must be tl.constexpr. If the formula returns no gradient, one is
+    derived and compiled into the same kernel.
 
     Args:
-        formula: the @triton.jit function; None where the decorator has arguments.
-        hyper: the hyper-parameters' names and defaults, in the formula's order. They are keyword arguments of the loss, numbers; the
-            last may also be a tensor that broadcasts to the input. Changing one compiles nothing.
+        formula: the @triton.jit function; None if the decorator has arguments.
+        hyper: names and defaults of the hyper-parameters, in the formula's order. They become keyword arguments of the
+            loss. They are numbers; the last one may also be a tensor that broadcasts to the input. Changing one compiles nothing anew.
         reference: the value in plain torch, (x, y, *hyper) → element-wise values, for CPU tensors, float64, derivatives of the
-            target and of second order. By default the formula's operations translated.
-        domain: "logits", or "probabilities" where input lies in [0, 1]: what lossforge.losses.check tries.
+            target and second-order derivatives. By default the formula is translated, operation by operation.
+        domain: "logits", or "probabilities" if the input lies in [0, 1]: lossforge.losses.check tries inputs of this domain.
 
     Returns:
         a CustomLoss: loss(input, target, *, reduction="mean", weight=None, **options), with the options of lossforge.losses.l1_loss: class
         indices and mixup pairs in place of a dense target, normalizer, gradient, inplace and so on.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
+        FormulaError: a TypeError that names an operation without a derivative, or one that a formula or CUDA's compiler does not allow.
 
     Examples:
-        In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
+        In a file, because the source is read (docs/learn/write_your_own_loss.md):
 
         >>> @elementwise(hyper={"delta": 1.0})
         ... @triton.jit
@@ -197,7 +192,7 @@ def elementwise(
     if formula is None:
         return lambda formula: elementwise(formula, hyper=hyper, reference=reference, domain=domain)
     checks.one_of("domain", domain, get_args(Domain))
-    return _made(ELEMENTS, formula, dict(hyper or {}), reference, domain)
+    return _made(ELEMENTWISE, _of_elements, formula, dict(hyper or {}), reference, domain)
 
 
 @overload
@@ -209,23 +204,23 @@ def rowwise(
 ) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over rows under a softmax, for use as a decorator above @triton.jit.
 
-    The formula takes (z, *hyper), z = -ln p of the target's class under the softmax of a row, and returns φ(z) or (φ, φ′); L = w_t φ(z).
-    Otherwise as `elementwise`: what it may hold, what is derived, hyper, reference: (z, *hyper) → φ.
+    The formula takes (z, *hyper), where z = -ln p of the target's class under the softmax of a row. It returns φ(z) or (φ, φ′), and
+    L = w_t φ(z). What it may hold and how a gradient is derived is described in `elementwise`.
 
     Args:
-        formula: the @triton.jit function; None where the decorator has arguments.
+        formula: the @triton.jit function; None if the decorator has arguments.
         hyper: as for `elementwise`.
-        reference: the value in plain torch, (z, *hyper) → φ. By default the formula's operations translated.
+        reference: the value in plain torch, (z, *hyper) → φ. By default the formula is translated, operation by operation.
 
     Returns:
         a CustomLoss: loss(input, target, *, reduction="mean", weight=None, ignore_index=-100, **options), as cross_entropy: class
         indices or a mixup pair of them, class weights, scale, softcap, z_loss, normalizer, gradient, inplace and so on.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
+        FormulaError: a TypeError that names an operation without a derivative, or one that a formula or CUDA's compiler does not allow.
 
     Examples:
-        In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
+        In a file, because the source is read (docs/learn/write_your_own_loss.md):
 
         >>> @rowwise(hyper={"q": 0.7})
         ... @triton.jit
@@ -235,7 +230,7 @@ def rowwise(
     """
     if formula is None:
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
-    return _made(ROWS, formula, dict(hyper or {}), reference)
+    return _made(ROWWISE, _of_rows, formula, dict(hyper or {}), reference)
 
 
 @overload
@@ -247,23 +242,23 @@ def boxes(
 ) -> CustomLoss | Callable[[Any], CustomLoss]:
     """Make a loss of a formula over pairs of boxes, for use as a decorator above @triton.jit.
 
-    The formula takes the corners of both, (x1, y1, x2, y2, u1, v1, u2, v2, *hyper), and returns the value of the pair, or that and its
-    eight derivatives. Otherwise as `elementwise`; reference: (boxes1, boxes2, *hyper), boxes (..., 4), → (...).
+    The formula takes the corners of both boxes, (x1, y1, x2, y2, u1, v1, u2, v2, *hyper). It returns the value of the pair, or the value
+    and its eight derivatives. What it may hold and how a gradient is derived is described in `elementwise`.
 
     Args:
-        formula: the @triton.jit function; None where the decorator has arguments.
+        formula: the @triton.jit function; None if the decorator has arguments.
         hyper: as for `elementwise`.
-        reference: the value in plain torch, (boxes1, boxes2, *hyper), boxes (..., 4), → (...). By default the formula's operations
-            translated.
+        reference: the value in plain torch, (boxes1, boxes2, *hyper) with boxes (..., 4), → (...). By default the formula is translated,
+            operation by operation.
 
     Returns:
         a CustomLoss: loss(boxes1, boxes2, *, reduction="mean", weight=None, format="xyxy", **options), as box_iou_loss.
 
     Raises:
-        FormulaError: a TypeError that names the operation with no derivative, what the formula lacks, or what CUDA's compiler would refuse.
+        FormulaError: a TypeError that names an operation without a derivative, or one that a formula or CUDA's compiler does not allow.
 
     Examples:
-        In a file of its own, of which the source is read (docs/learn/write_your_own_loss.md):
+        In a file, because the source is read (docs/learn/write_your_own_loss.md):
 
         >>> @boxes
         ... @triton.jit
@@ -273,49 +268,56 @@ def boxes(
     """
     if formula is None:
         return lambda formula: boxes(formula, hyper=hyper, reference=reference)
-    return _made(BOXES, formula, dict(hyper or {}), reference)
+    return _made(BOXES, _of_boxes, formula, dict(hyper or {}), reference)
 
 
-def _made(template: Template, formula: Any, hyper: dict[str, float], reference: Reference | None, domain: str = "logits") -> CustomLoss:
+def _made(
+    template: Template[Any],
+    compute: Computes,
+    formula: Any,
+    hyper: dict[str, float],
+    reference: Reference | None,
+    domain: str = "logits",
+) -> CustomLoss:
     kernels.load("math")
     from lossforge.losses.custom.derive import differentiated
     from lossforge.losses.custom.source import read, results
 
     source = read(formula)
-    *first, rest = list(inspect.signature(template.compute).parameters.values())[2:]
+    *first, rest = list(inspect.signature(compute).parameters.values())[2:]
     _check_arguments(source, template, hyper, {*(p.name for p in first), *get_args(rest.annotation)[0].__annotations__})
-    kernel, given = differentiated(formula, template.variables), results(source) > 1
-    if given and template is ROWS:
+    kernel, given = differentiated(formula, template.slopes), results(source) > 1
+    if given and template is ROWWISE:
         source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
     name = _new_name(formula)
     enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, given, template is BOXES))
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 
-    known = (*accepted, *(p.name for p in first), "linear")
+    known = (*accepted, *(p.name for p in first))
 
     def loss(*tensors: Tensor, **options: Any) -> Tensor:
         for each in options:
             if each not in known:
                 raise checks.unexpected(source.name, each, accepted)
         numbers = {each: options.pop(each, default) for each, default in hyper.items()}
-        return template.compute(name, numbers, *tensors, **options)
+        return compute(name, numbers, *tensors, **options)
 
     loss.__name__ = loss.__qualname__ = source.name
     loss.__doc__ = ast.get_docstring(source.definition)
     own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
-    public = repeated(loss)
-    public.__signature__ = Signature([*first, *own, rest], return_annotation=Tensor)  # type: ignore[attr-defined]  # inspect reads it
-    shown(template.base.settings)(public)
-    entry = Loss(name, template.name, name, public, CustomModule, hyper, domain=domain, without=template.without)
-    return CustomLoss(entry, "given" if given else "derived", template.base)
+    public = entry_point(loss)
+    short = Signature([*first, *own, rest], return_annotation=Tensor)
+    public.__signature__ = whole_signature(short, template.docs.keeping.settings)  # type: ignore[attr-defined]  # inspect reads it
+    entry = Loss(name, template, name, public, CustomModule, hyper, domain=domain, without=template.without)
+    return CustomLoss(entry, "given" if given else "derived", short)
 
 
-def _check_arguments(source: "Source", template: Template, hyper: Mapping[str, float], taken: set[str]) -> None:
-    """taken: names that the loss has itself."""
+def _check_arguments(source: "Source", template: Template[Any], hyper: Mapping[str, float], taken: set[str]) -> None:
+    """Refuse hyper-parameters that do not fit the formula's arguments, or whose name is in `taken`, the options of every loss."""
     for name, value in hyper.items():
         checks.number(f"hyper[{name!r}]", value)
-    leading = template.leading
+    leading = template.variables
     if len(source.arguments) < len(leading) or source.arguments[len(leading) :] != [*hyper]:
         raise FormulaError(
             f"{source.name}: its arguments must be {', '.join(leading)} (under any name), then those of hyper in its order"
@@ -326,8 +328,8 @@ def _check_arguments(source: "Source", template: Template, hyper: Mapping[str, f
 
 
 def _translated(formula: Any, several: bool, of_boxes: bool) -> Reference:
-    """The value in plain torch: of elements, of rows, or of boxes (..., 4)."""
-    from lossforge.losses.custom.twin import torch_of
+    """Translate the formula to plain torch: a function of elements, of rows, or of boxes (..., 4)."""
+    from lossforge.losses.custom.reference import torch_of
 
     try:
         translated = torch_of(formula)
@@ -349,7 +351,7 @@ def _translated(formula: Any, several: bool, of_boxes: bool) -> Reference:
 
 
 def _new_name(formula: Any) -> str:
-    """The name under which operators find the formula: a new one where a formula of this name exists."""
+    """Return a new name for the formula, under which operators find it."""
     base = name = f"{formula.fn.__module__}:{formula.fn.__qualname__}"
     again = 1
     while name in FORMULAS:

@@ -1,4 +1,4 @@
-"""Whole powers as device functions: Triton's tensors have no operator for them."""
+"""Integer powers as device functions, because Triton's tensors have no operator for them."""
 
 import triton
 import triton.language as tl  # noqa: F401 - the interpreter looks for it among a function's globals
@@ -21,4 +21,4 @@ def fourth(x):
 
 
 WHOLE = {2: square, 3: cube, 4: fourth}
-"""By exponent."""
+"""Device function of each exponent."""

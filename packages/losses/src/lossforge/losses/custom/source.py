@@ -1,4 +1,4 @@
-"""A formula's source: straight-line mathematics over elements, as a syntax tree whose calls are resolved."""
+"""Read a formula's source: straight-line mathematics over elements, as a syntax tree in which each call is resolved."""
 
 import ast
 import difflib
@@ -21,16 +21,16 @@ from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.device_names import Placeholder
 
 DEVICE_FUNCTIONS = (triton.JITFunction, type(math.exp2))
-"""What @triton.jit makes: the second is the interpreter's where it interprets."""
+"""Types that @triton.jit returns; the second is the interpreter's."""
 
 
 def is_device_function(value: Any) -> bool:
-    """Whether `value` is what @triton.jit makes."""
+    """Return whether @triton.jit made `value`."""
     return isinstance(value, DEVICE_FUNCTIONS)
 
 
 def of_language(value: Any) -> bool:
-    """Whether `value` is a function or type of triton.language."""
+    """Return whether `value` is a function or type of triton.language."""
     return str(getattr(getattr(value, "fn", value), "__module__", "")).startswith("triton.language")
 
 
@@ -38,20 +38,20 @@ LANGUAGE = (tl, tl.math, tl.core)
 SHARED = {id(value): name for name, value in vars(math).items() if is_device_function(value)}
 """The device functions of lossforge.kernels.math, whose derivatives and torch counterparts are known."""
 LANGUAGE_NAMES = {*(name for name in dir(tl) if not name.startswith("_") and callable(getattr(tl, name))), "tanh"}
-"""What a formula may call as tl.name: triton.language's functions, and tanh, which it lacks."""
+"""Names that a formula may call as tl.name: triton.language's functions, and tanh, which it lacks."""
 PYTHON = {"min": "minimum", "max": "maximum", "absolute": "abs", "fabs": "abs"}
-"""Names of functions elsewhere, and what triton.language calls them."""
+"""triton.language's names for functions that have another name elsewhere."""
 ACROSS = ("sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce", "cumsum", "cumprod", "associative_scan", "sort", "softmax", "dot")
-"""Functions of triton.language over more than one element: over a tile, which is no row."""
+"""Functions of triton.language over several elements. They would run over a tile, which is not a row."""
 STRAIGHT = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
 SEVERAL = {"logistic": 3, "powers": 2, "complement": 2}
-"""How many values those return that return more than one."""
+"""Number of results of functions with more than one."""
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Source:
-    """A device function: its parsed definition, without decorators, and the names that it sees beside its own variables."""
+    """A device function: its definition as a syntax tree without decorators, and the names from outside that it uses."""
 
     name: str
     definition: ast.FunctionDef
@@ -65,7 +65,7 @@ class Source:
 
     @property
     def statements(self) -> list[ast.stmt]:
-        """Without the docstring."""
+        """Return the statements without the docstring."""
         body = self.definition.body
         documented = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
         return body[1:] if documented else body
@@ -75,7 +75,7 @@ class Source:
         return FormulaError(f"{self.name}: {problem}, in `{ast.unparse(node).splitlines()[0]}` ({self.file}:{line})")
 
     def resolve(self, node: ast.expr) -> Any:
-        """What a name or dotted name stands for; None where it is a variable of the function."""
+        """Return the value of a name or dotted name; None for a variable of the function."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -84,8 +84,11 @@ class Source:
         return None
 
     def operation(self, call: ast.Call) -> "tuple[str, Any]":
-        """("language", name in triton.language), ("shared", name in lossforge.kernels.math), ("function", device function),
-        ("method", name) of a variable, or ("number", "float") of a text such as "-inf"."""
+        """Return the kind of a call, and what it calls.
+
+        One of ("language", name in triton.language), ("shared", name in lossforge.kernels.math), ("function", device function),
+        ("method", name), called on a variable, or ("number", "float") of a string such as "-inf".
+        """
         function = call.func
         if isinstance(function, ast.Name) and function.id == "float" and all(isinstance(given, ast.Constant) for given in call.args):
             return "number", "float"
@@ -107,9 +110,10 @@ class Source:
         raise self.fault(call, said + nearest(name, LANGUAGE_NAMES, "tl."))
 
     def without(self, name: str, reason: str) -> None:
-        """
+        """Refuse triton.language's function `name`.
+
         Raises:
-            FormulaError: the formula calls triton.language's `name`.
+            FormulaError: the formula calls it.
         """
         for call in (node for node in ast.walk(self.definition) if isinstance(node, ast.Call)):
             called = call.func
@@ -118,16 +122,16 @@ class Source:
 
 
 def nearest(name: str, names: Iterable[str], prefix: str) -> str:
-    """What to write instead of an unknown name, to be put behind a message; nothing where no name resembles it."""
+    """Return a suggestion for an unknown name, to append to a message; empty if no name is similar."""
     found = [PYTHON[name]] if name in PYTHON else difflib.get_close_matches(name, names, 1)
     return f"; write {prefix}{found[0]}" if found else ""
 
 
 def parsed(function: Any) -> Source:
-    """The source of a @triton.jit function.
+    """Read the source of a @triton.jit function.
 
     Raises:
-        FormulaError: it is none, or its source cannot be found.
+        FormulaError: it is another object, or its source cannot be found.
     """
     if not is_device_function(function):
         raise FormulaError(f"a formula is a @triton.jit function, got {type(function).__name__}")
@@ -154,10 +158,10 @@ def parsed(function: Any) -> Source:
 
 
 def read(function: Any) -> Source:
-    """The source of a formula, with what Triton lacks written out: small whole powers and tl.tanh.
+    """Read the source of a formula, and write out the operations that Triton lacks: small integer powers and tl.tanh.
 
     Raises:
-        FormulaError: it is no @triton.jit function, its source cannot be found, it branches or loops, or CUDA's compiler would refuse it.
+        FormulaError: it was not made by @triton.jit, its source cannot be found, it branches or loops, or CUDA's compiler would refuse it.
     """
     source = parsed(function)
     _check_and_write_out(source)
@@ -165,7 +169,7 @@ def read(function: Any) -> Source:
 
 
 def _check_and_write_out(source: Source) -> bool:
-    """Whether anything was written out."""
+    """Check the formula, write out what Triton lacks, and return whether anything was."""
     _check_statements(source)
     _check_expressions(source)
     write = _WriteOut(source)
@@ -176,9 +180,8 @@ def _check_and_write_out(source: Source) -> bool:
 def _check_statements(source: Source) -> None:
     for statement in source.statements:
         if not isinstance(statement, STRAIGHT):
-            raise source.fault(
-                statement, f"{type(statement).__name__.lower()} is no formula: one is assignments and a return; choose by tl.where"
-            )
+            kind = type(statement).__name__.lower()
+            raise source.fault(statement, f"{kind} is not allowed in a formula, which is assignments and a return; choose by tl.where")
     if not isinstance(source.statements[-1], ast.Return) or source.statements[-1].value is None:
         raise source.fault(source.statements[-1], "a formula ends by returning its value")
     if any(isinstance(statement, ast.Return) for statement in source.statements[:-1]):
@@ -186,7 +189,7 @@ def _check_statements(source: Source) -> None:
 
 
 def _check_expressions(source: Source) -> None:
-    """Refuse what the interpreter may accept and CUDA's compiler does not: the interpreter is all that runs without a GPU."""
+    """Refuse what the interpreter may accept but CUDA's compiler does not, because without a GPU only the interpreter runs."""
     known = set(source.arguments)
     for statement in source.statements:
         assert isinstance(statement, STRAIGHT)
@@ -242,7 +245,7 @@ def _check_global(source: Source, node: ast.Name) -> None:
 
 
 class _WriteOut(ast.NodeTransformer):
-    """Puts device functions in the place of what Triton lacks, in a formula and in those that it calls."""
+    """Replaces operations that Triton lacks by device functions, in a formula and in those that it calls."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.changed = source, False
@@ -268,7 +271,7 @@ class _WriteOut(ast.NodeTransformer):
         return node
 
     def _number(self, node: ast.expr) -> float | None:
-        """What a constant is, None of what depends on arguments."""
+        """Return the value of a constant; None if the expression depends on arguments."""
         try:
             value = ast.literal_eval(node)
         except ValueError:
@@ -286,7 +289,7 @@ class _WriteOut(ast.NodeTransformer):
 
 @functools.cache
 def device(function: FunctionType) -> Any:
-    """A plain function as a device function, in a copy: the names of device_names filled, and numbers as constants.
+    """Make a device function from a copy of a plain function, with the names of device_names filled in, and numbers as constants.
 
     Plain functions that it calls become device functions, too.
     """
@@ -307,7 +310,7 @@ _written: dict[int, tuple[Any, Any]] = {}
 
 
 def written_out(function: Any) -> Any:
-    """The device function with what Triton lacks written out; itself where it lacks nothing, or branches: who branches writes Triton."""
+    """Return the device function with what Triton lacks written out; the same function if that is nothing, or if it branches or loops."""
     known = _written.get(id(function))
     if known is None:
         source, changed = parsed(function), False
@@ -319,7 +322,7 @@ def written_out(function: Any) -> Any:
 
 
 def results(source: Source) -> int:
-    """How many values a formula returns: one, or as many as the tuple at its end, or as the function that it ends with."""
+    """Return how many values a formula returns: one, the length of the tuple at its end, or as many as the function at its end."""
     last = source.statements[-1]
     assert isinstance(last, ast.Return)
     assert last.value is not None
@@ -335,7 +338,7 @@ def results(source: Source) -> int:
 
 
 def compiled(definition: ast.FunctionDef, names: dict[str, Any], origin: str) -> tuple[Callable[..., Any], str]:
-    """The function that a definition defines among these names, and its source, which inspect finds again, as Triton wants it."""
+    """Compile a definition with these names. Returns the function and its source, which inspect can find, because Triton needs it."""
     text = ast.unparse(ast.fix_missing_locations(definition)) + "\n"
     file = f"<lossforge {next(_numbers)}: {origin}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

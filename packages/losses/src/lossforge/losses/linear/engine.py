@@ -11,20 +11,32 @@ a chunk. So `backward` goes by classes where there are more of them than rows.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import KINDS, DivergenceCall, ElementCall, Kind, RowCall
+from lossforge.kernels.call import DivergenceCall, ElementwiseCall, Head, RowwiseCall
+from lossforge.kernels.plans import call_key, layout
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.linear.call import Head, of_classes, of_rows
-from lossforge.losses.linear.products import UNIT, add_products, add_transposed, logits_of, new_logits, room, sums_of_classes, write_product
-from lossforge.losses.reference import reference, row_weights, which_count
+from lossforge.losses.linear.call import of_classes, of_rows
+from lossforge.losses.linear.products import (
+    UNIT,
+    add_products,
+    add_transposed,
+    logits_of,
+    narrowed,
+    new_logits,
+    room,
+    sums_of_classes,
+    write_product,
+)
+from lossforge.losses.reference import row_weights, which_count
+from lossforge.losses.templates import TEMPLATES, reference
+from lossforge.losses.templates.record import FusedTemplate, Several, Template, computed_by_kernel
 
-Several = tuple[Tensor | None, ...]
 HALF = (torch.float16, torch.bfloat16)
 MEMORY = 2**30
 """Bytes of logits at a time, where there is enough: below 2,048 rows of a vocabulary, products lose speed on an H200."""
@@ -44,27 +56,37 @@ def memory_for(x: Tensor) -> int:
     return min(MEMORY, free_memory(x.device) // 4) if x.is_cuda else MEMORY // 4
 
 
+def is_wide(layer: Head) -> bool:
+    """Return whether logits of half precision are kept in float32."""
+    return layer.wide and layer.input.dtype in HALF
+
+
+def element_size(layer: Head) -> int:
+    """Return the bytes that a logit takes: in float32, its gradient is written a second time in half precision."""
+    return layer.input.element_size() + 4 * is_wide(layer)
+
+
 def rows_a_chunk(call: Any, spare: int, saved: int) -> int:
     """Return how many rows are computed at a time: all of them where that takes no more memory than chunks would.
 
     spare: bytes of a gradient that the logits of a chunk may lie in, until it is written. saved: of a sum over chunks that one needs not.
     """
-    rows = max(call.input.shape[0], 1)
-    if call.chunk:
-        return min(call.chunk, rows)
-    a_row = room(call.head.shape[0], call.input) * call.input.element_size()
-    several = _evenly(rows, max(memory_for(call.input), spare) // a_row)
-    teachers = int(call.teacher_layer is not None)
+    rows = max(call.x.input.shape[0], 1)
+    if call.x.chunk:
+        return min(call.x.chunk, rows)
+    a_row = room(call.x.weight.shape[0], call.x.input) * element_size(call.x)
+    several = _evenly(rows, max(memory_for(call.x.input), spare) // a_row)
+    teachers = int(teacher_of(call) is not None)
     of_several = (teachers + (several * a_row > spare)) * several * a_row
     return rows if (1 + teachers) * rows * a_row <= saved + of_several else several
 
 
 def classes_a_chunk(call: Any) -> int:
-    """Return how many classes are computed at a time: those of half the memory, as the products take all rows, or of call.chunk rows'."""
-    rows, classes = max(call.input.shape[0], 1), call.head.shape[0]
-    if call.chunk:
-        return min(-(-call.chunk * classes // rows // UNIT) * UNIT, classes)
-    return _evenly(classes, memory_for(call.input) // 2 // (rows * call.input.element_size()))
+    """Return how many classes are computed at a time: those of half the memory, as the products take all rows, or of call.x.chunk rows'."""
+    rows, classes = max(call.x.input.shape[0], 1), call.x.weight.shape[0]
+    if call.x.chunk:
+        return min(-(-call.x.chunk * classes // rows // UNIT) * UNIT, classes)
+    return _evenly(classes, memory_for(call.x.input) // 2 // (rows * element_size(call.x)))
 
 
 def _evenly(whole: int, most: int) -> int:
@@ -82,13 +104,13 @@ class Gradients:
 
     def __init__(self, call: Any, gradients: Sequence[Tensor | None]) -> None:
         self.input, self.weight, self.bias = gradients
-        self.layer: Head = call.layer
+        self.layer: Head = call.x
         of_weight = self.weight
         narrow = of_weight is not None and of_weight.dtype in HALF
-        self.wide = narrow and (call.accumulate == 1 or (call.accumulate == -1 and self._fits()))
+        self.wide = narrow and (call.x.accumulate == 1 or (call.x.accumulate == -1 and self._fits()))
         size = of_weight.numel() if self.wide and of_weight is not None else 0
         self.rows = rows_a_chunk(call, 2 * size if of_weight is None or of_weight.is_contiguous() else 0, 4 * size)
-        several = self.rows < call.input.shape[0]
+        several = self.rows < call.x.input.shape[0]
         self.wide = self.wide and several
         self.sum = of_weight
         if self.wide and of_weight is not None:
@@ -109,6 +131,8 @@ class Gradients:
         x, weight, classes = self.layer.input, self.weight, self.layer.weight.shape[0]
         shape = self.rows, room(classes, x)
         size = shape[0] * shape[1]
+        if is_wide(self.layer):
+            return new_logits(self.rows, classes, x, torch.float32)
         if self.wide and weight is not None and weight.dtype == x.dtype and weight.is_contiguous() and size <= weight.numel():
             return weight.view(-1)[:size].view(shape)[:, :classes]
         return new_logits(self.rows, classes, x)
@@ -116,6 +140,7 @@ class Gradients:
     def add(self, start: int, end: int, logits: Tensor) -> None:
         """Add what the gradient of a chunk's logits makes."""
         x = self.layer.input[start:end]
+        logits = narrowed(logits, x)
         if self.input is not None:
             write_product(self.input[start:end], logits, self.layer.weight)
         if self.sum is not None:
@@ -136,7 +161,7 @@ class GradientsByClasses:
 
     def __init__(self, call: Any, gradients: Sequence[Tensor | None]) -> None:
         self.input, self.weight, self.bias = gradients
-        self.layer: Head = call.layer
+        self.layer: Head = call.x
         self.classes = classes_a_chunk(call)
         of_input = self.sum = self.input
         if of_input is not None and of_input.dtype in HALF:
@@ -145,11 +170,12 @@ class GradientsByClasses:
     def memory(self) -> Tensor:
         """Return memory for the logits of a chunk."""
         x = self.layer.input
-        return new_logits(x.shape[0], self.classes, x)
+        return new_logits(x.shape[0], self.classes, x, torch.float32 if is_wide(self.layer) else None)
 
     def add(self, start: int, end: int, logits: Tensor) -> None:
         """Add what the gradient of a chunk's logits makes."""
-        x, weight, _ = self.layer.of_classes(start, end)
+        x, weight = self.layer.of_classes(start, end)[:2]
+        logits = narrowed(logits, x)
         if self.sum is not None:
             add_products(self.sum, logits, weight, start == 0)
         if self.weight is not None:
@@ -170,22 +196,25 @@ class Chunks:
     """The template's calls, a chunk each, with their logits in memory: of a sum or of each row, so that the parts add up to the whole."""
 
     def __init__(self, call: Any) -> None:
-        self.call, whole = call, call.whole
-        self.each = whole.reduction == "none"
-        divisor, scale = (None, whole.loss_scale) if self.each else _divisor(whole)
-        self.all = whole._replace(normalizer=divisor, loss_scale=scale, reduction="none" if self.each else "sum")
-        self.teacher = call.teacher_layer
-        self.by_kernel = call.by_kernel
+        self.call = call
+        self.each = call.reduction == "none"
+        divisor, scale = (None, call.loss_scale) if self.each else _divisor(call)
+        self.all = call._replace(normalizer=divisor, loss_scale=scale, reduction="none" if self.each else "sum")
+        self.teacher = teacher_of(call)
+        self.template: Template[Any] = TEMPLATES[type(call)]
+        self.by_kernel = computed_by_kernel(call)
         self.formulas = FORMULAS[call.loss].kernels if self.by_kernel else None
 
     def _of_teacher(self, memory: Tensor) -> Tensor | None:
         rows, classes = memory.shape
-        return None if self.teacher is None else new_logits(rows, classes, self.teacher.input)
+        return (
+            None if self.teacher is None else new_logits(rows, classes, self.teacher.input, memory.dtype if is_wide(self.call.x) else None)
+        )
 
     def by_rows(self, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
         others = self._of_teacher(memory)
-        for start, end in _ranges(self.call.input.shape[0], len(memory)):
-            logits = logits_of(self.call.layer.of_rows(start, end), memory[: end - start])
+        for start, end in _ranges(self.call.x.input.shape[0], len(memory)):
+            logits = logits_of(self.call.x.of_rows(start, end), memory[: end - start])
             target = None
             if self.teacher is not None and others is not None:
                 target = logits_of(self.teacher.of_rows(start, end), others[: end - start])
@@ -193,21 +222,42 @@ class Chunks:
 
     def by_classes(self, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
         others = self._of_teacher(memory)
-        for start, end in _ranges(self.call.head.shape[0], memory.shape[1]):
-            logits = logits_of(self.call.layer.of_classes(start, end), memory[:, : end - start])
+        for start, end in _ranges(self.call.x.weight.shape[0], memory.shape[1]):
+            logits = logits_of(self.call.x.of_classes(start, end), memory[:, : end - start])
             target = None
             if self.teacher is not None and others is not None:
                 target = logits_of(self.teacher.of_classes(start, end), others[:, : end - start])
             yield start, end, of_classes(self.all, start, end, logits, target)
 
-    @property
-    def kind(self) -> Kind:
-        """The template's own."""
-        return KINDS[type(self.all)]
+    def forward(self, chunk: Any, differentiated: bool, keep: bool) -> Several:
+        """Return the results of a chunk and what its backward takes; its gradient takes the place of its logits."""
+        gradients = [chunk.x if differentiated else None]
+        if not self.by_kernel:
+            return _by_reference(chunk, gradients[0], len(self.template.kept))
+        tensors, numbers = self.template.flat(chunk)
+        key = call_key(self.template.name, chunk.loss, tensors, numbers), "forward of a chunk", differentiated, keep
+        found: Several = kernels.planned(key, tensors, _launching, self.template.launches.forward, chunk, self.formulas, gradients, keep)
+        return found
 
-    @property
-    def template(self) -> Any:
-        return kernels.of_folder(self.kind.folder) if self.by_kernel else _Reference
+    def backward(self, chunk: Any, kept: Several, grads: Sequence[Tensor | None], **columns: tuple[int, int]) -> None:
+        """Write the gradient of a chunk in the place of its logits."""
+        if not self.by_kernel:
+            _backward_by_reference(chunk, grads)
+            return
+        tensors, numbers = self.template.flat(chunk)
+        key = call_key(self.template.name, chunk.loss, tensors, numbers), *map(layout, (*kept, *grads)), *columns.items()
+        backward = functools.partial(self.template.launches.backward, **columns)
+        kernels.planned(key, (*tensors, *kept, *grads), _launching, backward, chunk, self.formulas, kept, grads, [chunk.x])
+
+
+def _launching(*function: Any) -> tuple[Any, ...]:
+    """Return a function that launches, followed by its arguments."""
+    return function
+
+
+def teacher_of(call: Any) -> Head | None:
+    """Return the layer that gives a teacher's logits, if one does."""
+    return call.target if isinstance(getattr(call, "target", None), Head) else None
 
 
 def _ranges(whole: int, each: int) -> Iterator[tuple[int, int]]:
@@ -215,27 +265,31 @@ def _ranges(whole: int, each: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + each, whole)
 
 
-class _Reference:
-    """A template's `forward` and `backward` by its plain-torch reference."""
+def _by_reference(call: Any, gradient: Tensor | None, kept: int) -> Several:
+    """Do what a template's `forward` does by its plain-torch reference."""
+    x = call.x.detach().requires_grad_(gradient is not None)
+    with torch.set_grad_enabled(gradient is not None):
+        results = reference(call._replace(x=x))
+    if gradient is not None and results[0] is not None:
+        gradient.copy_(torch.autograd.grad(results[0], x)[0])
+    return *[None if t is None else t.detach() for t in results], *(None,) * kept
 
-    @staticmethod
-    def forward(call: Any, formulas: Any, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False) -> Several:
-        (gradient,) = gradients
-        x = call.x.detach().requires_grad_(gradient is not None)
-        with torch.set_grad_enabled(gradient is not None):
-            results = reference(call._replace(x=x))
-        if gradient is not None and results[0] is not None:
-            gradient.copy_(torch.autograd.grad(results[0], x)[0])
-        kind = KINDS[type(call)]
-        return *[None if t is None else t.detach() for t in results], *(None,) * len(kind.kept)
 
-    @staticmethod
-    def backward(call: Any, formulas: Any, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor]) -> None:
-        x = call.x.detach().requires_grad_()
-        with torch.enable_grad():
-            results = reference(call._replace(x=x))
-        pairs = [(r, g) for r, g in zip(results, arriving, strict=False) if r is not None and g is not None]
-        gradients[0].copy_(torch.autograd.grad([r for r, _ in pairs], x, [g for _, g in pairs])[0])
+def _backward_by_reference(call: Any, grads: Sequence[Tensor | None]) -> None:
+    """Do what a template's `backward` does, in the place of the logits."""
+    x = call.x.detach().requires_grad_()
+    with torch.enable_grad():
+        results = reference(call._replace(x=x))
+    pairs = [(r, g) for r, g in zip(results, grads, strict=False) if r is not None and g is not None]
+    call.x.copy_(torch.autograd.grad([r for r, _ in pairs], x, [g for _, g in pairs])[0])
+
+
+def product_of(call: Any) -> Any:
+    """Return what launches the product that carries the loss, lossforge.kernels.linear, where it computes the call; else None."""
+    if not (isinstance(call, RowwiseCall) and computed_by_kernel(call)):
+        return None
+    product = kernels.of_folder("linear")
+    return product if product.carries(call) else None
 
 
 def _divisor(call: Any) -> tuple[Tensor | None, float]:
@@ -243,9 +297,9 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
     if call.normalizer is not None or call.reduction == "sum":
         return call.normalizer, call.loss_scale
     rows, classes = call.x.shape
-    if isinstance(call, RowCall):
+    if isinstance(call, RowwiseCall):
         return (_counted_rows(call), call.loss_scale) if call.counted else (None, call.loss_scale / rows)
-    if isinstance(call, ElementCall):
+    if isinstance(call, ElementwiseCall):
         if not call.counted:
             return None, call.factor / (rows * classes)
         return which_count(call).sum(dtype=torch.float32) * classes, call.factor
@@ -255,7 +309,7 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
     return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
 
 
-def _counted_rows(call: RowCall) -> Tensor:
+def _counted_rows(call: RowwiseCall) -> Tensor:
     """Return the class weights of the rows not ignored, or their number where all rows count alike."""
     if call.mean_of_rows or (call.weight is None and call.lam is None):
         return which_count(call).sum(dtype=torch.float32)
@@ -263,25 +317,35 @@ def _counted_rows(call: RowCall) -> Tensor:
 
 
 def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False) -> Several:
-    """Results and what backward takes, in the order of the call's names; gradients into `gradients` where they are given."""
-    sums = Gradients(call, gradients)
+    """Return results and what backward takes, in the order of the template's names; gradients into `gradients` where they are given."""
     chunks = Chunks(call)
-    own = KINDS[type(call)]
-    found = {name: _memory_of(shape, call.input) for name, shape in zip((*own.results, *own.kept), call.shapes(keep), strict=True)}
+    own = FUSED[type(call)]
+    found = {name: _memory_of(shape, call.x.input) for name, shape in zip((*own.results, *own.kept), own.shapes(call, keep), strict=True)}
+    names = (*chunks.template.results, *chunks.template.kept)
+    if all(g is None for g in gradients) and (product := product_of(call)) is not None:
+        for start, end in _ranges(call.x.input.shape[0], product.rows_a_launch(call)):
+            chunk = of_rows(chunks.all, start, end, call.x.of_rows(start, end), None)
+            _enter(found, start, end, zip(names, product.forward(chunk, chunks.formulas, keep), strict=True))
+        return tuple(found.values())
+    sums = Gradients(call, gradients)
     for start, end, chunk in chunks.by_rows(sums.memory()):
-        results = chunks.template.forward(chunk, chunks.formulas, [chunk.x if sums.any else None], keep)
-        for name, each in zip((*chunks.kind.results, *chunks.kind.kept), results, strict=True):
-            whole = found.get(name)
-            if whole is None or each is None:
-                continue
-            if whole.ndim == 0:
-                whole += each
-            else:
-                _rows_of(name, whole, start, end).copy_(each)
+        _enter(found, start, end, zip(names, chunks.forward(chunk, sums.any, keep), strict=True))
         if sums.any:
             sums.add(start, end, chunk.x)
     sums.finish()
     return tuple(found.values())
+
+
+def _enter(found: Mapping[str, Tensor | None], start: int, end: int, results: Iterable[tuple[str, Tensor | None]]) -> None:
+    """Add the results of some rows to those of all, or copy them there."""
+    for name, each in results:
+        whole = found.get(name)
+        if whole is None or each is None:
+            continue
+        if whole.ndim == 0:
+            whole += each
+        else:
+            _rows_of(name, whole, start, end).copy_(each)
 
 
 def _memory_of(shape: Any, x: Tensor) -> Tensor | None:
@@ -297,18 +361,26 @@ def _rows_of(name: str, t: Tensor, start: int, end: int) -> Tensor:
     return t[:, start:end] if name == "stats" else t[start:end]
 
 
-def backward(call: Any, formulas: None, kept: Several, arriving: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """Write the gradients for what arrives at the results; what is kept may be None, and is then computed again."""
-    own = KINDS[type(call)]
+def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
+    """Write the gradients for those of the results; what is kept may be None, and is then computed again."""
+    own, chunks = FUSED[type(call)], Chunks(call)
     known = dict(zip((*own.kept, *own.saved), kept, strict=True))
-    chunks = Chunks(call)
-    names = (*chunks.kind.kept, *chunks.kind.saved)
-    template = chunks.template
+    names = (*chunks.template.kept, *chunks.template.saved)
+    stats = known.get("stats")
+    if stats is not None and (product := product_of(call)) is not None:
+        by_classes = GradientsByClasses(call, gradients)
+        gradient = product.Gradient(chunks.all, chunks.formulas, stats, known.get("entropy"), grad_outputs)
+        memory = gradient.memory(by_classes.classes)
+        for start, end in _ranges(call.x.weight.shape[0], by_classes.classes):
+            gradient.write(start, memory[:, : end - start])
+            by_classes.add(start, end, memory[:, : end - start])
+        by_classes.finish()
+        return
     if goes_by_classes(call, known, gradients):
         by_classes = GradientsByClasses(call, gradients)
         for start, end, chunk in chunks.by_classes(by_classes.memory()):
-            which = {"columns": (start, call.head.shape[0])} if isinstance(chunk, RowCall) else {}
-            template.backward(chunk, chunks.formulas, [known.get(name) for name in names], arriving, [chunk.x], **which)
+            which = {"columns": (start, call.x.weight.shape[0])} if isinstance(chunk, RowwiseCall) else {}
+            chunks.backward(chunk, tuple([known.get(name) for name in names]), grad_outputs, **which)
             by_classes.add(start, end, chunk.x)
         by_classes.finish()
         return
@@ -318,8 +390,8 @@ def backward(call: Any, formulas: None, kept: Several, arriving: Sequence[Tensor
         for name in names:
             t = known.get(name)
             of_chunk.append(None if t is None else _rows_of(name, t, start, end).contiguous())
-        given = [t if t is None or t.ndim == 0 else t[start:end] for t in arriving]
-        template.backward(chunk, chunks.formulas, of_chunk, given, [chunk.x])
+        given = [t if t is None or t.ndim == 0 else t[start:end] for t in grad_outputs]
+        chunks.backward(chunk, tuple(of_chunk), given)
         sums.add(start, end, chunk.x)
     sums.finish()
 
@@ -327,6 +399,19 @@ def backward(call: Any, formulas: None, kept: Several, arriving: Sequence[Tensor
 def goes_by_classes(call: Any, known: Mapping[str, Tensor | None], gradients: Sequence[Tensor | None]) -> bool:
     """Whether backward goes by classes. Kernels do, that know the rows' statistics; where the weight has no gradient, there is no sum to
     avoid, nor where one chunk holds all."""
-    rows, classes = call.input.shape[0], call.head.shape[0]
-    knows = call.record in (RowCall, DivergenceCall) and known.get("stats") is not None
+    rows, classes = call.x.input.shape[0], call.x.weight.shape[0]
+    knows = isinstance(call, (RowwiseCall, DivergenceCall)) and known.get("stats") is not None
     return knows and gradients[1] is not None and rows < classes and classes_a_chunk(call) < classes
+
+
+class Engine(NamedTuple):
+    """What computes fused calls, as a template's launches compute others."""
+
+    forward: Callable[..., Several]
+    backward: Callable[..., None]
+
+
+FUSED: dict[type, FusedTemplate[Any]] = {
+    template.call: FusedTemplate.of_template(template, Engine(forward, backward)) for template in TEMPLATES.values() if template.fusable
+}
+"""The templates of fused calls, by the record of a call."""

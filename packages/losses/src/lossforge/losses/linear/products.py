@@ -8,7 +8,8 @@ few classes that are left over have products of their own.
 import torch
 from torch import Tensor
 
-from lossforge.losses.linear.call import Head
+from lossforge.kernels.call import Head
+from lossforge.kernels.product import add_product
 
 UNIT = 8
 """Elements of half precision that tensor cores take at once."""
@@ -25,22 +26,33 @@ def room(classes: int, x: Tensor) -> int:
     return -(-classes // UNIT) * UNIT if _by_tensor_cores(x) else classes
 
 
-def _parts(logits: Tensor) -> list[slice]:
-    """Return which classes a product takes: as many as tensor cores do, then the rest."""
+def _parts(logits: Tensor, x: Tensor | None = None) -> list[slice]:
+    """Return which classes a product takes: as many as tensor cores do, then the rest. x: what has the dtype of the products."""
     classes = logits.shape[1]
-    whole = classes // UNIT * UNIT if _by_tensor_cores(logits) else 0
+    whole = classes // UNIT * UNIT if _by_tensor_cores(logits if x is None else x) else 0
     return [slice(whole), slice(whole, classes)] if 0 < whole < classes else [slice(classes)]
 
 
-def new_logits(rows: int, classes: int, x: Tensor) -> Tensor:
-    return torch.empty((rows, room(classes, x)), dtype=x.dtype, device=x.device)[:, :classes]
+def new_logits(rows: int, classes: int, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return memory for logits, of the dtype of x unless given."""
+    return torch.empty((rows, room(classes, x)), dtype=dtype or x.dtype, device=x.device)[:, :classes]
+
+
+def narrowed(logits: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of logits in the dtype of x, which the products take."""
+    rows, classes = logits.shape
+    return logits if logits.dtype == x.dtype else new_logits(rows, classes, x).copy_(logits)
 
 
 def logits_of(layer: Head, out: Tensor) -> Tensor:
     """Write a layer's logits into memory of their shape, and return it."""
     x = layer.input
-    for part in _parts(out):
-        if layer.bias is None:
+    for part in _parts(out, x):
+        if out.dtype != x.dtype:
+            if layer.bias is not None:
+                out[:, part].copy_(layer.bias[part])
+            add_product(out[:, part], x, layer.weight[part].t(), layer.bias is None)
+        elif layer.bias is None:
             torch.mm(x, layer.weight[part].t(), out=out[:, part])
         else:
             torch.addmm(layer.bias[part], x, layer.weight[part].t(), out=out[:, part])
@@ -79,16 +91,3 @@ def sums_of_classes(logits: Tensor, dtype: torch.dtype) -> Tensor:
         return logits.sum(0, dtype=dtype)
     ones = logits.new_ones(1, logits.shape[0])
     return torch.cat([torch.mm(ones, logits[:, part], out_dtype=dtype)[0] for part in _parts(logits)])
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total ← total + a · b, or a · b where it is the first, in the dtype of the total."""
-    if total.dtype == a.dtype:
-        torch.mm(a, b, out=total) if first else total.addmm_(a, b)
-    elif not a.is_cuda:
-        product = torch.mm(a.to(total.dtype), b.to(total.dtype))
-        total.copy_(product) if first else total.add_(product)
-    elif first:
-        torch.mm(a, b, out_dtype=total.dtype, out=total)
-    else:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)

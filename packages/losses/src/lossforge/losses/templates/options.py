@@ -21,12 +21,17 @@ class Settings(TypedDict, total=False):
     validate: bool | None
 
 
-class BoxOptions(TypedDict, total=False):
-    """weight: one a pair, broadcasts to (...)."""
+class SharedOptions(TypedDict, total=False):
+    """Options of losses without logits whose memory the gradient may take."""
 
     empty: Empty
     gradient: Gradient | None
     normalizer: float | Tensor | None
+
+
+class BoxOptions(SharedOptions, total=False):
+    """weight: one a pair, broadcasts to (...)."""
+
     weight: Tensor | None
 
 
@@ -58,10 +63,10 @@ class ElementwiseOptions(UnscoredOptions, total=False):
     score: Tensor | None
 
 
-def check_options(x: Tensor, reduction: str, options: CallOptions | BoxOptions, accepted: type, of: str = "input") -> Tensor | None:
+def check_options(x: Tensor, reduction: str, options: CallOptions | SharedOptions, accepted: type, of: str = "input") -> Tensor | None:
     """Check names and values of the options; the normalizer where it is a tensor. of: what the loss calls x."""
     for name in options:
-        if name not in accepted.__annotations__ and name != "linear":  # which linear.fuse_linear brings
+        if name not in accepted.__annotations__:
             raise checks.unexpected("the loss", name, accepted.__annotations__)
     normalizer, mode = options.get("normalizer"), options.get("gradient")
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
@@ -104,7 +109,7 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def with_options(call: Call, options: CallOptions | BoxOptions, normalizer: Tensor | None) -> Call:
+def with_options(call: Call, options: CallOptions | SharedOptions, normalizer: Tensor | None) -> Call:
     """Return a checked call with what every template's options say of it. normalizer: where it is a tensor."""
     return call._replace(
         normalizer=normalizer,
@@ -139,8 +144,8 @@ def weights_of_classes(name: str, t: Tensor | None, x: Tensor, classes: int) -> 
     return t.contiguous()
 
 
-def factor(options: CallOptions | BoxOptions) -> float:
-    """What a number as normalizer multiplies the sum by; a tensor divides on its device."""
+def factor(options: CallOptions | SharedOptions) -> float:
+    """Return the factor of the sum that a number as normalizer means. A tensor divides on its device."""
     normalizer = options.get("normalizer")
     if normalizer is None or isinstance(normalizer, Tensor):
         return 1.0
@@ -169,7 +174,7 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
 
 
 def row_score(score: object, target: Tensor, target_b: Tensor | None, x: Tensor) -> Tensor:
-    """The score of each row with a class index, checked."""
+    """Check the score of each row with a class index, and return it."""
     if target.is_floating_point():
         raise TypeError(f"target must hold class indices where score is given, got {target.dtype}")
     if target_b is not None:

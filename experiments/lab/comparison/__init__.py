@@ -1,0 +1,1 @@
+"""Comparisons of finished runs: what compare.py does."""

@@ -1,0 +1,133 @@
+"""Compare finished runs: from the store to tables, pictures and a page."""
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.comparison.links import Links
+from lab.comparison.page import lead, page
+from lab.comparison.pictures import pictures, save
+from lab.comparison.results import Comparison, compare_runs
+from lab.comparison.runs import Store, select
+from lab.comparison.schema import CompareConfig
+from lab.comparison.tables import cells_csv, figures, markdown, runs_csv, sheets, terminal
+from lab.config.settings import Settings
+from lab.config.user import runs_folder
+from lab.runs.files import write_text
+from lab.runs.folder import RunFolder
+from lab.runs.formats import markdown_text
+from lab.runs.masks import masked
+from lab.runs.run import source_tags
+from lab.tracking.store import NOTE
+from lab.tracking.uploader import MlflowUploader, tracking_uri
+from lab.tracking.views import pages_hint, pages_of
+from lab.training.console import Console
+
+PAGE = "comparison.html"
+
+
+@dataclass(repr=False)
+class ComparisonResult:
+    """The result of a comparison.
+
+    Attributes:
+        folder: the folder with the page, the tables and the pictures.
+        notes: what to know of it, in words.
+        exit_status: the exit status for a process that only compares.
+    """
+
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    exit_status: int = 0
+
+    def __repr__(self) -> str:
+        return f"ComparisonResult({os.path.relpath(self.page)}, {len(self.cells)} cells of {len(self.runs)} runs)"
+
+    @property
+    def page(self) -> Path:
+        """Return the page's path."""
+        return self.folder / PAGE
+
+    @property
+    def cells(self) -> Any:
+        """Return a pandas frame with a row a cell: its mean, interval, and tested difference to the baseline."""
+        return self._read("comparison.csv")
+
+    @property
+    def runs(self) -> Any:
+        """Return a pandas frame with a row a run."""
+        return self._read("runs.csv")
+
+    def _read(self, name: str) -> Any:
+        import pandas
+
+        return pandas.read_csv(self.folder / name)
+
+
+def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> ComparisonResult:
+    """Run one comparison, from the store to the page."""
+    config = settings.config
+    uri = tracking_uri(config.tracking)
+    store = Store(uri)
+    runs, experiments = select(store, config)
+    found = compare_runs(runs, config, store)
+    links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
+
+    name = config.name or f"compare-{found.short}"
+    said = shlex.join(["experiments/compare.py", *overrides])
+    folder = RunFolder(runs_folder(config.runs), name, settings.tree(), "runs")
+    tags = {"compare": f"{len(found.runs)} runs", "command": said, NOTE: description(found)}
+    tags |= source_tags("compare") | config.tracking.tags
+    folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
+    made = {"experiment": ", ".join(experiments.values()), "command": masked(said), "made": time.strftime("%Y-%m-%d %H:%M")}
+    write(found, folder, links, made)
+    if links.table:
+        folder.record("view", key=links.key, state=links.view())
+    folder.close("FINISHED")
+    uploader = None
+    if config.tracking.enabled:
+        uploader = MlflowUploader(folder.path, uri, next(iter(experiments.values())), config.tracking.patience_seconds)
+        uploader.start()
+
+    console = Console(1)
+    for sheet in sheets(found):
+        console.show(terminal(sheet))
+    for note in found.notes:
+        console.say(note)
+    rows = {"page": os.path.relpath(folder.path / PAGE)}
+    if uploader:
+        rows["MLflow"] = uploader.closed()
+    console.table(lead(found), rows)
+    hint = "" if config.ui else pages_hint(masked(uri))
+    if uploader and uploader.complete and links.table:
+        console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {links.table}")
+    console.say(f"with every setting and metric: {links.comparison}")
+    return ComparisonResult(folder.path, list(found.notes), 130 if uploader and uploader.interrupted else 0)
+
+
+def write(found: Comparison, folder: RunFolder, links: Links, made: dict[str, str]) -> None:
+    """Write the comparison's files into its run folder."""
+    for file, text in (
+        (PAGE, page(found, links, made)),
+        ("comparison.md", markdown(found)),
+        ("comparison.csv", cells_csv(found)),
+        ("runs.csv", runs_csv(found)),
+    ):
+        write_text(folder.path / file, text)
+        folder.artifact(folder.path / file)
+    for file, picture in pictures(found).items():
+        save(picture, folder.path / f"{file}.svg")
+        folder.artifact(folder.path / f"{file}.svg", "pictures")
+    folder.artifact(folder.path / "config.yaml")
+    folder.summary(figures(found))
+
+
+def description(found: Comparison) -> str:
+    """Return the text for MLflow's page of the run: with the tables if they fit, because a tag holds 8000 characters."""
+    first = markdown_text(lead(found))
+    text = f"{first}\n\n{markdown(found)}"
+    return text if len(text) < 8000 else first

@@ -1,0 +1,296 @@
+"""The results of a comparison: scores, differences to the baseline, costs and curves of every cell."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from lab.comparison.grid import Cell, Grid, Key, baseline_lines, baseline_of, lay_out
+from lab.comparison.runs import Run, Store, metric_name
+from lab.comparison.schema import CompareConfig
+from lab.comparison.stats import Difference, Mean, holm, mean_of, paired_difference
+from lab.config.errors import UserError, unknown
+from lab.training.monitor import is_lower_better
+
+MONITORS = ("map", "top1", "accuracy")  # for runs that do not record which metric their task is monitored by
+SHARES = ("top", "map", "ap", "acc", "precision", "recall", "auc", "mar", "f1")
+NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "map50": "mAP50", "map75": "mAP75", "ece": "ECE"}
+SHOWN_SETTINGS = ("task", "data", "data.batch_size", "trainer.epochs", "trainer.max_updates", "optim", "optim.lr", "trainer.amp")
+SHOWN_TAGS = ("device", "loss.backend", "torch", "git.commit")
+SPEED, GPU_MEMORY, MEMORY, LOSS_TIME = "images_per_second", "train/peak_allocated_mib", "train/peak_process_mib", "train/loss_ms"
+BEST = "best_"  # how the names of the best epoch's metrics begin
+
+
+@dataclass(frozen=True)
+class Point:
+    """Mean, lowest and highest value over the seeds that were evaluated at this update."""
+
+    step: int
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass
+class Ratio:
+    """The ratio of a cost to the baseline's, over pairs of seeds; `holm` is its adjusted p, and `verdict` is as in `Result`."""
+
+    of: Difference  # of logarithms
+    holm: float | None = None
+    verdict: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Return the geometric mean."""
+        return _exp(self.of.of.mean)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return its confidence interval; None for a single pair."""
+        low, high = self.of.of.low, self.of.of.high
+        return None if low is None or high is None else (_exp(low), _exp(high))
+
+
+@dataclass
+class Result:
+    """A cell's results; difference and holm (the adjusted p) are to the baseline, None where there is nothing to pair or to test."""
+
+    cell: Cell
+    score: Mean
+    baseline: Cell | None
+    difference: Difference | None
+    holm: float | None = None
+    verdict: str = ""  # better, worse or "not shown"; empty where nothing was tested
+    best: bool = False  # of its column
+    costs: dict[str, Mean] = field(default_factory=dict)  # images/s, MiB, ms, by metric; the loss's time is the median over the run
+    ratios: dict[str, Ratio] = field(default_factory=dict)  # of costs to the baseline's, by metric
+    curve: list[Point] = field(default_factory=list)
+
+    @property
+    def row(self) -> str:
+        return self.cell.row.label
+
+    @property
+    def column(self) -> str:
+        return self.cell.column.label
+
+
+@dataclass
+class Comparison:
+    metric: str
+    higher: bool  # is better
+    confidence: float
+    grid: Grid
+    results: list[Result]
+    memory: str  # the metric that is the peak memory
+    baseline: str  # in words; empty without one
+    shared: dict[str, str]  # settings and tags that all runs have in common
+    notes: list[str]
+
+    @property
+    def percent(self) -> bool:
+        return _last(self.metric).startswith(SHARES)
+
+    @property
+    def title(self) -> str:
+        """Return the metric in words."""
+        kind = "best" if self.metric.startswith(BEST) else self.metric.rpartition("/")[0]
+        name = NAMES.get(self.short, self.short)
+        titles = {"best": f"held-out {name}, best epoch", "val": f"held-out {name}, last epoch", "train": f"training {name}, last"}
+        titles["test"] = f"test {name}, best epoch"
+        return titles.get(kind, self.metric)
+
+    @property
+    def short(self) -> str:
+        """Return the metric's name without its prefix."""
+        return _last(self.metric)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Return the runs that are averaged."""
+        return [run for cell in self.grid.cells for run in cell.runs.values()]
+
+    def result(self, cell: Cell | None) -> Result | None:
+        return next((each for each in self.results if each.cell is cell), None)
+
+
+def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Comparison:
+    """Average the runs' metric over seeds, test the differences to the baseline, and collect costs and curves.
+
+    Raises:
+        UserError: metric, rows, columns or baseline do not fit the runs.
+    """
+    metric = choose_metric(runs, config.metric)
+    runs, others = _of_one_task(runs, metric, config.metric)
+    higher = (_goal(runs, metric) if config.goal == "auto" else config.goal) == "max"
+    grid = lay_out(runs, metric, config.rows, config.columns)
+    kind, lines = baseline_lines(grid, config.baseline)
+    averaged = [run for cell in grid.cells for run in cell.runs.values()]
+    memory = GPU_MEMORY if all(GPU_MEMORY in run.metrics for run in averaged) else MEMORY
+
+    results = []
+    for cell in grid.cells:
+        base = baseline_of(cell, grid, kind, lines)
+        difference = paired_difference(cell.values(metric), base.values(metric), config.confidence) if base else None
+        score = mean_of(list(cell.values(metric).values()), config.confidence)
+        results.append(Result(cell, score, base, difference, curve=_curve(cell, store, metric)))
+    _write_verdicts([(each, each.difference, higher) for each in results], 1 - config.confidence)
+    _compare_costs(results, store, memory, config.confidence)
+    for column in grid.columns:
+        inside = [each for each in results if each.cell.column == column]
+        if len(inside) > 1:
+            (max if higher else min)(inside, key=lambda each: each.score.mean).best = True
+    baseline_label = " or ".join(line.label for line in lines)
+    notes = [*others, *_notes(grid, averaged, results, baseline_label)]
+    return Comparison(metric, higher, config.confidence, grid, results, memory, baseline_label, _shared(averaged), notes)
+
+
+def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
+    """Return the metric that is asked for, else the best value of the metric that monitors the newest run's task.
+
+    Raises:
+        UserError: no run has it.
+    """
+    finished = [run for run in runs if run.status == "FINISHED"] or list(runs)
+    there = {name for run in finished for name in run.metrics if not name.startswith("system/")}
+    if wanted:
+        for name in (metric_name(wanted), f"{BEST}{wanted}"):
+            if name in there:
+                return name
+        raise unknown(f"metric={wanted} of {len(runs)} runs", wanted, there, show=80)
+    monitors = [found for run in finished if (found := _monitor(run))]
+    if not monitors:
+        choices = ", ".join(sorted(there)) or "none"
+        names = ", ".join(f"{BEST}{name}" for name in MONITORS)
+        raise UserError(f"{len(runs)} runs have no {names}. Choose one by metric=; there are: {choices}")
+    return f"{BEST}{monitors[-1]}"
+
+
+def _of_one_task(runs: Sequence[Run], metric: str, wanted: str | None) -> tuple[list[Run], list[str]]:
+    """Return the runs whose task is monitored by the metric, with a note about the rest; all runs if the metric was asked for."""
+    if wanted:
+        return list(runs), []
+    chosen = [run for run in runs if f"{BEST}{_monitor(run)}" in (metric, BEST)]
+    others = Counter(run.setting("task") or "another task" for run in runs if run not in chosen)
+    said = f"The newest run's task is compared. Left out: {_shares(others)}; where=task=... chooses another, or metric= one they share."
+    return chosen, [said] if others else []
+
+
+def _monitor(run: Run) -> str:
+    return run.tags.get("monitor") or next((name for name in MONITORS if f"{BEST}{name}" in run.metrics), "")
+
+
+def _goal(runs: Sequence[Run], metric: str) -> str:
+    """Return "max" or "min": as the runs monitored by this metric say, else by its name."""
+    said = {run.tags["monitor_goal"] for run in runs if "monitor_goal" in run.tags and metric == f"{BEST}{_monitor(run)}"}
+    return said.pop() if len(said) == 1 else "min" if is_lower_better(metric) else "max"
+
+
+def _write_verdicts(compared: Sequence[tuple[Result | Ratio, Difference | None, bool]], level: float) -> None:
+    """Write Holm's p and the verdict of each tested difference, all as one family of tests; the bool says whether higher is better."""
+    tested = [(each, difference, higher) for each, difference, higher in compared if difference is not None and difference.p is not None]
+    adjusted = holm([difference.p for _, difference, _ in tested if difference.p is not None])
+    for (each, difference, higher), p in zip(tested, adjusted, strict=True):
+        each.holm = p
+        each.verdict = "not shown" if p >= level else "better" if (difference.of.mean > 0) == higher else "worse"
+
+
+def _compare_costs(results: Sequence[Result], store: Store, memory: str, confidence: float) -> None:
+    """Average each result's costs over seeds, and test their ratios to the baseline's by paired logarithms."""
+    costs = {id(each.cell): _costs(each.cell, store, memory) for each in results}
+    for each in results:
+        ours = costs[id(each.cell)]
+        each.costs = {name: mean_of(list(values.values()), confidence) for name, values in ours.items()}
+        for name, theirs in (costs[id(each.baseline)] if each.baseline else {}).items():
+            difference = paired_difference(_logarithms(ours.get(name, {})), _logarithms(theirs), confidence)
+            if difference is not None:
+                each.ratios[name] = Ratio(difference)
+    _write_verdicts([(ratio, ratio.of, name == SPEED) for each in results for name, ratio in each.ratios.items()], 1 - confidence)
+
+
+def _costs(cell: Cell, store: Store, memory: str) -> dict[str, dict[Key, float]]:
+    """Return the costs of each seed, by metric."""
+    found: dict[str, dict[Key, float]] = {name: cell.values(name) for name in (SPEED, memory)}
+    found[LOSS_TIME] = {
+        seed: median(value for _, value in store.history(run, LOSS_TIME)) for seed, run in cell.runs.items() if LOSS_TIME in run.metrics
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _logarithms(values: dict[Key, float]) -> dict[Key, float]:
+    return {seed: math.log(value) for seed, value in values.items() if 0 < value < math.inf}
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _curve(cell: Cell, store: Store, metric: str) -> list[Point]:
+    """Return the metric at the updates that every seed logged; empty if there is only one."""
+    name = f"val/{_last(metric)}" if metric.startswith(BEST) else metric
+    histories = [dict(store.history(run, name)) for run in cell.runs.values() if name in run.metrics]
+    if len(histories) < len(cell.runs):
+        return []
+    points = []
+    for step in sorted(set.intersection(*map(set, histories))):
+        values = [history[step] for history in histories]
+        points.append(Point(step, sum(values) / len(values), min(values), max(values)))
+    return points if len(points) > 1 else []
+
+
+def _shared(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the settings and tags that readers ask for first, if they are the same in all runs."""
+    found = {name: {run.setting(name) for run in runs} for name in SHOWN_SETTINGS}
+    found |= {name: {run.tags.get(name) for run in runs} for name in SHOWN_TAGS}
+    same = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+    return {name: value for name, value in same.items() if value not in (None, "None", "")}
+
+
+def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str) -> list[str]:
+    notes = []
+    if grid.replaced:
+        names = some([f"{run.name} ({run.id[:8]})" for run in grid.replaced])
+        notes.append(f"Of runs with the same settings and seed only the newest counts; left for newer ones: {names}.")
+    for name, values in grid.differing.items():
+        where = "; ".join(f"{value or 'not set'} ({some(cells)})" for value, cells in values.items())
+        notes.append(f"Not only what is compared differs: {name} is {where}.")
+    for tag, what in (("device", "Speed, memory and times come from different devices"), ("git.commit", "Runs are of different commits")):
+        counts = Counter(run.tags.get(tag, "unknown") for run in runs)
+        if len(counts) > 1:
+            notes.append(f"{what}: {_shares(counts)}.")
+    if not baseline:
+        rows = some([row.label for row in grid.rows])
+        notes.append(f"No differences: no row is loss=ce; baseline=SETTING=VALUE chooses another baseline among {rows}.")
+    fewest = min(each.score.n for each in results)
+    if fewest < 3:
+        few = {1: "A single seed has no interval and no test", 2: "Two seeds have very wide intervals"}[fewest]
+        notes.append(f"{few}: train three or more of what you compare.")
+    if any(len({run.settings.get("data.fold") for run in cell.runs.values()}) > 1 for cell in grid.cells):
+        notes.append("Folds share training images, so their scores vary together: intervals and tests over them are too sure.")
+    for each in results:
+        if each.baseline and each.difference is None:
+            notes.append(f"{each.row} × {each.column}: no seed is shared with the baseline.")
+        elif each.difference and each.difference.of.n < each.score.n:
+            pairs = f"{each.difference.of.n} of its {each.score.n} seeds"
+            notes.append(f"{each.row} × {each.column}: the baseline has {pairs}; these are paired.")
+    return notes
+
+
+def _shares(counts: Counter[str]) -> str:
+    return ", ".join(f"{name[:40]} ({counted(count, 'run')})" for name, count in counts.most_common())
+
+
+def counted(n: int, what: str) -> str:
+    """Return a count with its noun."""
+    plural = {"loss": "losses"}.get(what, what if what.endswith("a") or "·" in what else f"{what}s")
+    return f"{n} {what if n == 1 else plural}"
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """List the first names, and say how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _last(metric: str) -> str:
+    return metric.rpartition("/")[2].removeprefix(BEST)

@@ -1,0 +1,186 @@
+"""The runs of a comparison: read from an MLflow store, chosen by experiment, sweep, tag and setting."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lab.comparison.schema import CompareConfig
+from lab.config.errors import UserError, unknown
+from lab.runs.formats import visible
+from lab.tracking.store import client_of, reason, sqlite_file
+
+PARENT = "mlflow.parentRunId"
+NOT_TRAINING = ("compare", "checkpoint")  # tags of comparisons and of evaluations
+EARLIER = {"best/": "best_", "run/": "", "memory/": "train/", "loss/": "loss_"}  # prefixes of metrics' names in older runs
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A stored run; started: in ms since 1970. settings: its params and, as `loss` and `model`, their names as in its title."""
+
+    id: str
+    experiment_id: str
+    name: str
+    status: str
+    started: int
+    settings: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+
+    def setting(self, name: str) -> str | None:
+        """Return the value of a setting; `data` is short for `data.name`."""
+        return self.settings.get(name, self.settings.get(f"{name}.name"))
+
+
+class Store:
+    """Read an MLflow store."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.client = _client(uri)
+
+    def experiments(self, names: list[str]) -> dict[str, str]:
+        """Return the experiments whose names match, as id: name, in the order of `names`.
+
+        Raises:
+            UserError: a name matches no experiment.
+        """
+        there = {each.experiment_id: each.name for each in self._pages(self.client.search_experiments)}
+        found: dict[str, str] = {}
+        for name in names:
+            matching = {number: each for number, each in there.items() if fnmatchcase(each, name)}
+            if not matching:
+                raise unknown(f"experiment={name} in {self.uri}", name, there.values())
+            found |= matching
+        return found
+
+    def runs(self, experiment_ids: Iterable[str]) -> list[Run]:
+        """Return every run that has not been deleted, the oldest first."""
+        found = self._pages(lambda **page: self.client.search_runs(list(experiment_ids), max_results=1000, **page))
+        return sorted((_run(each) for each in found), key=lambda run: (run.started, run.id))
+
+    def history(self, run: Run, metric: str) -> list[tuple[int, float]]:
+        """Return (step, value) of a metric, by step; the last value of a step that was logged again."""
+        points = self.client.get_metric_history(run.id, metric)
+        return sorted({point.step: point.value for point in sorted(points, key=lambda point: point.timestamp)}.items())
+
+    @staticmethod
+    def _pages(search: Callable[..., Any]) -> list[Any]:
+        found, token = [], None
+        while True:
+            page = search(page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+
+def metric_name(name: str) -> str:
+    """Return the name that new runs give a metric."""
+    for before, now in EARLIER.items():
+        if name.startswith(before):
+            rest = name.removeprefix(before)
+            return now + (rest.replace("/", "_") if now == "best_" else rest)
+    return name
+
+
+def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, str]]:
+    """Return the training runs that pass every filter, the oldest first, and the experiments that were searched, as id: name.
+
+    Raises:
+        UserError: no run passes; the message names the filter that left none, and what there is instead.
+    """
+    experiments = store.experiments(config.experiment or [config.tracking.experiment])
+    everything = store.runs(experiments)
+    parents = {run.tags[PARENT] for run in everything if PARENT in run.tags and "checkpoint" not in run.tags}  # evaluations are nested, too
+    runs = [run for run in everything if run.id not in parents and is_training(run)]
+    if not runs:
+        where = f"experiment={','.join(experiments.values())} in {store.uri}"
+        raise UserError(f"{where}: no training runs among {len(everything)} runs.")
+    if config.sweep:
+        runs = _of_sweep(runs, everything, parents, config.sweep)
+    for name, values in _conditions(config.tag, ":", "tag=host:gpu*").items():
+        runs = _passing(runs, f"tag={name}", ":", values, [run.tags.get(name) for run in runs])
+    for name, values in _conditions(config.where, "=", "where=data=digits").items():
+        runs = _passing(runs, f"where={name}", "=", values, [run.setting(name) for run in runs])
+    return runs, experiments
+
+
+def is_training(run: Run) -> bool:
+    return "loss.name" in run.settings and "model.name" in run.settings and not any(tag in run.tags for tag in NOT_TRAINING)
+
+
+def parse_condition(text: str, separator: str, option: str) -> tuple[str, str]:
+    """Split NAME=VALUE.
+
+    Raises:
+        UserError: the text does not have that form; the message shows `option` as an example.
+    """
+    name, found, value = text.partition(separator)
+    if not (name and found and value):
+        raise UserError(f"{option.partition('=')[0]}={text}: expected a name, {separator!r} and a value, such as {option}.")
+    return name, value
+
+
+def _conditions(texts: list[str], separator: str, option: str) -> dict[str, list[str]]:
+    """Return values by name; a text without a name is one more value of the name before it."""
+    wanted: dict[str, list[str]] = {}
+    name = ""
+    for text in texts:
+        if name and separator not in text:
+            wanted[name].append(text)
+            continue
+        name, value = parse_condition(text, separator, option)
+        wanted.setdefault(name, []).append(value)
+    return wanted
+
+
+def _passing(runs: list[Run], option: str, separator: str, wanted: list[str], values: list[str | None]) -> list[Run]:
+    """Return the runs whose value is one of `wanted` (globs); `values` has one value a run."""
+    there = {value for value in values if value is not None}
+    if not there:
+        name = option.partition("=")[2]
+        raise unknown(f"{option} of {len(runs)} runs", name, {key for run in runs for key in (*run.tags, *run.settings)}, show=0)
+    for each in wanted:
+        if not any(fnmatchcase(value, each) for value in there):
+            raise unknown(f"{option}{separator}{each} of {len(runs)} runs", each, there)
+    return [run for run, value in zip(runs, values, strict=True) if value is not None and any(fnmatchcase(value, each) for each in wanted)]
+
+
+def _of_sweep(runs: list[Run], everything: list[Run], parents: set[str], sweep: str) -> list[Run]:
+    """Return the runs under the sweep; under the newest if several sweeps have this name."""
+    sweeps = [run for run in everything if run.id in parents]
+    found = [run for run in sweeps if sweep in (run.id, run.name)]
+    if not found:
+        if not sweeps:
+            raise UserError(f"sweep={sweep}: there are no sweeps among {len(everything)} runs.")
+        raise unknown(f"sweep={sweep}", sweep, {run.name for run in sweeps})
+    chosen = [run for run in runs if run.tags.get(PARENT) == found[-1].id]
+    if not chosen:
+        raise UserError(f"sweep={sweep}: no training runs under run {found[-1].id}.")
+    return chosen
+
+
+def _run(stored: Any) -> Run:
+    params = {visible(name): visible(value) for name, value in stored.data.params.items()}
+    if "loss.name" in params:
+        params["loss"] = params["loss.target"].rpartition(":")[2] if params["loss.name"] == "custom" else params["loss.name"]
+    if "model.name" in params:
+        params["model"] = "_".join(params[name] for name in ("model.detector", "model.name") if params.get(name))
+    info = stored.info
+    name, data = visible(info.run_name or info.run_id), stored.data
+    tags = {visible(key): visible(value) for key, value in data.tags.items()}
+    metrics = {metric_name(key): value for key, value in data.metrics.items()}
+    return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, metrics, tags)
+
+
+def _client(uri: str) -> Any:
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    if (database := sqlite_file(uri)) and not database.is_file():
+        raise UserError(f"tracking.uri={uri}: {database} does not exist; train first, or name the store of your runs.")
+    try:
+        return client_of(uri)
+    except Exception as error:  # each kind of store fails in its own ways
+        raise UserError(f"tracking.uri={uri}: cannot be read: {reason(error, uri)}") from None

@@ -1,0 +1,67 @@
+"""Columns of tables, read with pandas; a bad cell is named with its row and column."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lab.config.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas
+
+Where = Callable[[int], str]  # from a row's position to its name in messages
+
+
+def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
+    """Read a table, a Parquet file or a CSV file, whose cells are texts; an empty file has no columns.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    import pandas
+
+    try:
+        if file.suffix.lower() == ".parquet":
+            table = pandas.read_parquet(file)
+        else:
+            table = pandas.read_csv(file, dtype=str, keep_default_na=False, index_col=False, **options)
+    except pandas.errors.EmptyDataError:
+        return pandas.DataFrame()
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"{setting}={file}: cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+    return table.reset_index(drop=True).rename(columns=lambda name: str(name).strip())
+
+
+def rows_of(file: Path) -> Where:
+    """Return a function that names a row by its number in the file."""
+    return partial(_row, file, 1 if file.suffix.lower() == ".parquet" else 2)
+
+
+def _row(file: Path, first: int, number: int) -> str:
+    return f"{file}, row {number + first}"
+
+
+def texts(table: Any, name: str, where: Where) -> list[str]:
+    """Return a column's cells as texts; an empty one is an error."""
+    found = ["" if each is None or each != each else str(each).strip() for each in table[name]]
+    if "" in found:
+        raise UserError(f"{where(found.index(''))}, column {name}: is empty.")
+    return found
+
+
+def numbers(table: Any, name: str, where: Where, least: float | None = None) -> Tensor:
+    """Return a column's cells as finite numbers (N,), float32."""
+    import pandas
+
+    column = table[name]
+    values = torch.tensor(pandas.to_numeric(column, errors="coerce").to_numpy(dtype="float64", na_value=float("nan")))
+    wrong = ~values.isfinite() if least is None else ~(values.isfinite() & (values >= least))
+    if wrong.any():
+        number = int(wrong.int().argmax())
+        limit = "" if least is None else f" of at least {least:g}"
+        raise UserError(f"{where(number)}, column {name}: {column.iloc[number]!r}; a finite number{limit} is expected.")
+    return values.float()

@@ -1,0 +1,126 @@
+"""Images as they are in their files: 1 to 12 channels of 8 bits, 16 bits or floats."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, ImageSequence
+from torch import Tensor
+
+from lab.data.images import UNREADABLE, CorruptError, ImageFile, read_rgb, reason
+from lab.data.sets import Norm
+
+MOST = 1000  # images by which mean and deviation are measured
+ARRAY = ".npy"
+LARGEST = {np.dtype(np.bool_): 1.0, np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
+
+
+def read_pixels(path: ImageFile, channels: int) -> Tensor:
+    """Read an image (channels, H, W) as float32: integers from 0 to 1, floats as they are.
+
+    A TIFF of several pages has a page a channel; a .npy file is (H, W) or (H, W, channels).
+
+    Raises:
+        one of UNREADABLE.
+    """
+    array = _array(path)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or array.shape[2] != channels:
+        raise CorruptError(f"has {array.shape[2] if array.ndim == 3 else array.shape} channels; data.channels={channels} is expected")
+    if array.dtype.kind != "f" and array.dtype not in LARGEST:
+        raise CorruptError(f"has pixels of {array.dtype}; 8 or 16 bits without sign, or floats, are expected")
+    pixels = torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1).contiguous() / LARGEST.get(array.dtype, 1.0)
+    if not pixels.isfinite().all():
+        raise CorruptError("has pixels that are nan or infinite")
+    return pixels
+
+
+@dataclass(frozen=True)
+class PixelFault:
+    """Say what is wrong with a file that must have so many channels; empty if nothing."""
+
+    channels: int
+
+    def __call__(self, file: tuple[Any, Any]) -> str:
+        try:
+            read_pixels(file[0], self.channels)
+        except UNREADABLE as error:
+            return reason(error)
+        return ""
+
+
+def read_image(path: ImageFile, channels: int | None) -> Image.Image | Tensor:
+    """Read an image as data.channels says: as it is, or in RGB of 8 bits.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    return read_pixels(path, channels) if channels else read_rgb(path)
+
+
+def _array(path: ImageFile) -> Any:
+    if str(getattr(path, "name", path)).lower().endswith(ARRAY):
+        return np.load(path, allow_pickle=False)
+    with Image.open(path) as opened:
+        image: Image.Image = opened
+        if getattr(image, "n_frames", 1) > 1 and image.format == "TIFF":
+            return np.stack([np.array(page) for page in ImageSequence.Iterator(image)], axis=-1)
+        if image.mode in ("P", "PA"):
+            image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
+        return np.array(ImageOps.exif_transpose(image))
+
+
+def measured(samples: Any) -> Norm:
+    """Return mean and deviation of each channel over at most MOST of the samples, evenly spaced."""
+    positions = range(0, len(samples.targets), -(-len(samples.targets) // MOST))
+
+    def sums(index: int) -> Tensor:
+        pixels = as_pixels(samples.image(index)).double().flatten(1)
+        return torch.stack([torch.full_like(pixels[:, 0], pixels.shape[1]), pixels.sum(1), pixels.square().sum(1)])
+
+    with ThreadPoolExecutor(4) as pool:
+        count, total, squares = torch.stack(list(pool.map(sums, positions))).sum(0)
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
+    return Norm(mean.tolist(), torch.where(deviation > 0, deviation, 1.0).tolist())
+
+
+def as_pixels(image: Image.Image | Tensor) -> Tensor:
+    """Return an image as a tensor (C, H, W) of float32; 8 bits become 0 to 1."""
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
+    if isinstance(image, Tensor):
+        return image
+    return pil_to_tensor(image).float() / 255
+
+
+def shown(image: Image.Image | Tensor) -> Image.Image:
+    """Return an image of any channels as RGB to look at: the first three channels, or one as grey, from darkest to brightest."""
+    from torchvision.transforms.v2.functional import to_pil_image
+
+    if isinstance(image, Image.Image):
+        return image
+    seen = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
+    least, most = seen.min(), seen.max()
+    return to_pil_image((seen - least) / (most - least).clamp(min=1e-12))
+
+
+def alpha_note(paths: Sequence[str]) -> list[str]:
+    """Return a message if some of the images have transparency, which RGB drops; looks at MOST files, evenly spaced."""
+    looked = paths[:: -(-len(paths) // MOST)]
+    found = [path for path in looked if _has_alpha(path)]
+    if not found:
+        return []
+    return [f"{len(found)} of {len(looked)} training images have transparency (alpha), which is left out; data.channels=4 reads it, too"]
+
+
+def _has_alpha(path: str) -> bool:
+    try:
+        with Image.open(path) as image:
+            return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+    except Exception:  # the check of the files names what cannot be read
+        return False

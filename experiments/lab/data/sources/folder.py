@@ -1,0 +1,247 @@
+"""Images in one folder a class, read and transformed by worker processes."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lab.config.errors import UserError
+from lab.config.schema import FolderConfig, PhotosConfig, TableConfig
+from lab.config.settings import ROOT, absolute
+from lab.data.batch import Batch
+from lab.data.images import UNREADABLE, Faults, find_corrupt, hidden, unreadable
+from lab.data.loading import WorkerLoader
+from lab.data.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
+from lab.data.sampler import chances_of
+from lab.data.samples import Annotations, annotate
+from lab.data.seeds import seeded
+from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder
+from lab.data.split import held_out_by, split
+from lab.data.transforms import Transform, held_out_transform, train_transform
+
+
+@dataclass
+class Files:
+    """Paths of images with their targets; `channels` as data.channels."""
+
+    folder: Path
+    classes: list[str]
+    paths: list[str]
+    targets: Tensor
+    channels: int | None = None
+
+    def only(self, positions: Iterable[int]) -> "Files":
+        kept = list(positions)
+        return replace(self, paths=[self.paths[i] for i in kept], targets=self.targets[kept])
+
+    def image(self, index: int) -> Image.Image | Tensor:
+        try:
+            return read_image(self.paths[index], self.channels)
+        except UNREADABLE as error:
+            raise unreadable(self.paths[index], error) from None
+
+
+class Samples(Protocol):
+    """Images with targets, read one by one: classes (N,), several labels (N, C) or numbers (N, K)."""
+
+    classes: list[str]
+    targets: Tensor
+
+    def image(self, index: int) -> Image.Image | Tensor: ...
+
+    def only(self, positions: Iterable[int]) -> "Samples": ...
+
+
+class Images(Dataset[tuple[Tensor, Tensor, int]]):
+    """Images by position and seed, so that augmentation does not depend on which process prepares the image."""
+
+    def __init__(self, samples: Samples, transform: Transform) -> None:
+        self.samples, self.transform = samples, transform
+
+    def __len__(self) -> int:
+        return len(self.samples.targets)
+
+    def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
+        index, seed = sample
+        image = self.samples.image(index)
+        with seeded(seed):
+            return self.transform(image), self.samples.targets[index], index
+
+
+class FolderLoader(WorkerLoader):
+    def __init__(
+        self,
+        samples: Samples,
+        keys: list[str],
+        notes: Annotations,
+        transform: Transform,
+        config: PhotosConfig,
+        device: torch.device,
+        seed: int | None = None,
+        chances: Tensor | None = None,
+    ) -> None:
+        super().__init__(Images(samples, transform), config, device, seed, chances=chances)
+        self.keys, self.notes = keys, notes
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, target, index in self.epochs:
+            weight = None if self.notes.weight is None else self._on_device(self.notes.weight[index])
+            group = None if self.notes.group is None else self._on_device(self.notes.group[index])
+            yield Batch(self._on_device(images), self._on_device(target), self._on_device(index), weight, group)
+
+    def _on_device(self, value: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return value
+        return (value if value.is_pinned() else value.pin_memory()).to(self.device, non_blocking=True)
+
+
+def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
+    """Open the folders of a data set; `norm` and `saved` as in lab.data.load.load_data.
+
+    Raises:
+        UserError: a folder, an image or a setting is wrong.
+    """
+    root = existing_folder("data.root", absolute(config.root, ROOT / "data"))
+    found = {name: _files(f"data.{name}", path, config.channels) for name, path in _folders(root, config).items()}
+    for name, files in found.items():
+        if odd := sorted(set(found["train"].classes) ^ set(files.classes)):
+            raise UserError(f"data.train and data.{name} hold different classes: {', '.join(odd[:10])} in one of them only.")
+    found = dict(zip(found, without_corrupt(root, list(found.values()), config), strict=True))
+    held_out = f"of {found['val'].folder.name}/" if "val" in found else f"of {found['train'].folder.name}/, {held_out_by(config)}"
+    if "val" not in found:
+        train, val, _ = split(config, found["train"].targets.tolist(), found["train"].classes)
+        found |= {"train": found["train"].only(train), "val": found["train"].only(val)}
+    keys = {name: [os.path.relpath(path, root).replace(os.sep, "/") for path in files.paths] for name, files in found.items()}
+    data = photos_data(found, keys, held_out, config, norm_of_files(found["train"], config, norm, saved), device, seed)
+    data.notes += [] if config.channels else alpha_note(found["train"].paths)
+    return data
+
+
+def norm_of_files(samples: Samples, config: PhotosConfig, norm: Norm, saved: Norm | None) -> Norm:
+    """Return the normalisation of images: a saved model's, the model's own, or that of the training samples.
+
+    Raises:
+        UserError: the saved model takes another number of channels, or the model knows none of these.
+    """
+    if saved:
+        check_channels(saved, config.channels or 3)
+        return saved
+    if config.normalization == "measured" or (config.channels and config.normalization is None):
+        return measured(samples)
+    if len(norm.mean) != (config.channels or 3):
+        raise UserError(
+            f"data.normalization=model: the model knows {len(norm.mean)} channels; data.channels={config.channels} is measured."
+        )
+    return norm
+
+
+def photos_data(
+    found: Mapping[str, Samples],
+    keys: Mapping[str, list[str]],
+    held_out: str,
+    config: PhotosConfig,
+    norm: Norm,
+    device: torch.device,
+    seed: int,
+    known: Mapping[str, Annotations] | None = None,
+) -> Data:
+    """Return the data of samples that are read and transformed by workers.
+
+    Args:
+        found: samples of train, val and, if there are any, test.
+        keys: the name of each sample.
+        held_out: which images are held out, in words.
+        known: weights and groups of the parts; None for those of the settings.
+    """
+    classes, seen, parts = found["train"].classes, held_out_transform(config, norm), {}
+    for name, samples in found.items():
+        notes = known[name] if known else annotate(config, samples.targets, classes, keys[name], needed=name == "train")
+        parts[name] = samples, keys[name], notes
+    evaluated = {name: FolderLoader(*part, seen, config, device) for name, part in parts.items() if name != "train"}
+    samples, names, notes = parts["train"]
+    targets, chances = samples.targets, chances_of(config, samples.targets, notes.weight)
+    weighed = Annotations(None, notes.group) if config.sampler == "weighted" else notes  # drawn by their weights, not weighed again
+    return Data(
+        classes,
+        config.channels or 3,
+        norm,
+        FolderLoader(samples, names, weighed, train_transform(config, norm), config, device, seed, chances),
+        evaluated["val"],
+        count_groups(*(notes for _, _, notes in parts.values())),
+        torch.bincount(targets, minlength=len(classes)) if targets.ndim == 1 else targets.sum(0).round().long(),
+        evaluated.get("test"),
+        held_out,
+        lambda: FolderLoader(*parts["train"], seen, config, device),
+    )
+
+
+def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
+    """Return the folder of each part; if val has none, its images are taken from the training images.
+
+    Raises:
+        UserError: two parts have the same folder, there are both held-out images and a fold, or data.test is a share.
+    """
+    val = config.val or ("val" if (root / "val").is_dir() else None)
+    given = {"train": config.train, "val": val, "test": config.test}
+    if config.fold is not None and val:
+        raise UserError(f"data.fold={config.fold}: divides the images of data.train, but data.root={root} has held-out images in {val}/.")
+    if config.test and config.test.replace(".", "", 1).isdecimal() and not (root / config.test).is_dir():
+        raise UserError(f"data.test={config.test}: a folder in data.root is expected; only sets held in memory take a share.")
+    folders = {name: root / folder for name, folder in given.items() if folder}
+    for name, folder in folders.items():
+        same = next(other for other in folders if folders[other].resolve() == folder.resolve())
+        if same != name:
+            raise UserError(f"data.{name}={given[name]}: is data.{same}, too; images that nothing else uses are expected.")
+    return folders
+
+
+def _files(setting: str, path: Path, channels: int | None) -> Files:
+    from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import is_image_file
+
+    class Seen(ImageFolder):
+        def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+            classes = [name for name in super().find_classes(directory)[0] if not name.startswith(".")]
+            return classes, {name: number for number, name in enumerate(classes)}
+
+    def wanted(file: str) -> bool:
+        return (is_image_file(file) or bool(channels and file.lower().endswith(ARRAY))) and not hidden(Path(file), path)
+
+    try:
+        found = Seen(str(existing_folder(setting, path)), is_valid_file=wanted)
+    except FileNotFoundError as error:
+        raise UserError(f"{setting}={path}: one folder of images per class is expected. {error}") from None
+    return Files(path, list(found.classes), [name for name, _ in found.samples], torch.tensor(found.targets), channels)
+
+
+def without_corrupt(root: Path, parts: list[Files], config: FolderConfig | TableConfig) -> list[Files]:
+    """Return the usable files of each part; the files of all parts are checked together.
+
+    Raises:
+        UserError: some files cannot be used and are not to be skipped, or a part has none left.
+    """
+    paths = [path for files in parts for path in files.paths]
+    about = sorted({Path(path).parent for path in paths})
+    wrong = find_corrupt(
+        {number: (path, None) for number, path in enumerate(paths)},
+        about,
+        config.check,
+        PixelFault(config.channels) if config.channels else None,
+    )
+    faults = Faults(root)
+    for number, said in wrong.items():
+        hint = "; data.channels reads it as it is" if "8 bits a channel" in said else ""
+        faults.add(f"{os.path.relpath(paths[number], root)}: {said}{hint}")
+    faults.raise_or_report(config.skip_corrupt)
+    left_out = {paths[number] for number in wrong}
+    kept = [files.only(i for i, path in enumerate(files.paths) if path not in left_out) for files in parts]
+    for files in kept:
+        if not files.paths:
+            raise UserError(f"{files.folder}: has no image to use.")
+    return kept

@@ -1,0 +1,276 @@
+"""WebDataset shards on disk, read at random positions: of a tar file only images and labels are read, and nothing is unpickled."""
+
+import glob
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lab.config.errors import UserError, unknown
+from lab.config.schema import ShardsConfig
+from lab.config.settings import absolute
+from lab.data.images import UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
+from lab.data.pixels import ARRAY, PixelFault, read_image
+from lab.data.samples import class_of
+from lab.data.sets import Data, Norm
+from lab.data.sources.folder import norm_of_files, photos_data
+from lab.data.sources.table import by_number
+from lab.data.split import held_out_by, split
+
+LABELS = ("cls", "txt", "json")
+LONGEST = 2**20  # bytes of a label
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+BLOCK = 512
+Member = tuple[int, int]  # first byte and size
+
+
+@dataclass
+class ShardSamples:
+    """Samples of shards.
+
+    Args:
+        shards: the files.
+        members: shard, first byte and size of each image (N, 3).
+        endings: ending of each image's name.
+        keys: name of each sample.
+        labels: class of each sample, as its shard says it.
+        channels: as data.channels.
+        classes: names of the classes.
+        targets: class indices (N,).
+    """
+
+    shards: list[Path]
+    members: Tensor
+    endings: list[str]
+    keys: list[str]
+    labels: list[str]
+    channels: int | None
+    classes: list[str] = field(default_factory=list)
+    targets: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def image(self, index: int) -> Image.Image | Tensor:
+        try:
+            return read_image(self.content(index), self.channels)
+        except UNREADABLE as error:
+            raise unreadable(self.where(index), error) from None
+
+    def content(self, index: int) -> ImageBytes:
+        shard, first, size = self.members[index].tolist()
+        with self.shards[shard].open("rb") as file:
+            file.seek(first)
+            return ImageBytes(file.read(size), f"{self.keys[index]}.{self.endings[index]}")
+
+    def where(self, index: int) -> str:
+        return f"{self.shards[int(self.members[index, 0])]}: sample {self.keys[index]}"
+
+    def only(self, positions: Iterable[int]) -> "ShardSamples":
+        kept = list(positions)
+        lists: Any = {name: [getattr(self, name)[i] for i in kept] for name in ("endings", "keys", "labels")}
+        targets = self.targets[kept] if len(self.targets) else self.targets
+        return replace(self, members=self.members[kept], targets=targets, **lists)
+
+
+@dataclass(frozen=True)
+class ImageFault:
+    """Say what is wrong with an image of the samples, by its index; empty if nothing."""
+
+    check: str
+    channels: int | None
+    samples: ShardSamples = field(repr=False)
+
+    def __call__(self, entry: tuple[Any, Any]) -> str:
+        file = (self.samples.content(int(entry[0])), None)
+        return PixelFault(self.channels)(file) if self.channels else fault_of(file, self.check)
+
+
+def shards_data(config: ShardsConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
+    """Open shards; `norm` and `saved` as in lab.data.load.load_data.
+
+    Raises:
+        UserError: a shard, a sample or a setting is wrong.
+    """
+    given = {"train": ("shards", config.shards), "val": ("val", config.val), "test": ("test", config.test)}
+    files = {name: expanded(f"data.{setting}", value) for name, (setting, value) in given.items() if value}
+    if config.fold is not None and "val" in files:
+        raise UserError(f"data.fold={config.fold}: divides the images of data.shards, but data.val={config.val} has held-out images.")
+    every = [path.resolve() for paths in files.values() for path in paths]
+    if again := [path for path in every if every.count(path) > 1]:
+        raise UserError(f"data.shards, data.val and data.test: {again[0]} is named twice; different files are expected.")
+    found = {name: _usable(paths, config) for name, paths in files.items()}
+    classes = config.classes or sorted(set(found["train"].labels), key=by_number)
+    if len(classes) < 2:
+        raise UserError(f"data.shards={config.shards}: has only the class {', '.join(classes)}; two or more are expected.")
+    for samples in found.values():
+        samples.classes, samples.targets = classes, _targets(samples, classes, numbers=config.classes is not None)
+    held_out = f"of {config.val}"
+    if "val" not in found:
+        everything, held_out = found["train"], f"of {config.shards}, {held_out_by(config)}"
+        train, val, _ = split(config, everything.targets.tolist(), classes)
+        found |= {"train": everything.only(train), "val": everything.only(val)}
+    root = os.path.commonpath([path.parent for paths in files.values() for path in paths])
+    keys = {name: _names(samples, root) for name, samples in found.items()}
+    return photos_data(found, keys, held_out, config, norm_of_files(found["train"], config, norm, saved), device, seed)
+
+
+def expanded(setting: str, pattern: str) -> list[Path]:
+    """Return the files of a pattern with ranges {000..009} or wildcards.
+
+    Raises:
+        UserError: a file does not exist, or none matches.
+    """
+    if found := RANGE.search(pattern):
+        first, last = found.groups()
+        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        paths = [path for each in numbers for path in expanded(setting, f"{pattern[: found.start()]}{each}{pattern[found.end() :]}")]
+    elif glob.has_magic(pattern):
+        paths = [Path(path) for path in sorted(glob.glob(str(absolute(pattern, ""))))]
+    else:
+        paths = [absolute(pattern, "")]
+        if not paths[0].is_file():
+            raise UserError(
+                f"{setting}: {paths[0]}: no such file; tar files such as 'train-{{000..009}}.tar' or 'train-*.tar' are expected."
+            )
+    if not paths:
+        raise UserError(f"{setting}={pattern}: matches no file.")
+    return paths
+
+
+def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
+    """Return the samples of shards, without those that cannot be used.
+
+    Raises:
+        UserError: some cannot be used and are not to be skipped, or none is left.
+    """
+    faults = Faults(paths[0].parent)
+    members: list[tuple[int, int, int]] = []
+    endings, keys, labels = [], [], []
+    for number, path in enumerate(paths):
+        samples = _scan(path, faults)
+        with path.open("rb") as file:
+            for key, sample in samples.items():
+                try:
+                    ending, label = _ending_of_image(sample, config), _label(file, sample, config)
+                except CorruptError as error:
+                    faults.add(f"{path.name}: sample {key}: {error}")
+                    continue
+                members.append((number, *sample[ending]))
+                endings.append(ending)
+                keys.append(key)
+                labels.append(label)
+    found = ShardSamples(paths, torch.tensor(members, dtype=torch.int64).view(-1, 3), endings, keys, labels, config.channels)
+    entries: Any = {index: (index, None) for index in range(len(keys))}
+    wrong = find_corrupt(entries, paths, config.check, ImageFault(config.check, config.channels, found))
+    for index, said in wrong.items():
+        faults.add(f"{paths[members[index][0]].name}: sample {keys[index]}: {said}")
+    faults.raise_or_report(config.skip_corrupt)
+    if len(wrong) == len(keys):
+        raise UserError(f"{paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''}: hold no sample to use.")
+    return found.only(index for index in range(len(keys)) if index not in wrong) if wrong else found
+
+
+def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
+    """Return the members of each sample of a shard, by their endings."""
+    found: dict[str, dict[str, Member]] = {}
+    try:
+        tar: Any
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                tar.members = []  # the list would keep all headers
+                folder, slash, file = member.name.rpartition("/")
+                stem, _, ending = file.partition(".")
+                if not (stem and ending and member.isreg()) or member.issparse():
+                    continue
+                sample = found.setdefault(f"{folder}{slash}{stem}", {})
+                if ending.lower() in sample:
+                    faults.add(f"{path.name}: sample {folder}{slash}{stem}: has two files .{ending.lower()}")
+                sample[ending.lower()] = member.offset_data, member.size
+            end = tar.offset
+        with path.open("rb") as file_of_shard:  # tarfile takes a damaged header for the end
+            file_of_shard.seek(end)
+            rest = file_of_shard.read(BLOCK)
+        if len(rest) < BLOCK or rest.strip(b"\0"):
+            faults.add(f"{path.name}: is {'damaged' if len(rest) == BLOCK else 'cut off'} at byte {end}, after {len(found)} samples")
+    except (tarfile.TarError, OSError, ValueError) as error:
+        with path.open("rb") as start:
+            compressed = start.read(2) == b"\x1f\x8b"
+        hint = (
+            "is compressed; unpack it by gunzip, because its samples are read at random positions" if compressed else f"is broken: {error}"
+        )
+        faults.add(f"{path.name}: {hint}" + (f", after {len(found)} samples" if found else ""))
+    return found
+
+
+def _ending_of_image(sample: dict[str, Member], config: ShardsConfig) -> str:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    if config.image:
+        return _there(sample, config.image.lower().removeprefix("."), "data.image")
+    known = (*IMG_EXTENSIONS, ARRAY) if config.channels else IMG_EXTENSIONS
+    images = [ending for ending in sample if f".{ending}" in known]
+    if len(images) != 1:
+        raise CorruptError(f"has {' and '.join(images) or 'no image'} (of {_listed(sample)}); data.image= names the ending of one")
+    return images[0]
+
+
+def _there(sample: dict[str, Member], ending: str, setting: str) -> str:
+    if ending not in sample:
+        raise CorruptError(f"has no .{ending}, as {setting} says, but {_listed(sample)}")
+    return ending
+
+
+def _listed(sample: dict[str, Member]) -> str:
+    return ", ".join(f".{ending}" for ending in sample)
+
+
+def _label(file: Any, sample: dict[str, Member], config: ShardsConfig) -> str:
+    """Return the class that a sample's label names."""
+    ending, _, name = (config.label or "").removeprefix(".").partition(":")
+    if ending:
+        if ending.rpartition(".")[2] not in LABELS or (name and not ending.endswith("json")):
+            raise UserError(f"data.label={config.label}: an ending {', '.join(LABELS)} is expected, or json:FIELD.")
+        _there(sample, ending, "data.label")
+    else:
+        there = [each for each in LABELS if each in sample]
+        if len(there) != 1 and there[:1] != ["cls"]:
+            raise CorruptError(f"has {' and '.join(there) or 'no label'} (of {_listed(sample)}); data.label= names the ending of one")
+        ending = there[0]
+    first, size = sample[ending]
+    if size > LONGEST:
+        raise CorruptError(f".{ending} has {size:,} bytes, too many for a class")
+    file.seek(first)
+    try:
+        value: Any = file.read(size).decode().strip()
+        value = json.loads(value) if ending.endswith("json") else value
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f".{ending} cannot be read: {error}") from None
+    if isinstance(value, dict):
+        if name not in value:
+            raise CorruptError(f".{ending} has the fields {', '.join(map(str, value)) or 'none'}; data.label=json:FIELD names one of them")
+        value = value[name]
+    if isinstance(value, bool) or not isinstance(value, (int, str)) or value == "":
+        raise CorruptError(f".{ending} says {value!r}; the name or number of a class is expected")
+    return str(value).strip()
+
+
+def _targets(samples: ShardSamples, classes: list[str], *, numbers: bool) -> Tensor:
+    """Return the class index of each sample, whose label is a class's name, or with `numbers` its index."""
+    known = {name: number for number, name in enumerate(classes)}
+    for index, label in enumerate(samples.labels):
+        if label not in known:
+            if not numbers:
+                raise unknown(f"{samples.where(index)}: class", label, classes)
+            known[label] = class_of(label, classes, samples.where(index))
+    return torch.tensor([known[label] for label in samples.labels])
+
+
+def _names(samples: ShardSamples, root: str) -> list[str]:
+    shards = [os.path.relpath(path, root) for path in samples.shards]
+    return [f"{shards[shard]}/{key}" for shard, key in zip(samples.members[:, 0].tolist(), samples.keys, strict=True)]

@@ -1,0 +1,197 @@
+"""Images and their labels in a table: a class, several labels, or numbers for each."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lab.config.errors import UserError, unknown
+from lab.config.schema import TableConfig
+from lab.config.settings import absolute
+from lab.data.cells import Where, numbers, read_cells, rows_of, texts
+from lab.data.pixels import alpha_note
+from lab.data.samples import Annotations
+from lab.data.sets import Data, Norm, existing_folder
+from lab.data.sources.folder import Files, norm_of_files, photos_data, without_corrupt
+from lab.data.split import fold_of, held_out_by, split, split_any
+
+if TYPE_CHECKING:
+    import pandas
+
+KINDS = {"class": "task=classification", "labels": "task=multilabel", "numbers": "task=regression"}
+PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
+YES = {"1": 1.0, "true": 1.0, "yes": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "no": 0.0, "0.0": 0.0}
+OF_CLASSES = ("mixup", "cutmix", "class_weight", "class_group", "class_balance")
+"""Settings that need one class an image."""
+
+
+def table_data(
+    config: TableConfig, kind: str, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None
+) -> tuple[Data, Tensor]:
+    """Open a table of images.
+
+    Args:
+        config: the table and its columns.
+        kind: what a label is: "class", "labels" (several of the classes) or "numbers".
+        norm: mean and standard deviation that the model expects.
+        device: the device of the batches.
+        seed: the seed of order and augmentation.
+        saved: mean and standard deviation of a saved model.
+
+    Returns:
+        The data, and the targets of its training samples: (N,) of a class, (N, C) of 0 and 1, or (N, K) of numbers.
+
+    Raises:
+        UserError: a column, a cell, an image or a setting is wrong.
+    """
+    _refuse_unfit(config, kind)
+    file = absolute(config.file, "")
+    table = read_table(file)
+    root = existing_folder("data.root", absolute(config.root, file.parent))
+    names = label_columns(config, kind)
+    others = (("image", config.image), ("split", config.split), ("weight", config.weight), ("group", config.group))
+    for setting, column in (*(("label", name) for name in names), *others):
+        if column is not None and column not in table.columns:
+            raise unknown(f"data.{setting}={column}: {file} has no such column", column, table.columns)
+    where = rows_of(file)
+    keys = texts(table, config.image, where)
+    if (again := table[config.image].duplicated()).any():
+        number = int(again.to_numpy().argmax())
+        raise UserError(f"{where(number)}, column {config.image}: {keys[number]!r} is given twice.")
+    classes, targets = _targets(config, kind, table, names, where)
+    notes = _annotations(config, table, where)
+    everything = Files(root, classes, [str(root / key) for key in keys], targets, config.channels)
+    positions = _parts(config, table, everything, kind, where)
+    found = without_corrupt(root, [everything.only(each) for each in positions.values()], config)
+    kept = {path: number for number, path in enumerate(everything.paths)}
+    parts = dict(zip(positions, found, strict=True))
+    rows = {name: [kept[path] for path in files.paths] for name, files in parts.items()}
+    known = {name: Annotations(*(None if each is None else each[rows[name]] for each in (notes.weight, notes.group))) for name in parts}
+    held_out = f"of {file.name}, " + (f"data.split={config.split}" if config.split else held_out_by(config))
+    chosen = norm_of_files(parts["train"], config, norm, saved)
+    named = {name: [keys[number] for number in numbers] for name, numbers in rows.items()}
+    data = photos_data(parts, named, held_out, config, chosen, device, seed, known)
+    data.notes += [] if config.channels else alpha_note(parts["train"].paths)
+    return data, parts["train"].targets
+
+
+def read_table(file: Path) -> "pandas.DataFrame":
+    """Read a table; a CSV file's cells are texts.
+
+    Raises:
+        UserError: it is not a table, cannot be read, or has no rows.
+    """
+    if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        raise UserError(f"data.file={file}: a file .csv, .tsv or .parquet is expected.")
+    table = read_cells(file, "data.file", sep="\t" if file.suffix.lower() == ".tsv" else ",")
+    if not len(table):
+        raise UserError(f"data.file={file}: {'has no rows.' if len(table.columns) else 'cannot be read: it is empty.'}")
+    return table
+
+
+def label_columns(config: TableConfig, kind: str) -> list[str]:
+    """Return the columns of the label.
+
+    Raises:
+        UserError: data.label is neither a name nor a list of names, or names several columns for a class.
+    """
+    given = config.label
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names) or len(set(names)) < len(names):
+        raise UserError(f"data.label={given}: a column's name, or a list of different ones such as [x,y], is expected.")
+    if kind == "class" and len(names) > 1:
+        raise UserError(f"data.label={given}: task=classification takes one column; several are for task=multilabel and task=regression.")
+    return [str(each) for each in names]
+
+
+def _refuse_unfit(config: TableConfig, kind: str) -> None:
+    """Raise UserError for settings that have no effect on such labels, or that contradict each other."""
+    defaults = {item.name: item.default for item in fields(config)}
+    for name in OF_CLASSES if kind != "class" else ():
+        if (value := getattr(config, name)) not in ({}, defaults[name]):
+            raise UserError(f"data.{name}={value}: is for images of one class each; {KINDS[kind]} has none.")
+    if config.csv or ((config.weight or config.group) and (config.class_weight or config.class_group or config.class_balance is not None)):
+        raise UserError("data=table takes weights and groups by data.weight and data.group, or by class; not data.csv, and not both.")
+    if config.split and (config.test is not None or fold_of(config) is not None):
+        raise UserError(f"data.split={config.split}: the column says which images are held out; leave data.test and data.fold out.")
+
+
+def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where: Where) -> tuple[list[str], Tensor]:
+    """Return the classes' or numbers' names, and the targets."""
+    if kind == "numbers":
+        return names, torch.stack([numbers(table, name, where) for name in names], dim=1)
+    if kind == "class":
+        cells = [[text] for text in texts(table, names[0], where)]
+    elif len(names) == 1:
+        cells = [_list(cell, config.separator) for cell in table[names[0]]]
+    else:
+        hot = torch.stack([_yes(table[name], name, where) for name in names], dim=1)
+        if config.classes not in (None, names):
+            raise UserError(f"data.classes={config.classes}: with a column for each class, their names are the columns': {names}.")
+        return names, hot
+    classes = config.classes or sorted({each for cell in cells for each in cell}, key=by_number)
+    index = {name: number for number, name in enumerate(classes)}
+    for number, cell in enumerate(cells):
+        if strange := [each for each in cell if each not in index]:
+            raise unknown(f"{where(number)}, column {names[0]}: class", strange[0], classes)
+    if len(classes) < 2 and kind == "class":
+        raise UserError(f"data.label={names[0]}: has only the class {', '.join(classes) or 'of no name'}; two or more are expected.")
+    if kind == "class":
+        return classes, torch.tensor([index[cell[0]] for cell in cells])
+    hot = torch.zeros(len(cells), len(classes))
+    for row, cell in zip(hot, cells, strict=True):
+        row[[index[each] for each in cell]] = 1.0
+    return classes, hot
+
+
+def by_number(name: str) -> tuple[bool, int, str]:
+    """Return a key that sorts names of classes: numbers by value, then texts."""
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+
+
+def _list(cell: Any, separator: str) -> list[str]:
+    """Return the labels of a cell: a list of Parquet, or a text."""
+    if cell is None or (isinstance(cell, float) and cell != cell):
+        return []
+    parts = cell.split(separator) if isinstance(cell, str) else cell if hasattr(cell, "__iter__") else [cell]
+    return [text for each in parts if (text := str(each).strip())]
+
+
+def _yes(column: Any, name: str, where: Where) -> Tensor:
+    found = [YES.get(str(each).strip().lower()) for each in column]
+    if None in found:
+        number = found.index(None)
+        raise UserError(f"{where(number)}, column {name}: {column.iloc[number]!r}; 0 or 1 is expected, as the column is of one class.")
+    return torch.tensor(found, dtype=torch.float32)
+
+
+def _annotations(config: TableConfig, table: Any, where: Where) -> Annotations:
+    weight = group = None
+    if config.weight:
+        weight = numbers(table, config.weight, where, 0.0)
+    if config.group:
+        given = texts(table, config.group, where)
+        names = {name: number for number, name in enumerate(sorted(set(given), key=by_number))}
+        group = torch.tensor([names[each] for each in given])
+    return Annotations(weight, group)
+
+
+def _parts(config: TableConfig, table: Any, files: Files, kind: str, where: Where) -> dict[str, list[int]]:
+    """Return the rows of train, val and, if there are any, test."""
+    if config.split is None:
+        if kind == "class":
+            train, val, test = split(config, files.targets.tolist(), files.classes, config.test)
+        else:
+            train, val, test = split_any(config, len(files.paths), config.test)
+        return {"train": train, "val": val} | ({"test": test} if test else {})
+    given = texts(table, config.split, where)
+    if strange := [number for number, text in enumerate(given) if text.lower() not in PARTS]:
+        raise unknown(f"{where(strange[0])}, column {config.split}", given[strange[0]], PARTS)
+    said = [PARTS[text.lower()] for text in given]
+    parts = {name: [row for row, each in enumerate(said) if each == name] for name in ("train", "val", "test")}
+    for name in ("train", "val"):
+        if not parts[name]:
+            raise UserError(f"data.split={config.split}: no row of {config.file} is of {name}; train and val, and test if you like.")
+    return {name: rows for name, rows in parts.items() if rows}

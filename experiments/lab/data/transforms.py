@@ -1,0 +1,118 @@
+"""From an image to the model's input: timm's transforms, those of images with other channels, and the user's own."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lab.config.errors import UserError
+from lab.config.objects import find, made
+from lab.config.schema import PhotosConfig
+from lab.data.pixels import as_pixels
+from lab.data.sets import Norm
+
+Transform = Callable[[Any], Tensor]  # of a PIL image in RGB, or with data.channels of a tensor (C, H, W)
+
+
+def held_out_transform(config: PhotosConfig, norm: Norm) -> Transform:
+    """Return the transform of an image into the model's input, without augmentation: (C, H, W), normalised."""
+    if config.val_transform:
+        return OwnTransform(f"data.val_transform={config.val_transform}", _found("data.val_transform", config.val_transform), config, norm)
+    if config.channels:
+        return _of_channels(config, norm, train=False)
+    return _of_timm(config, norm, crop_pct=config.crop_pct, crop_mode=config.crop_mode)
+
+
+def train_transform(config: PhotosConfig, norm: Norm) -> Transform:
+    """Return the transform of training images, with augmentation if data.augment is set.
+
+    Raises:
+        UserError: the user's own is not found, or timm has no such policy.
+    """
+    if config.transform:
+        return OwnTransform(f"data.transform={config.transform}", _found("data.transform", config.transform), config, norm)
+    if not config.augment:
+        return held_out_transform(config, norm)
+    if config.channels:
+        if config.auto_augment:
+            raise UserError(f"data.auto_augment={config.auto_augment}: changes images in RGB of 8 bits; leave data.channels out.")
+        return _of_channels(config, norm, train=True)
+    scale, erase = (config.crop_scale, 1.0), config.random_erase
+    augmented = {"auto_augment": config.auto_augment, "scale": scale, "hflip": config.horizontal_flip, "re_prob": erase}
+    try:
+        return _of_timm(config, norm, is_training=True, color_jitter=config.color_jitter or None, **augmented)
+    except (AssertionError, ValueError, TypeError, LookupError) as error:
+        raise UserError(
+            f"data.auto_augment={config.auto_augment}: timm knows no such policy ({error or type(error).__name__}); "
+            "rand-m9-mstd0.5, augmix-m5-w4-d2, original, v0 and 3a are some."
+        ) from None
+
+
+def _of_timm(config: PhotosConfig, norm: Norm, **options: Any) -> Transform:
+    from timm.data import create_transform
+
+    size: Any = (3, config.image_size, config.image_size)
+    look: dict[str, Any] = {"mean": tuple(norm.mean), "std": tuple(norm.std), "interpolation": config.interpolation}
+    return cast(Transform, create_transform(size, **look, **options))
+
+
+def _of_channels(config: PhotosConfig, norm: Norm, *, train: bool) -> Transform:
+    """Return the same geometry for tensors of any number of channels; colours are not changed."""
+    from torchvision.transforms import InterpolationMode, v2
+
+    size = cast(int, config.image_size)
+    by = {"interpolation": InterpolationMode.NEAREST if config.interpolation == "nearest" else InterpolationMode.BILINEAR}
+    steps: list[Any]
+    if train:
+        steps = [v2.RandomResizedCrop(size, scale=(config.crop_scale, 1.0), **by), v2.RandomHorizontalFlip(config.horizontal_flip)]
+    elif config.crop_mode == "squash":
+        steps = [v2.Resize([size, size], **by)]
+    else:
+        steps = [v2.Resize(round(size / (config.crop_pct or 1.0)), **by), v2.CenterCrop(size)]
+    steps.append(v2.Normalize(norm.mean, norm.std))
+    if train and config.random_erase:
+        steps.append(v2.RandomErasing(config.random_erase))
+    return cast(Transform, v2.Compose(steps))
+
+
+def _found(setting: str, target: str) -> Any:
+    function = made(setting, target, find(setting, target))
+    if not callable(function):
+        raise UserError(f"{setting}={target}: is a {type(function).__name__}; a function of an image, or an object to call, is expected.")
+    return function
+
+
+class OwnTransform:
+    """The user's function of an image, followed by normalisation.
+
+    It gets a PIL image in RGB, or with data.channels a tensor (C, H, W), and returns an image of data.image_size pixels a side: a PIL
+    image, an array (H, W, C) or a tensor (C, H, W), of 8 bits or from 0 to 1.
+    """
+
+    def __init__(self, setting: str, function: Any, config: PhotosConfig, norm: Norm) -> None:
+        self.setting, self.function, self.any_range = setting, function, bool(config.channels)
+        self.shape = (len(norm.mean), config.image_size, config.image_size)
+        self.mean, self.std = (torch.tensor(each).view(-1, 1, 1) for each in (norm.mean, norm.std))
+
+    def __call__(self, image: Any) -> Tensor:
+        try:
+            made = self.function(image)
+        except Exception as error:
+            raise UserError(f"{self.setting}: fails: {type(error).__name__}: {error}") from error
+        if isinstance(made, np.ndarray):
+            made = torch.from_numpy(np.ascontiguousarray(made if made.ndim == 3 else made[:, :, None])).permute(2, 0, 1)
+        if not isinstance(made, (Tensor, Image.Image)):
+            raise UserError(f"{self.setting}: returns a {type(made).__name__}; a PIL image, an array or a tensor is expected.")
+        pixels = as_pixels(made)
+        pixels = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
+        if tuple(pixels.shape) != self.shape:
+            raise UserError(f"{self.setting}: returns an image {tuple(pixels.shape)}; {self.shape} is expected, as data.image_size says.")
+        if not self.any_range and not (-0.01 <= float(pixels.min()) <= float(pixels.max()) <= 1.01):
+            raise UserError(
+                f"{self.setting}: returns pixels from {float(pixels.min()):.3g} to {float(pixels.max()):.3g}; 0 to 1 is expected, "
+                "because the app normalises them. Leave the normalisation out."
+            )
+        return (pixels - self.mean) / self.std

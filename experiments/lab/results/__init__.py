@@ -1,0 +1,1 @@
+"""Results: what evaluate.py and predict.py do, runs as pandas frames, and the final table."""

@@ -1,0 +1,211 @@
+"""Score a saved model on a split of its data, or on other data."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.config.errors import UserError, unknown
+from lab.config.settings import Settings
+from lab.config.user import runs_folder
+from lab.results.frames import write_rows
+from lab.runs.saved import Saved, checkpoint_of, load_weights, open_checkpoint, refuse_changed, settings_of
+
+NAMES = {"val": "held-out", "test": "test", "train": "training"}
+USAGE = (
+    "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train]\n"
+    "       [tta=flip|five_crop] [export.format=onnx]\n"
+    "       [group=option ...] [group.setting=value ...] [--cfg]"
+)
+
+
+@dataclass
+class Evaluation:
+    """What to score.
+
+    Args:
+        settings: of the data and the model.
+        saved: the checkpoint.
+        split: val, test or train.
+        changed: the model's own settings that were changed, in words.
+        tta: views whose mean prediction is scored.
+        onnx: whether to export the model as ONNX, too.
+    """
+
+    settings: Settings[Any]
+    saved: Saved
+    split: str
+    changed: list[str]
+    tta: str | None = None
+    onnx: bool = False
+
+
+@dataclass(repr=False)
+class EvaluationResult:
+    """The result of an evaluation.
+
+    Attributes:
+        status: FINISHED, KILLED (by a signal) or FAILED.
+        exit_status: the exit status for a process that only evaluates.
+        folder: the evaluation's folder.
+        values: the metrics, by name, such as top1 and loss.
+        failure: the error that ended the evaluation.
+    """
+
+    status: str
+    exit_status: int
+    folder: Path
+    values: dict[str, float] = field(default_factory=dict)
+    failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"EvaluationResult({self.status}, {os.path.relpath(self.folder)}, {in_short(self.values)})"
+
+    @property
+    def metrics(self) -> Any:
+        """Return a pandas frame with the value of each metric."""
+        return frame_of(self.values)
+
+    @property
+    def predictions(self) -> Any:
+        """Return a pandas frame with a row a sample; None of a detector, whose detections.json has them."""
+        return _read(self.folder / "predictions.csv")
+
+    @property
+    def per_class(self) -> Any:
+        """Return a pandas frame with the figures of each class or target; None if there are none."""
+        return _read(self.folder / "per_class.csv")
+
+
+def frame_of(values: dict[str, float]) -> Any:
+    """Return a pandas frame with one column, `value`, and a row for each name."""
+    import pandas
+
+    return pandas.Series(values, name="value", dtype=float).rename_axis("metric").to_frame()
+
+
+def in_short(values: dict[str, float]) -> str:
+    """Return the first few figures that name no class, for a result's text."""
+    shown = [f"{name}={value:.4g}" for name, value in values.items() if "/" not in name and name != "samples"]
+    return ", ".join(shown[:4])
+
+
+def _read(path: Path) -> Any:
+    import pandas
+
+    names = dict.fromkeys(("sample", "class", "target", "true", "predicted"), str)
+    return pandas.read_csv(path, dtype=names, keep_default_na=False, na_values=[""]) if path.is_file() else None
+
+
+def asked_evaluation(overrides: Sequence[str]) -> Evaluation:
+    """Return what the words of a command line ask for.
+
+    Raises:
+        UserError: a word is wrong, or the checkpoint cannot be read.
+    """
+    checkpoint, others = checkpoint_of(overrides, USAGE)
+    own = dict(word.split("=", 1) for word in others if word.startswith(("split=", "tta=")))
+    split = own.get("split", "val")
+    if split not in NAMES:
+        raise unknown(f"split={split}", split, NAMES)
+    others = [word for word in others if not word.startswith(("split=", "tta="))]
+    saved = open_checkpoint(checkpoint, others)
+    settings, changed = settings_of(saved, others)
+    return Evaluation(settings, saved, split, changed, own.get("tta"), onnx="export.format=onnx" in others)
+
+
+def evaluate(asked: Evaluation) -> EvaluationResult:
+    """Score the checkpoint's weights (averaged ones if it has them) on a split; write a run as train.py does."""
+    from lab.data.sets import Norm
+    from lab.runs.export import check_export, export, export_onnx
+    from lab.runs.machine import describe
+    from lab.runs.run import Run
+    from lab.tasks.test_time import several_views
+    from lab.tracking.datasets import data_sets
+    from lab.training.assemble import assemble
+    from lab.training.console import LOG, Console
+
+    settings, saved, split, tta = asked.settings, asked.saved, asked.split, asked.tta
+    config, state = settings.config, saved.state
+    if asked.onnx:
+        check_export(config)
+    trainer = assemble(settings, norm=Norm(**state["norm"]))
+    task, data = trainer.task, trainer.data
+    if data.classes != state["classes"]:
+        raise UserError(f"data={config.data.name} has the classes {_listed(data.classes)}; the model knows {_listed(state['classes'])}.")
+    refuse_changed(state, config, data.train.samples)
+    loader = _loader(data, split, config.data.name)
+    load_weights(trainer.model, state)
+    model = several_views(trainer.model, tta, task, config.task.name) if tta else trainer.model
+
+    shown = saved.name if saved.name.startswith("runs:/") else os.path.relpath(saved.name)
+    name = f"evaluate-{config.name or f'{config.loss.title}-{config.model.title}'}-{config.data.name}"
+    tags = describe(trainer.device) | {"checkpoint": shown, "split": split} | ({"tta": tta} if tta else {}) | _training(settings, saved)
+    run = Run.start("evaluate", settings, name, _runs(config.trainer.runs), tags)
+    console = Console(1, "evaluation")
+    console.log = run.folder.path / LOG
+    console.say(f"{name}: {loader.samples} samples of split={split} on {trainer.device}")
+    for each in asked.changed:
+        console.say(f"changed: {each}")
+    run.folder.record("data", sets=data_sets(config, data, **{split: "test"}))
+    table: dict[str, str] = {}
+    values: dict[str, float] = {}
+    with run.noted():
+        rows: list[dict[str, Any]] = []
+
+        def see(output: Any, batch: Any) -> None:
+            said = task.samples(output, batch)
+            rows.extend({"sample": loader.keys[i]} | each for i, each in zip(batch.index.tolist() if said else [], said, strict=True))
+
+        result = trainer.evaluate(model, loader, see)
+        values = result.values
+        run.folder.metrics(state["updates"], {f"{split}/{key}": value for key, value in result.values.items()})
+        run.folder.evaluation(state["updates"], result.tree())
+        for picture in task.pictures(result, run.folder.path):
+            run.folder.artifact(picture, "pictures")
+        for file, lines in (("predictions.csv", rows), ("per_class.csv", task.per_class(result))):
+            if lines:
+                run.folder.artifact(write_rows(run.folder.path / file, lines))
+        if asked.onnx:
+            console.say(export_onnx(run.folder, config, export(config, state), next(iter(loader)).images, run.folder.path / "model.onnx"))
+        figures = task.rows(result.values) | {"loss": f"{result.values['loss']:.4f}"}
+        table = {key.replace("held-out", NAMES[split]): each for key, each in figures.items()}
+        console.end_log(run.folder, name, table)
+    console.stop_bar()
+    console.table(f"{name}: {run.status.lower()}", table | run.close(table))
+    return EvaluationResult(run.status, run.exit_status(), run.folder.path, values, run.failure)
+
+
+def _loader(data: Any, split: str, name: str) -> Any:
+    """Return the loader of a split, without augmentation."""
+    loader = data.plain and data.plain() if split == "train" else getattr(data, split)
+    if loader is None:
+        hint = "; data.test= names a folder or a share of them, data.test_annotations= a file of data=coco" if split == "test" else ""
+        raise UserError(f"split={split}: data={name} has no such images{hint}.")
+    return loader
+
+
+def _training(settings: Settings[Any], saved: Saved) -> dict[str, str]:
+    """Return tags that lead to the training run; evaluation is nested in it if both are in one store."""
+    from lab.runs.masks import masked
+    from lab.tracking.uploader import tracking_uri
+
+    run_id = saved.run.get("run_id")
+    if not run_id:
+        return {}
+    tracking = settings.config.tracking
+    nested = tracking.enabled and masked(tracking_uri(tracking)) == saved.run.get("uri")
+    return {"trained.run_id": run_id} | ({"mlflow.parentRunId": run_id} if nested else {})
+
+
+def _runs(given: str | None) -> str | None:
+    """Return the folder of runs; for a run of a sweep, the folder that holds the sweep."""
+    from lab.sweep.job import PLAN
+
+    folder = runs_folder(given)
+    return str(folder.parent) if (folder / PLAN).is_file() else given
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''} ({len(names)})"

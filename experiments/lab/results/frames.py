@@ -1,0 +1,66 @@
+"""Runs' records as pandas frames, and tables of results as CSV files."""
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.config.errors import UserError
+from lab.runs.files import write_text
+from lab.runs.formats import csv_row
+from lab.runs.records import NAME, read_history, records_of
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def runs_frame(pattern: str) -> "pandas.DataFrame":
+    """Return a row for each run folder that matches, or that a matching folder of a sweep holds.
+
+    Raises:
+        UserError: no run matches, or a run's records are damaged.
+    """
+    import pandas
+
+    found = [Path(path) for path in glob.glob(os.path.expanduser(os.fspath(pattern)))]
+    folders = {folder for path in found for folder in (path, *path.glob("*")) if (folder / NAME).is_file()}
+    rows = {}
+    for folder in folders:
+        history = read_history(folder)
+        if history.start is None:
+            continue
+        values = {name: float(value) for name, value in history.last.items()}
+        about = {"name": history.start["name"], "app": history.start.get("app"), "status": history.status, "seconds": history.seconds}
+        rows[history.start["time"], os.path.relpath(folder)] = about | history.start["params"] | values
+    if not rows:
+        raise UserError(f"lab.runs({pattern!r}): no run folder matches; runs/* is those of the current folder.")
+    keys = sorted(rows)
+    return pandas.DataFrame([rows[key] for key in keys], index=pandas.Index([folder for _, folder in keys], name="folder"))
+
+
+def history_frame(folder: Path) -> "pandas.DataFrame":
+    """Return a run's metrics: a row an update, a column a metric, nan where it was not recorded."""
+    import pandas
+
+    rows: dict[int, dict[str, float]] = {}
+    for record in records_of(folder):
+        if record["kind"] == "metrics":
+            values = {name: float(value) for name, value in record["values"].items() if not name.startswith("system/")}
+            if values:
+                rows.setdefault(record["step"], {}).update(values)
+    return pandas.DataFrame.from_dict(rows, orient="index").sort_index().rename_axis("update")
+
+
+def csv_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as CSV, with `csv_cell` applied to names of columns and to values; a value that a row lacks is empty."""
+    import pandas
+
+    # pandas quotes the characters of its line ends alone, and a name may hold either; as objects, integers stay integers beside empty cells
+    return pandas.DataFrame([csv_row(row) for row in rows], dtype=object).to_csv(index=False, lineterminator="\r\n")
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write rows as a complete CSV file, and return its path; raise as `write_text`."""
+    write_text(path, csv_text(rows))
+    return path

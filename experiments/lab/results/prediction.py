@@ -1,0 +1,138 @@
+"""Predict what image files show, by a saved model."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.config.errors import UserError, unknown
+from lab.config.settings import absolute, groups
+from lab.runs.saved import checkpoint_of, open_checkpoint, settings_of
+
+USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
+OWN = ("out", "top", "score")
+KINDS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+
+
+@dataclass
+class AskedPrediction:
+    """What to predict. state: the run's checkpoint. changed: its own settings that were changed, in words."""
+
+    settings: Any
+    state: dict[str, Any]
+    changed: list[str]
+    files: list[Path]
+    out: Path
+    top: int
+    score: float
+
+
+def asked_prediction(overrides: Sequence[str]) -> AskedPrediction:
+    """Return what the words of a command line ask for.
+
+    Raises:
+        UserError: a word is wrong, or a file cannot be read.
+    """
+    given = [Path(word) for word in overrides if "=" not in word or Path(word).exists()]
+    checkpoint, others = checkpoint_of([word for word in overrides if Path(word) not in given], USAGE)
+    own, others = _own(others)
+    top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
+    out = absolute(own.get("out"), Path("predictions").absolute())
+    saved = open_checkpoint(checkpoint, others)
+    settings, changed = settings_of(saved, others)
+    files = images(given, out, {*KINDS, ".npy"} if getattr(settings.config.data, "channels", None) else KINDS)
+    return AskedPrediction(settings, saved.state, changed, files, out, int(top), score)
+
+
+def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Split the arguments into this app's own, by name, and the run's settings."""
+    own: dict[str, str] = {}
+    others: list[str] = []
+    for word in overrides:
+        name, _, value = word.partition("=")
+        if name in OWN:
+            own[name] = value
+        elif "." not in name and name.lstrip("+~") not in (*groups(), "trust"):
+            raise unknown(word, name, ["checkpoint", *OWN, "trust", *groups()])
+        else:
+            others.append(word)
+    return own, others
+
+
+def images(given: list[Path], out: Path, kinds: Set[str] = KINDS) -> list[Path]:
+    """Return the given files and the images in given folders, searched recursively; leave out the pictures that this app wrote into `out`.
+
+    kinds: the suffixes of images in folders.
+
+    Raises:
+        UserError: a path does not exist, or no image was found.
+    """
+    from lab.data.images import hidden
+
+    files: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            found = sorted(each for each in path.rglob("*") if each.suffix.lower() in kinds and each.is_file() and not hidden(each, path))
+            files += [each for each in found if out not in each.absolute().parents]
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise UserError(f"{path}: no such file or folder.")
+    if not files:
+        raise UserError(f"no image was given.\n{USAGE}")
+    return files
+
+
+def predicted(config: Any, state: dict[str, Any], files: Sequence[Path], top: int, score: float) -> Iterator[tuple[Path, Any, Any]]:
+    """Yield each file with its image and the prediction; without an image, the reason why it could not be read."""
+    from lab.data.images import UNREADABLE, reason
+    from lab.data.pixels import read_image
+    from lab.runs.machine import pick_device
+    from lab.runs.predict import predictor
+
+    predict_one = predictor(config, state, pick_device(config.trainer.device), top=top, score=score)
+    for path in files:
+        try:
+            image = read_image(path, getattr(config.data, "channels", None))
+        except UNREADABLE as error:
+            yield path, None, reason(error)
+            continue
+        yield path, image, predict_one(image)
+
+
+def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, top: int, score: float) -> int:
+    """Write and print predictions; return 1 if a file could not be read, after all other files."""
+    from lab.data.pixels import shown
+    from lab.runs.files import remove_unfinished, write_text, write_whole
+    from lab.runs.predict import draw
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out={out}: cannot be written: {error.strerror}") from None
+    remove_unfinished(out)
+    status, lines = 0, []
+    for number, (path, image, prediction) in enumerate(predicted(config, state, files, top, score)):
+        if image is None:
+            print(f"error: {path}: {prediction}", file=sys.stderr)
+            status = 1
+            continue
+        picture = out / f"{number:04d}-{path.stem}.png"
+        write_whole(picture, partial(draw(shown(image), prediction).save, format="PNG"))
+        lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
+        print(f"{path}: {prediction.line()}")
+    write_text(out / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
+    return status
+
+
+def _number(name: str, given: str, least: float, most: float) -> float:
+    try:
+        value = float(given)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise UserError(f"{name}={given}: a number from {least:g} to {most:g} is expected.")
+    return value

@@ -1,0 +1,45 @@
+"""The final table of a run."""
+
+from typing import Any
+
+from lab.training.console import clock
+from lab.training.trainer import Trainer
+
+
+def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
+    """Return the run's results and costs; a figure that the run does not have has no row.
+
+    Args:
+        trainer: the trainer after its run.
+        values: the last value of each of the run's metrics.
+    """
+    best = trainer.best
+    table = {}
+    if best.values is not None:
+        table = trainer.task.rows(best.values) | {
+            "held-out loss": f"{best.values['loss']:.4f}",
+            "best epoch": f"{best.epoch} of {trainer.settings.epochs}: that of the held-out figures",
+            "held out": f"{trainer.data.val.samples} samples{trainer.data.held_out and f': {trainer.data.held_out}'}",
+        }
+    if trainer.monitor.gives_up:
+        since = f"{best.stale} evaluations without a better {trainer.monitor.name} (trainer.patience)"
+        table["ended early"] = f"after epoch {trainer.epoch} of {trainer.settings.epochs}: {since}"
+    if trainer.data.test is not None and (tested := {name[5:]: value for name, value in values.items() if name.startswith("test/")}):
+        table["test"] = f"{trainer.data.test.samples} samples, scored once with the best epoch's weights; loss {tested['loss']:.4f}"
+        table |= {f"test {name.removeprefix('held-out ')}": value for name, value in trainer.task.rows(tested).items()}
+    if "train/loss" in values:
+        table["training loss"] = f"{values['train/loss']:.4f}, the mean of the last updates"
+    speed = values.get("images_per_second")
+    table["images/s"] = "too short a run to tell" if speed is None else f"{speed:,.0f}"
+    if "data_wait_share" in values:
+        table["waiting for data"] = f"{values['data_wait_share']:.1%} of a step's time"
+    if "train/loss_ms" in values:
+        table["loss forward + backward"] = f"{values['train/loss_ms']:.3f} ms by {trainer.kernels.summary()}"
+    if "train/peak_process_mib" in values:
+        place = "allocated on the GPU" if (allocated := values.get("train/peak_allocated_mib")) is not None else "of the process"
+        table["peak memory"] = f"{values['train/peak_process_mib'] if allocated is None else allocated:,.0f} MiB {place}"
+    skipped, nonfinite = (values.get(f"train/{name}", 0) for name in ("skipped_updates", "nonfinite_updates"))
+    table["skipped updates"] = f"{skipped:.0f}, of them {nonfinite:.0f} without a finite loss or gradient"
+    if "seconds" in values:
+        table["time"] = clock(values["seconds"])
+    return table

@@ -1,0 +1,220 @@
+"""`python -m lossforge.bench.assign [FILE]`: assigning boxes to anchors and queries, beside plain torch and torchvision.
+
+Each contender's result is compared with plain torch's before it is timed: `agrees` is the share of anchors with the same box, or for
+matrices the relative error. FILE gets the rows as JSON. Without a GPU the problems are small, and times are those of the host.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lossforge.bench import measure
+from lossforge.bench.run import current_commit, new_report
+from lossforge.losses import box_iou, generalized_box_iou, hungarian_match, matching_cost, task_aligned_assign
+
+MILLISECONDS = 200.0
+Found = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is computed, by whom.
+
+    Attributes:
+        name: of the problem, with its sizes.
+        contenders: each one's call, by name. The first is the one that the others are compared with.
+        agrees: from two results to how far they agree; None where a contender computes something else.
+    """
+
+    name: str
+    contenders: dict[str, Found]
+    agrees: Callable[[Any, Any], float]
+
+
+def corners(images: int, boxes: int, side: float, device: torch.device) -> Tensor:
+    """Return random boxes (images, boxes, 4) of 10 to 140 pixels in images of `side` pixels."""
+    low = torch.rand(images, boxes, 2, device=device) * (side - 140)
+    return torch.cat([low, low + 10 + 130 * torch.rand(images, boxes, 2, device=device)], 2)
+
+
+def pyramid(side: int, device: torch.device) -> Tensor:
+    """Return the centres of YOLO's cells at strides of 8, 16 and 32: 8,400 for 640 pixels."""
+    found = []
+    for stride in (8, 16, 32):
+        at = torch.arange(stride / 2, side, stride, device=device)
+        y, x = torch.meshgrid(at, at, indexing="ij")
+        found.append(torch.stack([x, y], -1).view(-1, 2))
+    return torch.cat(found)
+
+
+def plain_ciou(b1: Tensor, b2: Tensor, eps: float = 1e-7) -> Tensor:
+    """Return the complete IoU of boxes that broadcast."""
+    (x1, y1, x2, y2), (u1, v1, u2, v2) = b1.unbind(-1), b2.unbind(-1)
+    w1, h1, w2, h2 = x2 - x1, y2 - y1 + eps, u2 - u1, v2 - v1 + eps
+    shared = (torch.minimum(x2, u2) - torch.maximum(x1, u1)).clamp(min=0) * (torch.minimum(y2, v2) - torch.maximum(y1, v1)).clamp(min=0)
+    iou = shared / (w1 * h1 + w2 * h2 - shared + eps)
+    hull = (torch.maximum(x2, u2) - torch.minimum(x1, u1)) ** 2 + (torch.maximum(y2, v2) - torch.minimum(y1, v1)) ** 2 + eps
+    distance = ((u1 + u2 - x1 - x2) ** 2 + (v1 + v2 - y1 - y2) ** 2) / 4
+    v = 4 / torch.pi**2 * (torch.atan(w2 / h2) - torch.atan(w1 / h1)) ** 2
+    return iou - distance / hull - v * v / (v - iou + 1 + eps)
+
+
+def plain_assign(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return index and scores, by matrices of boxes × anchors as ultralytics' rules read."""
+    classes, several = scores.shape[2], targets.shape[1]
+    low, high = anchors - targets[:, :, None, :2], targets[:, :, None, 2:] - anchors
+    inside = (torch.cat([low, high], -1).amin(-1) > 1e-9) & mask.unsqueeze(2)
+    s = scores.mT.gather(1, labels.unsqueeze(2).expand(-1, -1, len(anchors)))
+    u = torch.where(inside, plain_ciou(targets.unsqueeze(2), boxes.unsqueeze(1)).clamp(min=0), 0.0)
+    t = torch.where(inside, s**0.5 * u**6, 0.0)
+    best, order = t.topk(10, -1)
+    chose = torch.zeros_like(inside).scatter(2, order, best > 0)
+    winner = F.one_hot(u.argmax(1), several).mT.bool()
+    chose = torch.where(chose.sum(1, keepdim=True) > 1, winner, chose)
+    t, u = t * chose, u * chose
+    quality = (t * u.amax(2, keepdim=True) / (t.amax(2, keepdim=True) + 1e-9)).amax(1)
+    foreground, index = chose.any(1), chose.to(torch.int8).argmax(1)
+    one_hot = F.one_hot(labels.gather(1, index), classes) * foreground.unsqueeze(2)
+    return torch.where(foreground, index, -1), one_hot * quality.unsqueeze(2)
+
+
+def match_by_torchvision(boxes: Tensor, targets: Tensor) -> list[Tensor]:
+    """Match each image's anchors as torchvision's RetinaNet does: by the largest IoU, and two thresholds. Other rules than ours."""
+    from torchvision.models.detection._utils import Matcher
+    from torchvision.ops import box_iou as theirs
+
+    matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    return [matcher(theirs(wanted, own)) for own, wanted in zip(boxes, targets, strict=True)]
+
+
+def of_anchors(images: int, boxes: int, side: int, device: torch.device) -> Problem:
+    anchors, targets = pyramid(side, device), corners(images, boxes, side, device)
+    half = 5 + 70 * torch.rand(images, len(anchors), 4, device=device)
+    predicted = torch.cat([anchors - half[..., :2], anchors + half[..., 2:]], -1)
+    scores, labels = torch.rand(images, len(anchors), 80, device=device), torch.randint(0, 80, (images, boxes), device=device)
+    given = scores, predicted, anchors, labels, targets, torch.ones(images, boxes, dtype=torch.bool, device=device)
+    compiled = torch.compile(plain_assign)
+    contenders: dict[str, Found] = {
+        "torch": lambda: plain_assign(*given)[0],
+        "lossforge": lambda: task_aligned_assign(*given).box_index,
+        "lossforge, dense=False": lambda: task_aligned_assign(*given, dense=False).box_index,
+        "torch.compile": lambda: compiled(*given)[0],
+        "torchvision's Matcher": lambda: match_by_torchvision(predicted, targets),
+    }
+    return Problem(f"task_aligned_assign {images}x{boxes}x{len(anchors)}", contenders, lambda a, b: (a == b).float().mean().item())
+
+
+def plain_cost(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: list[int]) -> Tensor:
+    """Return the costs of each image alone, by the formulas of Deformable DETR."""
+    from torchvision.ops import box_convert
+    from torchvision.ops import generalized_box_iou as theirs
+
+    found = []
+    for x, own, label, wanted in zip(logits, boxes, labels.split(counts), targets.split(counts), strict=True):
+        p = x.sigmoid()[:, label]
+        cost = 0.25 * (1 - p) ** 2 * -(p + 1e-8).log() - 0.75 * p**2 * -(1 - p + 1e-8).log()
+        overlap = theirs(box_convert(own, "cxcywh", "xyxy"), box_convert(wanted, "cxcywh", "xyxy"))
+        found.append(2 * cost + 5 * torch.cdist(own, wanted, p=1) - 2 * overlap)
+    return torch.cat(found, 1)
+
+
+def of_queries(images: int, queries: int, boxes: int, matched: bool, device: torch.device) -> Problem:
+    """Return the costs of queries; matched: with the copy to the host and the Hungarian method, in plain torch an image at a time."""
+    from scipy.optimize import linear_sum_assignment
+
+    counts = [boxes + (i % 5) - 2 for i in range(images)]
+    logits, total = torch.randn(images, queries, 80, device=device), sum(counts)
+    own, targets = (0.2 + 0.6 * torch.rand(*n, 4, device=device) for n in ((images, queries), (total,)))
+    given = logits, own, torch.randint(0, 80, (total,), device=device), targets
+    if not matched:
+        calls: dict[str, Found] = {"torch": lambda: plain_cost(*given, counts), "lossforge": lambda: matching_cost(*given, counts)}
+        return Problem(f"matching_cost {images}x{queries}x{boxes}", calls, relative)
+
+    def an_image_at_a_time() -> list[Any]:
+        parts = plain_cost(*given, counts).split(counts, 1)
+        return [torch.as_tensor(linear_sum_assignment(part.cpu())[0]) for part in parts]
+
+    calls = {
+        "torch": lambda: torch.cat(an_image_at_a_time()),
+        "lossforge": lambda: torch.cat([q for q, _ in hungarian_match(matching_cost(*given, counts), counts)]),
+    }
+    return Problem(f"hungarian_match {images}x{queries}x{boxes}", calls, lambda a, b: (a == b).float().mean().item())
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / a.norm()).item()
+
+
+def of_pairs(n: int, m: int, ours: Callable[..., Tensor], device: torch.device) -> Problem:
+    import torchvision.ops
+
+    boxes1, boxes2 = corners(1, n, 640, device)[0], corners(1, m, 640, device)[0]
+    theirs = getattr(torchvision.ops, ours.__name__)
+    compiled = torch.compile(theirs)
+    calls: dict[str, Found] = {
+        "torch": lambda: theirs(boxes1, boxes2),
+        "lossforge": lambda: ours(boxes1, boxes2),
+        "torch.compile": lambda: compiled(boxes1, boxes2),
+    }
+    return Problem(f"{ours.__name__} {n}x{m}", calls, relative)
+
+
+def problems(device: torch.device) -> Iterator[Callable[[], Problem]]:
+    """Yield what makes each problem."""
+    small = device.type != "cuda"
+    side, images, layers = (64, 2, 2) if small else (640, 16, 6)
+    for boxes in (4, 6) if small else (20, 300):
+        yield partial(of_anchors, images, boxes, side, device)
+    for stacked in (images, images * layers):
+        for matched in (False, True):
+            yield partial(of_queries, stacked, *((30, 4) if small else (900, 20)), matched, device)
+    for ours in (box_iou, generalized_box_iou):
+        yield partial(of_pairs, *((50, 7) if small else (8400, 300)), ours, device)
+        yield partial(of_pairs, *((60, 50) if small else (8400, 8400)), ours, device)
+
+
+def rows(device: torch.device, milliseconds: float, compiled: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield a row for each problem and contender."""
+    for make in problems(device):
+        torch.manual_seed(0)
+        problem = make()
+        first = next(iter(problem.contenders.values()))()
+        for name, call in problem.contenders.items():
+            if name == "torch.compile" and not compiled:
+                continue
+            row: dict[str, Any] = {"problem": problem.name, "contender": name}
+            try:
+                found = call()
+                if isinstance(found, Tensor):
+                    row["agrees"] = problem.agrees(first, found)
+                times = measure.times(call, device, milliseconds)
+                row |= {"ms": times.median, "low": times.low, "high": times.high}
+                if device.type == "cuda":
+                    row |= {"peak_mib": measure.peak_mebibytes(call, device), "waits": measure.synchronises(call)}
+                    row["host_us"] = measure.host_microseconds(call, 20).median
+            except Exception as error:  # the other contenders are still wanted
+                row["error"] = f"{type(error).__name__}: {error}"[:300]
+            yield row
+
+
+def main(arguments: list[str]) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    made = new_report(device, current_commit(), {})
+    report: dict[str, Any] = {"gpu": made.gpu, "versions": made.versions, "commit": made.commit, "date": made.date, "rows": []}
+    for row in rows(device, MILLISECONDS, compiled=device.type == "cuda"):
+        report["rows"].append(row)
+        print(json.dumps(row), flush=True)
+        if arguments:
+            Path(arguments[0]).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,249 @@
+"""Task-aligned assignment of boxes to anchors, by three kernels. None keeps a value for each pair of anchor and box.
+
+choose    a program for each box: the k anchors inside it with the best alignment sᵅ uᵝ, s the score of the box's class, u the
+          overlap of the box with the anchor's predicted box
+resolve   a program for each block of anchors: an anchor that several boxes chose goes to the one that overlaps it most. The boxes
+          keep the best alignment and overlap among their anchors, by maxima of integers, whose order changes nothing
+complete  a program for each block of anchors: the targets, scaled so that a box's best anchor has its best overlap
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.layout import END
+from lossforge.kernels.math import logistic, power
+from lossforge.kernels.pairwise.kernel import Boxes, load_boxes
+
+
+class Labels(NamedTuple):
+    """A number for each box of each image, (B, G), by its strides."""
+
+    ptr: Any
+    s0: int
+    s1: int
+
+
+class Scores(NamedTuple):
+    """Scores (B, A, C), by their strides. LOGITS: before the sigmoid."""
+
+    ptr: Any
+    s0: int
+    s1: int
+    s2: int
+    LOGITS: bool
+
+
+class Given(NamedTuple):
+    """Predictions, anchors (A, 2) and the boxes to assign."""
+
+    scores: Scores
+    predicted: Boxes
+    anchors: Boxes
+    labels: Labels
+    targets: Boxes
+    mask: Labels
+    end: Any = END
+
+
+class Chosen(NamedTuple):
+    """What the kernels leave for each other: each box's anchors (B, G, PLACES), and the bits of its best alignment and overlap (B, G)."""
+
+    anchors_ptr: Any
+    alignment_ptr: Any
+    overlap_ptr: Any
+    PLACES: int
+
+
+class Assigned(NamedTuple):
+    """What is written for each anchor."""
+
+    labels_ptr: Any
+    boxes_ptr: Any
+    scores_ptr: Any
+    quality_ptr: Any
+    foreground_ptr: Any
+    index_ptr: Any
+
+
+@triton.jit
+def load_target(given, batch, g, classes):
+    """Return the corners of box g, its class, and whether it counts: it is not padding, and its class exists."""
+    there = tl.load(given.mask.ptr + batch * given.mask.s0 + g * given.mask.s1).to(tl.int32) != 0
+    label = tl.load(given.labels.ptr + batch * given.labels.s0 + g * given.labels.s1).to(tl.int64)
+    x1, y1, x2, y2 = load_boxes(given.targets, batch, g, g >= 0, False)
+    return x1, y1, x2, y2, label, there & (label >= 0) & (label < classes)
+
+
+@triton.jit
+def load_points(given, a, mask):
+    first = given.anchors.ptr + a.to(tl.int64) * given.anchors.s1
+    x = tl.load(first, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(first + given.anchors.step, mask=mask, other=0.0).to(tl.float32)
+    return x, y
+
+
+@triton.jit
+def is_inside(x, y, x1, y1, x2, y2, margin):
+    """Return whether points lie in a box, further than `margin` from its sides."""
+    return (x - x1 > margin) & (y - y1 > margin) & (x2 - x > margin) & (y2 - y > margin)
+
+
+@triton.jit
+def spread(x, a):
+    """Return the number in the shape of `a`, because formulas compare tensors of one shape."""
+    return tl.broadcast_to(x, a.shape)
+
+
+@triton.jit
+def overlap_of(given, batch, a, mask, x1, y1, x2, y2, similarity: tl.constexpr):
+    """Return how much boxes overlap with those that the anchors predict; 0 where they do not, or where a prediction is nan."""
+    u1, v1, u2, v2 = load_boxes(given.predicted, batch, a, mask, False)
+    x1, y1, x2, y2 = spread(x1, a), spread(y1, a), spread(x2, a), spread(y2, a)
+    value = similarity(x1, y1, x2, y2, u1, v1, u2, v2, 1e-7)
+    return tl.where(mask & (value > 0.0), value, 0.0)
+
+
+@triton.jit
+def alignment_of(given, batch, a, label, mask, overlap, alpha, beta):
+    """Return sᵅ uᵝ; 0 where s or u is, or where s is nan."""
+    where = given.scores.ptr + batch * given.scores.s0 + a.to(tl.int64) * given.scores.s1 + label * given.scores.s2
+    s = tl.load(where, mask=mask & (overlap > 0.0), other=0.0).to(tl.float32)
+    if given.scores.LOGITS:
+        s, _, _ = logistic(s)
+    some = mask & (overlap > 0.0) & (s > 0.0)
+    return tl.where(some, power(s, alpha) * power(overlap, beta), 0.0)
+
+
+@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "k", "alpha", "beta", "margin"))
+def choose_kernel(
+    given,
+    chosen,
+    boxes,  # of an image
+    anchors,
+    classes,
+    k,
+    alpha,
+    beta,
+    margin,
+    similarity: tl.constexpr,
+    INSIDE: tl.constexpr,  # the k best are those of the anchors inside, else of all, of which those outside are left out afterwards
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    batch, g = program // boxes, program % boxes
+    x1, y1, x2, y2, label, counts = load_target(given, batch, g, classes)
+    place = tl.arange(0, chosen.PLACES)
+    # the alignment's bits above, the anchor's number below, the first being the largest; places beyond k are never free
+    best = tl.where(place < k, place.to(tl.int64) - chosen.PLACES, 0x7FFFFFFFFFFFFFFF)
+    end = tl.where(counts, anchors, 0)
+    for start in range(0, end, BLOCK):
+        a = start + tl.arange(0, BLOCK)
+        mask = a < anchors
+        if INSIDE:
+            x, y = load_points(given, a, mask)
+            mask = mask & is_inside(x, y, x1, y1, x2, y2, margin)
+        if tl.max(mask.to(tl.int32), 0) > 0:
+            u = overlap_of(given, batch, a, mask, x1, y1, x2, y2, similarity)
+            alignment = alignment_of(given, batch, a, label, mask, u, alpha, beta)
+            key = (alignment.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - a).to(tl.int64)
+            key = tl.where(alignment > 0.0, key, -0x7FFFFFFFFFFFFFFF)
+            top, worst = tl.max(key, 0), tl.min(best, 0)
+            while top > worst:
+                best = tl.where(best == worst, top, best)
+                key = tl.where(key == top, -0x7FFFFFFFFFFFFFFF, key)
+                top, worst = tl.max(key, 0), tl.min(best, 0)
+    found = (place < k) & (best >= 0)
+    anchor = tl.where(found, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32), -1)
+    if not INSIDE:
+        x, y = load_points(given, anchor, found)
+        anchor = tl.where(found & is_inside(x, y, x1, y1, x2, y2, margin), anchor, -1)
+    tl.store(chosen.anchors_ptr + program * chosen.PLACES + place, anchor)
+    tl.store(chosen.alignment_ptr + program, 0)
+    tl.store(chosen.overlap_ptr + program, 0)
+
+
+@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "alpha", "beta", "margin"))
+def resolve_kernel(
+    given,
+    chosen,
+    assigned,
+    boxes,
+    anchors,
+    classes,
+    alpha,
+    beta,
+    margin,
+    similarity: tl.constexpr,
+    ANY: tl.constexpr,  # an anchor that several boxes chose goes to any box that it lies in, else to one of those that chose it
+    BLOCK: tl.constexpr,
+):
+    program, across = tl.program_id(0).to(tl.int64), tl.cdiv(anchors, BLOCK)
+    batch = program // across
+    start = (program % across).to(tl.int32) * BLOCK
+    a = start + tl.arange(0, BLOCK)
+    inside = a < anchors
+    place = tl.arange(0, chosen.PLACES)
+    times = tl.zeros([BLOCK], tl.int32)
+    index = times - 1
+    most = tl.zeros([BLOCK], tl.float32)
+    for g in range(boxes):
+        anchor = tl.load(chosen.anchors_ptr + (batch * boxes + g) * chosen.PLACES + place)
+        if tl.max(((anchor >= start) & (anchor < start + BLOCK)).to(tl.int32), 0) > 0:
+            chose = tl.max((anchor[None, :] == a[:, None]).to(tl.int32), 1) > 0
+            times += chose.to(tl.int32)
+            x1, y1, x2, y2, _, _ = load_target(given, batch, batch * 0 + g, classes)
+            u = overlap_of(given, batch, a, chose, x1, y1, x2, y2, similarity)
+            better = chose & ((u > most) | (index < 0))
+            index, most = tl.where(better, g, index), tl.where(better, u, most)
+    several = times > 1
+    if ANY:
+        if tl.max(several.to(tl.int32), 0) > 0:
+            x, y = load_points(given, a, inside)
+            index, most = tl.where(several, -1, index), tl.where(several, 0.0, most)
+            for g in range(boxes):
+                x1, y1, x2, y2, _, counts = load_target(given, batch, batch * 0 + g, classes)
+                within = several & counts & is_inside(x, y, x1, y1, x2, y2, margin)
+                if tl.max(within.to(tl.int32), 0) > 0:
+                    u = overlap_of(given, batch, a, within, x1, y1, x2, y2, similarity)
+                    better = within & ((u > most) | (index < 0))
+                    index, most = tl.where(better, g, index), tl.where(better, u, most)
+    has = inside & (index >= 0)
+    where = batch * boxes + tl.where(has, index, 0)
+    label = tl.load(given.labels.ptr + batch * given.labels.s0 + index * given.labels.s1, mask=has, other=0).to(tl.int64)
+    alignment = alignment_of(given, batch, a, label, has, most, alpha, beta)
+    # of positive numbers the bits are in the order of the values
+    tl.atomic_max(chosen.alignment_ptr + where, alignment.to(tl.int32, bitcast=True), mask=has)
+    tl.atomic_max(chosen.overlap_ptr + where, most.to(tl.int32, bitcast=True), mask=has)
+    out = batch * anchors + a
+    tl.store(assigned.quality_ptr + out, alignment, mask=inside)
+    tl.store(assigned.index_ptr + out, index.to(tl.int64), mask=inside)
+    tl.store(assigned.labels_ptr + out, tl.where(has, label, -1), mask=inside)
+    tl.store(assigned.foreground_ptr + out, has, mask=inside)
+
+
+@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "eps"))
+def complete_kernel(given, chosen, assigned, boxes, anchors, classes, eps, BLOCK: tl.constexpr, CLASSES: tl.constexpr):
+    program, across = tl.program_id(0).to(tl.int64), tl.cdiv(anchors, BLOCK)
+    batch = program // across
+    a = (program % across).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    inside = a < anchors
+    out = batch * anchors + a
+    index = tl.load(assigned.index_ptr + out, mask=inside, other=-1).to(tl.int32)
+    has = index >= 0
+    where = batch * boxes + tl.where(has, index, 0)
+    alignment = tl.load(assigned.quality_ptr + out, mask=inside, other=0.0)
+    largest = tl.load(chosen.alignment_ptr + where, mask=has, other=0).to(tl.float32, bitcast=True)
+    overlap = tl.load(chosen.overlap_ptr + where, mask=has, other=0).to(tl.float32, bitcast=True)
+    quality = tl.where(has, alignment * overlap / (largest + eps), 0.0)
+    tl.store(assigned.quality_ptr + out, quality, mask=inside)
+    side = tl.arange(0, 4)[None, :]
+    corner = given.targets.ptr + batch * given.targets.s0 + index[:, None] * given.targets.s1 + side * given.targets.step
+    tl.store(assigned.boxes_ptr + out[:, None] * 4 + side, tl.load(corner, mask=has[:, None], other=0.0), mask=inside[:, None])
+    if assigned.scores_ptr is not None:
+        label = tl.load(assigned.labels_ptr + out, mask=inside, other=-1).to(tl.int32)
+        for first in range(0, classes, CLASSES):
+            c = first + tl.arange(0, CLASSES)[None, :]
+            score = tl.where(label[:, None] == c, quality[:, None], 0.0)
+            tl.store(assigned.scores_ptr + out[:, None] * classes + c, score, mask=inside[:, None] & (c < classes))

@@ -1,0 +1,88 @@
+"""Host side of task-aligned assignment: its memory, tiles, and the three launches."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from lossforge.kernels.assignment.kernel import (
+    Assigned,
+    Chosen,
+    Given,
+    Labels,
+    Scores,
+    choose_kernel,
+    complete_kernel,
+    resolve_kernel,
+)
+from lossforge.kernels.engine.launch import Launch, new_like
+from lossforge.kernels.engine.layout import constants
+from lossforge.kernels.pairwise.kernel import Boxes
+from lossforge.kernels.pairwise.launch import formula
+
+CHOOSE, RESOLVE, COMPLETE = 1024, 128, 32
+"""Anchors of a tile."""
+CLASSES = 32
+"""Classes of a tile, at most."""
+
+
+class Numbers(NamedTuple):
+    """How to assign; lossforge.losses.task_aligned_assign says what each means."""
+
+    topk: int
+    alpha: float
+    beta: float
+    eps: float
+    margin: float
+    iou: str
+    tood: bool
+    logits: bool
+    dense: bool
+
+
+def assign(
+    scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, targets: Tensor, mask: Tensor, numbers: Numbers
+) -> tuple[Tensor, ...]:
+    """Return labels, boxes, scores, quality, foreground and index of each anchor; no elements in scores unless they are asked for."""
+    (batch, count, classes), several = scores.shape, targets.shape[1]
+    places = triton.next_power_of_2(numbers.topk)
+
+    def new(dtype: torch.dtype, *shape: int) -> Tensor:
+        made = new_like(scores, (shape, dtype))
+        assert made is not None
+        return made
+
+    s0, s1, s2 = scores.stride()
+    given = Given(
+        constants(Scores(scores, s0, s1, s2, numbers.logits)),
+        Boxes(boxes, *boxes.stride()),
+        Boxes(anchors, 0, *anchors.stride()),
+        Labels(labels, *labels.stride()),
+        Boxes(targets, *targets.stride()),
+        Labels(mask, *mask.stride()),
+    )
+    bits = new(torch.int32, batch, several), new(torch.int32, batch, several)
+    chosen = constants(Chosen(new(torch.int32, batch, several, places), *bits, places))
+    of_anchor = (batch, count)
+    found = (
+        new(torch.int64, *of_anchor),
+        new(targets.dtype, *of_anchor, 4),
+        new(scores.dtype, *of_anchor, classes) if numbers.dense else new(scores.dtype, 0),
+        new(torch.float32, *of_anchor),
+        new(torch.bool, *of_anchor),
+        new(torch.int64, *of_anchor),
+    )
+    assigned = Assigned(*found)._replace(scores_ptr=found[2] if numbers.dense else None)
+    sizes, exponents = (several, count, classes), (numbers.alpha, numbers.beta, numbers.margin)
+    similarity, inside = formula(numbers.iou), not numbers.tood
+    choose = (given, chosen, *sizes, numbers.topk, *exponents)
+    Launch(choose_kernel, (batch * several,), choose, similarity=similarity, INSIDE=inside, BLOCK=CHOOSE, num_warps=4).start()
+    resolve = (given, chosen, assigned, *sizes, *exponents)
+    grid = (batch * triton.cdiv(count, RESOLVE),)
+    Launch(resolve_kernel, grid, resolve, similarity=similarity, ANY=inside, BLOCK=RESOLVE, num_warps=4).start()
+    width = min(triton.next_power_of_2(classes), CLASSES)
+    complete = (given, chosen, assigned, *sizes, numbers.eps)
+    grid = (batch * triton.cdiv(count, COMPLETE),)
+    Launch(complete_kernel, grid, complete, BLOCK=COMPLETE, CLASSES=width, num_warps=4).start()
+    return found

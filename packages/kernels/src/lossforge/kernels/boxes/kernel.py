@@ -1,0 +1,123 @@
+"""The template of losses of pairs of boxes.
+
+A loss supplies a formula of both boxes' coordinates and of hyper-parameters, f(x1, y1, x2, y2, u1, v1, u2, v2, *hyper) → (value, its
+derivatives in these eight). The template handles formats, weights, reduction, scaling and addressing. One launch gives the value, the
+gradient of one box or of both, or all of these.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.elementwise.kernel import Outputs, Space, all_tiles, coordinates, settled
+from lossforge.kernels.engine.layout import END, Strided, address, load, load_tile
+from lossforge.kernels.engine.reduce import finish, scales
+
+
+class Boxes(NamedTuple):
+    """layout.Strided over the pairs. step: stride of the coordinates; None: a box's four are adjacent in memory."""
+
+    ptr: Any = None
+    s0: int | None = None
+    s1: int | None = None
+    s2: int | None = None
+    step: int | None = None
+
+
+class Pairs(NamedTuple):
+    """Pairs of boxes, and where their gradients go. CENTERED: boxes are given by centres and sides."""
+
+    boxes1: Boxes
+    boxes2: Boxes
+    gradient1: Boxes
+    gradient2: Boxes
+    CENTERED: bool
+
+
+class Given(NamedTuple):
+    """All that a tile needs, except its position."""
+
+    pairs: Pairs
+    weight: Strided
+    outputs: Outputs
+    hyper: Any
+    space: Space
+    scale: Any
+    factor: Any
+    end: Any = END
+
+
+@triton.jit
+def load_boxes(t, at, rest, CENTERED: tl.constexpr):
+    """Load the corners' coordinates as four tiles in float32. Where boxes are contiguous, a lane reads whole boxes."""
+    N: tl.constexpr = at.lane.shape[0]
+    if t.step is None:
+        i = tl.arange(0, 4 * N)
+        tile = load_tile(t.ptr + 4 * at.start + i, None if rest is None else i < 4 * rest, 0.0, "").to(tl.float32)
+        even, odd = tl.split(tl.reshape(tile, [N, 2, 2]))
+        a, c = tl.split(even)
+        b, d = tl.split(odd)
+    else:
+        mask = None if rest is None else tl.arange(0, N) < rest
+        first = address(t, at)
+        a = load_tile(first, mask, 0.0, "").to(tl.float32)
+        b = load_tile(first + t.step, mask, 0.0, "").to(tl.float32)
+        c = load_tile(first + t.step + t.step, mask, 0.0, "").to(tl.float32)
+        d = load_tile(first + t.step + t.step + t.step, mask, 0.0, "").to(tl.float32)
+    if CENTERED:
+        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
+    return a, b, c, d
+
+
+@triton.jit
+def store_gradient(t, at, rest, factor, slopes, CENTERED: tl.constexpr):
+    """Convert derivatives in the corners to the format of the boxes, multiply them by `factor`, and store them."""
+    N: tl.constexpr = at.lane.shape[0]
+    a, b, c, d = slopes
+    if CENTERED:
+        half = 0.5 * factor
+        a, b, c, d = (a + c) * factor, (b + d) * factor, (c - a) * half, (d - b) * half
+    else:
+        a, b, c, d = a * factor, b * factor, c * factor, d * factor
+    if t.step is None:
+        i = tl.arange(0, 4 * N)
+        tile = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * N])
+        tl.store(t.ptr + 4 * at.start + i, tile, mask=None if rest is None else i < 4 * rest)
+    else:
+        mask = None if rest is None else tl.arange(0, N) < rest
+        first = address(t, at)
+        tl.store(first, a, mask=mask)
+        tl.store(first + t.step, b, mask=mask)
+        tl.store(first + t.step + t.step, c, mask=mask)
+        tl.store(first + t.step + t.step + t.step, d, mask=mask)
+
+
+@triton.jit
+def one_tile(part, ahead, start, r, rest, given, formula):
+    """Add the values of one tile to `part`, and store gradients and values where they are asked for. rest: pairs inside; None: all."""
+    at = coordinates(start, r, 0, given.space)
+    mask = None if rest is None else r < rest
+    x1, y1, x2, y2 = load_boxes(given.pairs.boxes1, at, rest, given.pairs.CENTERED)
+    u1, v1, u2, v2 = load_boxes(given.pairs.boxes2, at, rest, given.pairs.CENTERED)
+    value, dx1, dy1, dx2, dy2, du1, dv1, du2, dv2 = formula.value(x1, y1, x2, y2, u1, v1, u2, v2, *given.hyper)
+    w = 1.0
+    if given.weight.ptr is not None:
+        w = load(given.weight, at, mask, 0.0).to(tl.float32)
+    factor = w * given.factor
+    if given.outputs.grad_output.ptr is not None:
+        factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
+    if given.pairs.gradient1.ptr is not None:
+        store_gradient(given.pairs.gradient1, at, rest, factor, (dx1, dy1, dx2, dy2), given.pairs.CENTERED)
+    if given.pairs.gradient2.ptr is not None:
+        store_gradient(given.pairs.gradient2, at, rest, factor, (du1, dv1, du2, dv2), given.pairs.CENTERED)
+    return settled(part, value * w, None, at, mask, given.outputs, given.scale)
+
+
+@triton.jit(do_not_specialize=("n",))
+def boxes_kernel(pairs, weight, outputs, hyper, scaling, sum, formula, space, n):
+    scale, factor = scales(scaling, None)
+    part = tl.zeros([space.BLOCK], tl.float32)
+    part = all_tiles(part, n, Given(pairs, weight, outputs, hyper, space, scale, factor), formula, one_tile)
+    if sum is not None:
+        finish(tl.sum(part, 0), sum, scale)

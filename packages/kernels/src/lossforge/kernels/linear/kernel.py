@@ -1,0 +1,306 @@
+"""Losses of rows whose logits a linear layer gives: the product carries the loss, and no logit is ever in memory.
+
+A tile of z = input · weightᵀ + bias is computed by tensor cores in float32, and stays in registers. An epilogue reads it before it is
+rounded. There are two:
+
+    statistics   of each row in a tile: its maximum m, Σ exp(x - m), the target's z, and what further results need. A second launch joins
+                 the tiles of a row in their order, and computes the loss as the row-wise template does.
+    slopes       the gradient G of z, from what is known of the rows. Two more products turn it into those of input and weight.
+
+What a row gets depends on the row and the weights alone. Tiles are the same for every number of rows. Neither this number nor an address
+that depends on it is specialised, because both change the layout of a load, and with it the order of a sum.
+"""
+
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.layout import END
+from lossforge.kernels.engine.reduce import divided
+from lossforge.kernels.math import INTERPRETED, LOG2E, exp2
+from lossforge.kernels.rowwise import rows
+from lossforge.kernels.rowwise.kernel import add_up
+from lossforge.kernels.rowwise.results import row_shares, row_value, store_results
+from lossforge.kernels.rowwise.sweep import Span, load_stats, place_of
+
+JOINED = tl.constexpr(32)  # tiles that are joined at once
+
+
+class Config(NamedTuple):
+    """Compile-time constants of a product.
+
+    Attributes:
+        BM, BN, BK: rows, classes and features of a tile.
+        GROUP: tiles of rows whose programs run together, so that their classes are read from the cache.
+        PROGRAMS: of a GPU. Each computes several tiles.
+        ENTROPY, SUM, SQUARES, ARGMAX: which plane of the statistics holds Σ e^(x - m) (x - m), Σ (x - m), Σ e^2(x - m), and the first
+            class of the maximum; 0: none does. For slopes ENTROPY is the first plane of an entropy's two factors.
+        EVEN: which plane of the factors holds the target of every class.
+        DENSE, BACKWARD: as in the row-wise template's Config.
+    """
+
+    BM: int
+    BN: int
+    BK: int
+    GROUP: int
+    PROGRAMS: int
+    ENTROPY: int = 0
+    SUM: int = 0
+    SQUARES: int = 0
+    ARGMAX: int = 0
+    EVEN: int = 0
+    DENSE: bool = False
+    BACKWARD: bool = False
+
+
+class Given(NamedTuple):
+    """What an epilogue reads and writes beside its tile.
+
+    Attributes:
+        bias_ptr: (classes,), the layer's, or None.
+        parts_ptr: (planes, halves of tiles across, rows), statistics of each row there.
+        own_ptr: (rows,), the target's z.
+        shares_ptr: (planes, rows), factors of each row's gradient: of `slope_tile` top, p, a, then h and shift, then even.
+    """
+
+    bias_ptr: Any = None
+    parts_ptr: Any = None
+    own_ptr: Any = None
+    shares_ptr: Any = None
+    end: Any = END
+
+
+Tile = namedtuple("Tile", "begin row j first rows across")
+"""A tile: its first row, its rows (BM,); its place in the row of tiles, its first class; the numbers of all rows, and of tiles across."""
+
+
+@triton.jit
+def bias_of(bias_ptr, begin, end, config):
+    """Return the bias (1, BN) of the classes from `begin` on.
+
+    It is loaded in two halves, because a load with an element for each thread decides the layout of the tile, which then moves through
+    shared memory.
+    """
+    low = begin + tl.arange(0, config.BN // 2)
+    high = low + config.BN // 2
+    a, b = tl.load(bias_ptr + low, mask=low < end, other=0.0), tl.load(bias_ptr + high, mask=high < end, other=0.0)
+    return tl.reshape(tl.permute(tl.join(a, b), [1, 0]), [1, config.BN]).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=("rows_in_all", "first"))
+def linear_product_kernel(
+    a,  # descriptor of the input
+    b,  # descriptor of the weight
+    out,  # descriptor of what the epilogue stores, or None
+    x,  # Logits without a pointer
+    target,  # Target
+    given,  # Given
+    rows_in_all,
+    columns,  # classes of this launch
+    depth,
+    first,  # of these classes
+    config: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    down, across = tl.cdiv(rows_in_all, config.BM), tl.cdiv(columns, config.BN)
+    steps = tl.cdiv(depth, config.BK)
+    for index in tl.range(tl.program_id(0), down * across, config.PROGRAMS, flatten=True):
+        group = index // (config.GROUP * across)
+        size = tl.minimum(down - group * config.GROUP, config.GROUP)
+        within = index % (config.GROUP * across)
+        i, j = group * config.GROUP + within % size, within // size
+        z = tl.full([config.BM, config.BN], 0.0, tl.float32)
+        for k in range(steps):
+            p, q = a.load([i * config.BM, k * config.BK]), b.load([first + j * config.BN, k * config.BK])
+            if INTERPRETED:  # which multiplies the bits of bfloat16 as integers
+                p, q = p.to(tl.float32), q.to(tl.float32)
+            z = tl.dot(p, q.T, z)
+        if given.bias_ptr is not None:
+            z += bias_of(given.bias_ptr, first + j * config.BN, first + columns, config)
+        row = i * config.BM + tl.arange(0, config.BM)
+        EPILOGUE(z, Tile(i * config.BM, row, j, first + j * config.BN, rows_in_all, across), x, target, given, out, config)
+
+
+@triton.jit
+def part(parts_ptr, plane, j, row, count, across):
+    """Return pointers to a number of the rows in tile j."""
+    return parts_ptr + (plane * across + j).to(tl.int64) * count + row
+
+
+@triton.jit
+def halves_of(z, config):
+    """Split a tile into its first classes and its last. An epilogue that takes one after the other needs fewer registers."""
+    return tl.split(tl.permute(tl.reshape(z, [config.BM, 2, config.BN // 2]), [0, 2, 1]))
+
+
+@triton.jit
+def statistics(z, tile, x, target, given, out, config):
+    """Store what is summed over the classes of each half of a tile."""
+    HALF: tl.constexpr = config.BN // 2
+    inside = tile.row < tile.rows
+    t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1)
+    across = 2 * tile.across
+    halves = halves_of(z, config)
+    for i in tl.static_range(2):
+        j = 2 * tile.j + i
+        begin = j * HALF
+        column = begin + tl.arange(0, HALF)[None, :]
+        here = column < x.classes
+        mine = inside & (t >= begin) & (t < begin + HALF) & (t < x.classes)
+        if tl.max(mine.to(tl.int32), 0) > 0:  # few tiles hold a target
+            own = tl.sum(tl.where(column == t[:, None], halves[i], 0.0), 1)
+            tl.store(given.own_ptr + tile.row, own, mask=mine)
+        seen = tl.where(here, rows.transform(halves[i], x, column, here), float("-inf"))
+        m = tl.maximum(tl.max(seen, 1), rows.LOWEST)
+        if config.ARGMAX:
+            best = tl.min(tl.where((seen == m[:, None]) & here, column, rows.NONE), 1).to(tl.float32, bitcast=True)
+            tl.store(part(given.parts_ptr, config.ARGMAX, j, tile.row, tile.rows, across), best, mask=inside)
+        step = seen - m[:, None]
+        e = exp2(step * LOG2E)
+        tl.store(part(given.parts_ptr, 0, j, tile.row, tile.rows, across), m, mask=inside)
+        tl.store(part(given.parts_ptr, 1, j, tile.row, tile.rows, across), tl.sum(e, 1), mask=inside)
+        if config.ENTROPY:
+            u = tl.sum(tl.where(e > 0, e * step, 0.0), 1)
+            tl.store(part(given.parts_ptr, config.ENTROPY, j, tile.row, tile.rows, across), u, mask=inside)
+        if config.SUM:
+            above = tl.sum(tl.where(here, step, 0.0), 1)
+            tl.store(part(given.parts_ptr, config.SUM, j, tile.row, tile.rows, across), above, mask=inside)
+        if config.SQUARES:
+            squares = tl.sum(e * e, 1)
+            tl.store(part(given.parts_ptr, config.SQUARES, j, tile.row, tile.rows, across), squares, mask=inside)
+
+
+@triton.jit
+def factor(shares_ptr, plane, tile):
+    """Load a factor of the rows' gradients."""
+    at = shares_ptr + (plane + tile.row * 0).to(tl.int64) * tile.rows + tile.row
+    return tl.load(at, mask=tile.row < tile.rows, other=0.0)
+
+
+@triton.jit
+def slopes(z, tile, x, target, given, out, config):
+    """Store the gradient of a tile's logits."""
+    inside = tile.row < tile.rows
+    t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1).to(tl.int32)
+    top, p, a = factor(given.shares_ptr, 0, tile), factor(given.shares_ptr, 1, tile), factor(given.shares_ptr, 2, tile)
+    h = tl.full([config.BM], 0.0, tl.float32)
+    shift, even = h, h
+    if config.ENTROPY:
+        h, shift = factor(given.shares_ptr, config.ENTROPY, tile), factor(given.shares_ptr, config.ENTROPY + 1, tile)
+    if config.EVEN:
+        even = factor(given.shares_ptr, config.EVEN, tile)
+    dead = ((p == 0.0) & (a == 0.0) & (h == 0.0))[:, None]  # the logits of a row that does not count may be nan
+    terms = rows.Terms(t, a, a, t, a, a, inside, inside)
+    shares = rows.Shares(top, p, a, a, a, h, shift, even[:, None], a)
+    of = rows.Slope(x, target, None, rows.Summed(None, None, terms, shares, inside))
+    HALF: tl.constexpr = config.BN // 2
+    halves = halves_of(z, config)
+    for i in tl.static_range(2):
+        column = tile.first + i * HALF + tl.arange(0, HALF)[None, :]
+        seen = rows.transform(halves[i], x, column, column < x.classes)
+        g = tl.where(dead, 0.0, rows.slope_tile(seen, column, None, of, True, config))
+        out.store([tile.begin, tile.j * config.BN + i * HALF], g.to(out.dtype))
+
+
+@triton.jit
+def span_of_rows(count, classes, config):
+    """Return the rows of this program."""
+    row = tl.program_id(0) * config.BR + tl.arange(0, config.BR)
+    none = tl.program_id(0).to(tl.int64) * 0
+    return Span(none, row, row < count, count, tl.num_programs(0), none, classes, classes, classes, classes)
+
+
+@triton.jit
+def parts_of(parts_ptr, plane, j, span, across, other):
+    """Load a number of the rows in several tiles."""
+    at = part(parts_ptr, plane, j[:, None], span.row[None, :], span.rows_outer, across)
+    return tl.load(at, mask=(j < across)[:, None] & span.inside[None, :], other=other)
+
+
+@triton.jit(do_not_specialize=("count",))
+def linear_join_kernel(
+    x,  # Logits, whose memory holds the target's z alone
+    target,
+    parts_ptr,
+    out,  # Outputs
+    sums,  # a Sum or None each: of the loss, of the z-loss
+    loss,  # RowLoss
+    count,  # rows
+    across,  # halves of tiles
+    planes: tl.constexpr,  # Config of the product
+    config: tl.constexpr,  # that of the row-wise template
+):
+    """Join the tiles of rows, and compute their results."""
+    scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
+    span = span_of_rows(count, x.classes, config)
+    terms = rows.row_terms(target, span.outer, span.row, span.inside, x)
+    top = tl.full([config.BR], rows.LOWEST, tl.float32)
+    for start in range(0, across, JOINED):
+        top = tl.maximum(top, tl.max(parts_of(parts_ptr, 0, start + tl.arange(0, JOINED), span, across, rows.LOWEST), 0))
+    zero = tl.full([config.BR], 0.0, tl.float32)
+    s, u, above, squares = zero, zero, zero, zero
+    best = tl.full([config.BR], rows.NONE, tl.int32)
+    for start in range(0, across, JOINED):
+        j = start + tl.arange(0, JOINED)
+        m, more = parts_of(parts_ptr, 0, j, span, across, rows.LOWEST), parts_of(parts_ptr, 1, j, span, across, 0.0)
+        step = m - top[None, :]
+        fade = exp2(step * LOG2E)
+        s += tl.sum(more * fade, 0)
+        if planes.ENTROPY:
+            steps = parts_of(parts_ptr, planes.ENTROPY, j, span, across, 0.0)
+            u += tl.sum(tl.where(more == 0, 0.0, fade * (steps + step * more)), 0)
+        if planes.SUM:
+            number = tl.minimum(tl.maximum(x.classes - j * (planes.BN // 2), 0), planes.BN // 2)
+            summed = parts_of(parts_ptr, planes.SUM, j, span, across, 0.0) + number[:, None] * step
+            above += tl.sum(tl.where((j < across)[:, None], summed, 0.0), 0)
+        if planes.SQUARES:
+            squares += tl.sum(parts_of(parts_ptr, planes.SQUARES, j, span, across, 0.0) * fade * fade, 0)
+        if planes.ARGMAX:
+            of_tile = parts_of(parts_ptr, planes.ARGMAX, j, span, across, 0.0).to(tl.int32, bitcast=True)
+            best = tl.minimum(best, tl.min(tl.where((m == top[None, :]) & (j < across)[:, None], of_tile, rows.NONE), 0))
+    each = 0.0
+    if config.EVEN:
+        each = target.labels.smoothing / span.classes
+    found = rows.Softmax(top, s, u, zero, above, (best != terms.a).to(tl.int32), best, squares, above)
+    of_row = row_value(found, terms, each, target, loss, config)
+    add_up(of_row.loss, of_row.z_loss, sums, scale)
+    read = span.inside if config.ALL_ROWS else terms.keep
+    store_results(out, of_row, found, terms, scale, top, read, span, config)
+
+
+@triton.jit(do_not_specialize=("count",))
+def linear_shares_kernel(
+    target,
+    kept,  # Kept
+    grad_outputs,  # GradOutputs
+    loss,
+    shares_ptr,
+    classes,
+    count,  # rows
+    planes: tl.constexpr,
+    config: tl.constexpr,
+):
+    """Store the factors of the rows' gradients, (planes, rows)."""
+    scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
+    span = span_of_rows(count, classes, config)
+    t = tl.load(target.a.ptr + span.row, mask=span.inside, other=target.labels.ignore)
+    counts = t != target.labels.ignore
+    none = tl.full([config.BR], 0.0, tl.float32)
+    terms = rows.Terms(t, none, none, t, none, none, span.inside & counts, ((t >= 0) & (t < classes)) | (t == target.labels.ignore))
+    stats = load_stats(kept.stats, 3, span)
+    found = row_shares(stats, terms, grad_outputs, kept.entropy, target, loss, scale, place_of(span), span, config)
+    own = stats[2]
+    if config.EVEN:
+        own = own - target.labels.smoothing
+    to, length = shares_ptr + span.row, span.rows_outer.to(tl.int64)
+    tl.store(to, found.top, mask=span.inside)
+    tl.store(to + length, found.p, mask=span.inside)
+    tl.store(to + 2 * length, found.a * own, mask=span.inside)
+    if planes.ENTROPY:
+        tl.store(to + planes.ENTROPY * length, found.h, mask=span.inside)
+        tl.store(to + (planes.ENTROPY + 1) * length, found.shift, mask=span.inside)
+    if planes.EVEN:
+        even = tl.sum(found.even, 1)
+        tl.store(to + planes.EVEN * length, even, mask=span.inside)

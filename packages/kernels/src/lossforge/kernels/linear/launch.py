@@ -1,0 +1,214 @@
+"""Host side of the product that carries the loss: which calls it takes, tiles, and the launches.
+
+The engine of fused losses (lossforge.losses.linear) calls `forward` on some of the rows, and `gradient` on some of the classes.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from lossforge.kernels.call import Formulas, RowwiseCall
+from lossforge.kernels.engine.launch import Launch, aligned, chip, in_order, new_like, sum_slots
+from lossforge.kernels.engine.layout import Strided, stepped
+from lossforge.kernels.linear.kernel import (
+    Config,
+    Given,
+    linear_join_kernel,
+    linear_product_kernel,
+    linear_shares_kernel,
+    slopes,
+    statistics,
+)
+from lossforge.kernels.rowwise import sweep
+from lossforge.kernels.rowwise.kernel import GradOutputs, Kept, Outputs
+from lossforge.kernels.rowwise.launch import Numbers
+from lossforge.kernels.rowwise.rows import Labels, Logits, RowLoss, Target
+from lossforge.kernels.tiles import ProductTiles, product_tiles
+
+HALF = (torch.float16, torch.bfloat16)
+UNIT = 8
+"""Elements of half precision in 16 bytes, of which descriptors take multiples."""
+JOIN = 32
+"""Rows that a program joins."""
+PARTS = 48 * 2**20
+"""Bytes of the statistics of tiles, which decide how many rows a launch takes."""
+SHARED = 200 * 1024
+"""Bytes of shared memory that the tiles need."""
+
+
+@functools.cache
+def programs(device: int) -> int:
+    """Return the multiprocessors of a GPU that the product was made for, from sm_90 on with large shared memory; 0 for any other."""
+    found = chip(device)
+    if found is None or found[1] < SHARED or torch.cuda.get_device_capability(device) < (9, 0):
+        return 0
+    return found[0]
+
+
+def carries(call: RowwiseCall[Any]) -> bool:
+    """Return whether the product computes a call: one class index a row, half precision, and a weight that descriptors can address."""
+    x, weight = call.x, call.x.weight
+    if weight.dtype not in HALF or not programs(weight.get_device()):
+        return False
+    if not (x.input.numel() and weight.shape[1] % UNIT == 0 and weight.is_contiguous() and aligned(weight)):
+        return False
+    one_class = not call.target.is_floating_point() and call.target_b is None
+    weighted_smoothing = call.weight is not None and call.label_smoothing
+    return one_class and not (weighted_smoothing or call.spread or call.angle or call.margin)
+
+
+def rows_a_launch(call: RowwiseCall[Any]) -> int:
+    """Return how many rows a forward launch takes, such that the statistics of its tiles fit in PARTS: whole groups of tiles."""
+    tiles = product_tiles()
+    planes, _ = _planes(call)
+    a_row = 4 * planes * 2 * triton.cdiv(call.x.weight.shape[0], tiles.columns)
+    group = tiles.rows * tiles.group
+    return max(PARTS // a_row // group, 1) * group
+
+
+def _planes(call: RowwiseCall[Any]) -> tuple[int, dict[str, int]]:
+    """Return the number of planes of statistics, and which holds what."""
+    _, _, entropy, correct, argmax, log_p2, mean_logit = call.outputs
+    wanted = {"ENTROPY": entropy, "SUM": mean_logit or call.label_smoothing, "SQUARES": log_p2, "ARGMAX": correct or argmax}
+    names = [name for name, want in wanted.items() if want]
+    return 2 + len(names), {name: i for i, name in enumerate(names, 2)}
+
+
+def _config(weight: Tensor, tiles: ProductTiles, **others: Any) -> Config:
+    return Config(tiles.rows, tiles.columns, tiles.depth, tiles.group, programs(weight.get_device()), **others)
+
+
+def _ordered(t: Tensor) -> Tensor:
+    """Return a tensor in contiguous memory that begins at an aligned address."""
+    return t if t.is_contiguous() and aligned(t) else t.clone(memory_format=torch.contiguous_format)
+
+
+def _descriptor(t: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Return the descriptor of a matrix. One row may have any stride, where a descriptor takes multiples of 16 bytes alone."""
+    step = t.stride(0) if len(t) > 1 else -(-t.shape[1] // UNIT) * UNIT
+    return TensorDescriptor(t, [*t.shape], [step, 1], [rows, columns])
+
+
+def _logits(call: RowwiseCall[Any], numbers: Numbers, own: Tensor | None = None) -> Logits:
+    """Return the logits as the kernels see them. own: memory that holds the target's alone."""
+    s0, s1, s2 = (None, None, None) if own is None else (0, 1, 0)
+    return Logits(own, s0, s1, s2, call.x.weight.shape[0], numbers.logit_scale, numbers.softcap, call.bias, numbers.tau)
+
+
+def _target(call: RowwiseCall[Any], numbers: Numbers) -> Target:
+    labels = Labels(call.weight, call.ignore_index, numbers.smoothing, None, None)
+    return Target(Strided(_ordered(call.target), 0, 1), Strided(), Strided(), Strided(), labels)
+
+
+def _row_loss(call: RowwiseCall[Any], numbers: Numbers, formulas: Formulas) -> RowLoss:
+    return RowLoss(formulas.formula, tuple(call.hyper), numbers.z_loss, numbers.scale, call.normalizer)
+
+
+def _product(call: RowwiseCall[Any], out: Tensor | None, arguments: tuple[Any, ...], columns: tuple[int, int], config: Config) -> Launch:
+    """columns: the first class and how many."""
+    layer, (first, count) = call.x, columns
+    rows, depth = layer.input.shape
+    tiles = product_tiles()
+    number = triton.cdiv(rows, tiles.rows) * triton.cdiv(count, tiles.columns)
+    given = (
+        _descriptor(_ordered(layer.input), tiles.rows, tiles.depth),
+        _descriptor(layer.weight, tiles.columns, tiles.depth),
+        None if out is None else _descriptor(out, tiles.rows, tiles.columns // 2),
+        *arguments,
+        rows,
+        count,
+        depth,
+        first,
+    )
+    epilogue = statistics if out is None else slopes
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    return Launch(linear_product_kernel, (min(number, config.PROGRAMS),), given, config=config, EPILOGUE=epilogue, **options)
+
+
+def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> tuple[Tensor | None, ...]:
+    """Return results and what is kept for backward, as the row-wise template's forward on logits, for a call whose divisor is known."""
+    layer, numbers, each = call.x, Numbers.of(call), call.reduction == "none"
+    rows, classes = layer.shape
+    tiles = product_tiles()
+    across = 2 * triton.cdiv(classes, tiles.columns)  # halves of tiles
+    count, planes = _planes(call)
+    config = _config(layer.weight, tiles, **planes)
+    parts = torch.empty((count, across, rows), dtype=torch.float32, device=layer.device)
+    own = torch.empty(rows, dtype=torch.float32, device=layer.device)
+    target = _target(call, numbers)
+    given = Given(in_order(layer.bias), parts, own)
+    _product(call, None, (_logits(call, numbers), target, given), (0, classes), config).start()
+    *results, _, stats = call.shapes(keep)
+    made = [new_like(layer.input, shape) if each or i > 1 else None for i, shape in enumerate(results)]
+    loss, z_loss, lse, entropy, correct, argmax, log_p2, mean_logit = made
+    out = Outputs(loss, z_loss, lse, entropy, correct, argmax, log_p2, mean_logit, new_like(layer.input, stats))
+    z_total = not each and call.outputs[0]
+    join = sweep.Config(
+        JOIN,
+        1,
+        EMPTY_IS_ZERO=call.empty_is_zero,
+        EVEN=numbers.smoothing is not None,
+        ENTROPY=entropy is not None,
+        CORRECT=correct is not None,
+        ARGMAX=argmax is not None,
+        SQUARES=log_p2 is not None,
+        MEAN=mean_logit is not None,
+        ALL_ROWS=any(t is not None for t in (lse, entropy, argmax, log_p2, mean_logit)),
+    )
+    sums = None if each else sum_slots(0), sum_slots(1) if z_total else None
+    arguments = (_logits(call, numbers, own), target, parts, out, sums, _row_loss(call, numbers, formulas), rows, across, config, join)
+    totals = Launch(linear_join_kernel, (triton.cdiv(rows, JOIN),), arguments, totals=(not each) + z_total, num_warps=4).start()
+    if not each:
+        made[0], made[1] = totals[0], totals[1] if z_total else None
+    return *made, None, out.stats
+
+
+class Gradient:
+    """The gradient of the logits, for those of the results: `write` stores that of some of the classes."""
+
+    def __init__(
+        self, call: RowwiseCall[Any], formulas: Formulas, stats: Tensor, entropy: Tensor | None, grad_outputs: Sequence[Tensor | None]
+    ) -> None:
+        numbers = Numbers.of(call)
+        of_loss, of_z_loss = map(stepped, grad_outputs[:2])
+        of_lse, of_entropy = map(in_order, grad_outputs[2:])
+        even = 5 if of_entropy is not None else 3
+        planes = {"ENTROPY": 3 if of_entropy is not None else 0, "EVEN": even if numbers.smoothing is not None else 0}
+        rows, classes = call.x.shape
+        self.call = call._replace(x=call.x.with_input(_ordered(call.x.input)))
+        self.config = _config(call.x.weight, product_tiles(), **planes, BACKWARD=True)
+        self.shares = torch.empty((6, rows), dtype=torch.float32, device=call.x.device)
+        self.given = _logits(call, numbers), _target(call, numbers), Given(in_order(call.x.bias), shares_ptr=self.shares)
+        arguments = (
+            self.given[1],
+            Kept(stats, None if of_entropy is None else entropy),
+            GradOutputs(*of_loss, *of_z_loss, of_lse, of_entropy),
+            _row_loss(call, numbers, formulas),
+            self.shares,
+            classes,
+            rows,
+            self.config,
+            sweep.Config(
+                128,
+                1,
+                EMPTY_IS_ZERO=call.empty_is_zero,
+                EVEN=numbers.smoothing is not None,
+                ENTROPY=of_entropy is not None,
+                BACKWARD=True,
+            ),
+        )
+        Launch(linear_shares_kernel, (triton.cdiv(rows, 128),), arguments, num_warps=4).start()
+
+    def memory(self, classes: int) -> Tensor:
+        """Return memory for the gradient of so many classes, whose rows begin at multiples of 16 bytes."""
+        rows, x = self.call.x.shape[0], self.call.x.input
+        return torch.empty((rows, -(-classes // UNIT) * UNIT), dtype=x.dtype, device=x.device)[:, :classes]
+
+    def write(self, start: int, to: Tensor) -> None:
+        """Store the gradient of the classes from `start` on, as many as `to` has."""
+        _product(self.call, to, self.given, (start, to.shape[1]), self.config).start()

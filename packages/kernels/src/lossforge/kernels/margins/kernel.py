@@ -1,0 +1,190 @@
+"""The template of losses of the differences between the logits of a row's targets and those of its other classes.
+
+A loss supplies a formula φ(d, *hyper) → (value, dφ/dd) of one difference. Of a row with targets T, each with its weight w:
+
+    L = 1/C Σ w_j φ(x_j - x_i)      the sum over j in T and over i not in T
+    dL/dx_i = -1/C Σ_j w_j φ′(x_j - x_i)        dL/dx_j = w_j/C Σ_i φ′(x_j - x_i)
+
+A row has one target, or a list that ends before its first -1; a class that it names twice counts twice. A program holds tiles of rows with
+all their classes in registers, so that one reading of the logits gives the value, the gradient or both. The targets' logits are read
+again, from the cache. Rows with one target that are longer than a tile are swept by tiles of classes.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.layout import END
+from lossforge.kernels.engine.reduce import finish, scales
+
+
+class Matrix(NamedTuple):
+    """A tensor of rows and classes with its strides, or one of rows with one stride."""
+
+    ptr: Any = None
+    row: Any = None
+    column: Any = None
+
+
+class Targets(NamedTuple):
+    """Class indices (N, most), contiguous, and a weight of each class, if any. LISTS: whether a row has a list of targets."""
+
+    ptr: Any
+    weight_ptr: Any
+    most: int
+    LISTS: bool
+
+
+class Tile(NamedTuple):
+    """Rows and classes of a tile, and of the logits. WIDE: offsets of classes need 64 bits."""
+
+    classes: int
+    ROWS: int
+    CLASSES: int
+    WIDE: bool
+
+
+class Given(NamedTuple):
+    """All that a tile needs, except its position."""
+
+    x: Matrix
+    gradient: Matrix
+    grad_output: Matrix
+    out: Matrix
+    targets: Targets
+    hyper: Any
+    tile: Tile
+    scale: Any
+    factor: Any
+    n: Any
+    end: Any = END
+
+
+@triton.jit
+def places(t, rows, columns, WIDE: tl.constexpr):
+    """Return pointers to the classes `columns` of `rows` of a matrix."""
+    return t.ptr + (rows * t.row)[:, None] + (columns.to(tl.int64) if WIDE else columns) * t.column
+
+
+@triton.jit
+def target_of(rows, k, exists, given):
+    """Return the k-th class index of each row; -1 where there is none."""
+    return tl.load(given.targets.ptr + rows * given.targets.most + k, mask=exists, other=-1).to(tl.int64)
+
+
+@triton.jit
+def members(rows, columns, exists, given):
+    """Return which classes are targets of a row, how many targets it has, and 1 for each row, nan where an index is out of range."""
+    member = (columns < 0) & exists[:, None]
+    valid = tl.zeros([given.tile.ROWS], tl.float32) + 1.0
+    length = exists.to(tl.int32)
+    if given.targets.LISTS:  # which are no longer than there are classes
+        listed = exists[:, None] & (columns < given.targets.most)
+        first = tl.load(given.targets.ptr + (rows * given.targets.most)[:, None] + columns, mask=listed, other=-1).to(tl.int64)
+        length = tl.min(tl.where(first == -1, columns, given.targets.most), 1)
+    for k in range(tl.max(length, 0)):
+        going = k < length
+        index = target_of(rows, k, exists & going, given)
+        inside = (index >= 0) & (index < given.tile.classes)
+        valid = tl.where(going & ~inside, float("nan"), valid)
+        member = member | ((columns == index[:, None]) & (going & inside)[:, None])
+    return member, length, valid
+
+
+@triton.jit
+def pairs(x, counts, rows, k, exists, given, formula):
+    """Return weighted values and slopes of the pairs of each row's k-th target with the classes that count, and the target's index."""
+    index = target_of(rows, k, exists, given)
+    inside = exists & (index >= 0) & (index < given.tile.classes)
+    index = tl.where(inside, index, -1)
+    own = tl.load(given.x.ptr + rows * given.x.row + index * given.x.column, mask=inside, other=0.0).to(tl.float32)
+    value, slope = formula.value(own[:, None] - x, *given.hyper)
+    if given.targets.weight_ptr is not None:
+        w = tl.load(given.targets.weight_ptr + index, mask=inside, other=0.0).to(tl.float32)
+        value, slope = value * w[:, None], slope * w[:, None]
+    counts = counts & inside[:, None]
+    return tl.where(counts, value, 0.0), tl.where(counts, slope, 0.0), index
+
+
+@triton.jit
+def factors(rows, exists, valid, given):
+    """Return the factor of each row's gradient, nan where an index is out of range."""
+    factor = valid * given.factor
+    if given.grad_output.ptr is not None:
+        factor *= tl.load(given.grad_output.ptr + rows * given.grad_output.row, mask=exists, other=0.0).to(tl.float32)
+    return factor
+
+
+@triton.jit
+def summed(part, value, rows, exists, given):
+    """Add the values of rows to `part`, and store them where they are asked for."""
+    if given.out.ptr is not None:
+        tl.store(given.out.ptr + rows * given.out.row, value * given.scale, mask=exists)
+    return part + tl.where(exists, value, 0.0)
+
+
+@triton.jit
+def whole_rows(part, number, given, formula):
+    """Add the values of the tile `number` of rows, with all their classes, to `part`."""
+    rows = number * given.tile.ROWS + tl.arange(0, given.tile.ROWS)
+    columns = tl.arange(0, given.tile.CLASSES)[None, :]
+    exists = rows < given.n
+    inside = exists[:, None] & (columns < given.tile.classes)
+    x = tl.load(places(given.x, rows, columns, given.tile.WIDE), mask=inside, other=0.0).to(tl.float32)
+    member, length, valid = members(rows, columns, exists, given)
+    counts = inside & ~member
+    value = tl.zeros([given.tile.ROWS], tl.float32)
+    gradient = tl.zeros([given.tile.ROWS, given.tile.CLASSES], tl.float32)
+    for k in range(tl.max(length, 0)):
+        of_pairs, slope, index = pairs(x, counts, rows, k, exists & (k < length), given, formula)
+        value += tl.sum(of_pairs, 1)
+        if given.gradient.ptr is not None:
+            gradient += tl.where(columns == index[:, None], tl.sum(slope, 1)[:, None], -slope)
+    if given.gradient.ptr is not None:
+        factor = factors(rows, exists, valid, given)
+        tl.store(places(given.gradient, rows, columns, given.tile.WIDE), gradient * factor[:, None], mask=inside)
+    return summed(part, value * valid, rows, exists, given)
+
+
+@triton.jit
+def swept_row(part, number, given, formula):
+    """Add the value of the row `number`, which has one target, to `part`, by tiles of its classes."""
+    rows = number + tl.arange(0, 1).to(tl.int64)
+    exists = rows < given.n
+    target = target_of(rows, 0, exists, given)
+    valid = tl.where((target >= 0) & (target < given.tile.classes), 1.0, float("nan"))
+    factor = factors(rows, exists, valid, given)
+    value = tl.zeros([1, given.tile.CLASSES], tl.float32)
+    slopes = tl.zeros([1, given.tile.CLASSES], tl.float32)
+    for start in range(0, given.tile.classes, given.tile.CLASSES):
+        columns = start + tl.arange(0, given.tile.CLASSES)[None, :]
+        inside = columns < given.tile.classes
+        x = tl.load(places(given.x, rows, columns, given.tile.WIDE), mask=inside, other=0.0).to(tl.float32)
+        counts = inside & (columns != target[:, None])
+        of_pairs, slope, _ = pairs(x, counts, rows, 0, exists, given, formula)
+        value += of_pairs
+        if given.gradient.ptr is not None:
+            slopes += slope
+            tl.store(places(given.gradient, rows, columns, given.tile.WIDE), -slope * factor[:, None], mask=counts)
+    if given.gradient.ptr is not None:
+        at = given.gradient.ptr + rows * given.gradient.row + target * given.gradient.column
+        tl.store(at, tl.sum(slopes, 1) * factor, mask=(target >= 0) & (target < given.tile.classes))
+    return summed(part, tl.sum(value, 1) * valid, rows, exists, given)
+
+
+@triton.jit
+def all_rows(given, formula, take: tl.constexpr):
+    part = tl.zeros([given.tile.ROWS], tl.float32)
+    first, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    for i in range((tl.cdiv(given.n, given.tile.ROWS) - first + programs - 1) // programs):
+        part = take(part, first + i * programs, given, formula)
+    return part
+
+
+@triton.jit(do_not_specialize=("n",))
+def margins_kernel(x, gradient, grad_output, out, targets, hyper, scaling, sum, formula, tile, n, take: tl.constexpr):
+    scale, factor = scales(scaling, None)
+    part = all_rows(Given(x, gradient, grad_output, out, targets, hyper, tile, scale, factor, n), formula, take)
+    if sum is not None:
+        finish(tl.sum(part, 0), sum, scale)

@@ -1,0 +1,107 @@
+"""The cost of giving each target of a batch to each query of its image: a tile of queries × targets a program.
+
+The targets of all images stand one after the other. A program finds the images of its targets from the counts.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.layout import END
+from lossforge.kernels.formulas.similarity import giou
+from lossforge.kernels.math import logistic, power
+from lossforge.kernels.pairwise.kernel import Boxes
+
+
+class Logits(NamedTuple):
+    """Logits (B, Q, C), by their strides."""
+
+    ptr: Any
+    s0: int
+    s1: int
+    s2: int
+
+
+class Problem(NamedTuple):
+    """Predictions of Q queries an image, and targets (T, 4) with labels (T,); counts (B,): targets of each image."""
+
+    logits: Logits
+    boxes: Boxes
+    targets: Boxes
+    labels_ptr: Any
+    counts_ptr: Any
+    end: Any = END
+
+
+class Weights(NamedTuple):
+    """Factors of the three costs, and the numbers of the focal one."""
+
+    classes: float
+    corners: float
+    overlap: float
+    alpha: float
+    gamma: float
+
+
+@triton.jit
+def image_of(counts_ptr, t, images, IMAGES: tl.constexpr):
+    """Return the image of each target t: how many images' targets end before it."""
+    b = tl.arange(0, IMAGES)
+    ends = tl.cumsum(tl.load(counts_ptr + b, mask=b < images, other=0).to(tl.int32), 0)
+    return tl.sum(((ends[None, :] <= t[:, None]) & (b < images)[None, :]).to(tl.int32), 1)
+
+
+@triton.jit
+def load_sides(t, first, mask):
+    """Load a box's four numbers as they are."""
+    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(first + t.step, mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(first + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(first + t.step + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def focal_cost(x, alpha, gamma):
+    """Return the focal loss of the class as a positive minus that as a negative."""
+    p, not_p, log1p = logistic(x)
+    positive = alpha * power(not_p, gamma) * (tl.where(x < 0, -x, 0.0) + log1p)
+    return positive - (1.0 - alpha) * power(p, gamma) * (tl.where(x > 0, x, 0.0) + log1p)
+
+
+@triton.jit(do_not_specialize=("queries", "targets", "images", "classes"))
+def matching_kernel(
+    problem,
+    out_ptr,
+    queries,
+    targets,
+    images,
+    classes,
+    weights,
+    CENTERED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    IMAGES: tl.constexpr,
+):
+    """Store the costs (queries, targets); nan where a class or an image does not exist."""
+    across = tl.cdiv(targets, COLUMNS)
+    program = tl.program_id(0)
+    q = (program // across) * ROWS + tl.arange(0, ROWS)[:, None]
+    t = (program % across) * COLUMNS + tl.arange(0, COLUMNS)
+    image = image_of(problem.counts_ptr, t, images, IMAGES)
+    label = tl.load(problem.labels_ptr + t, mask=t < targets, other=0).to(tl.int64)
+    exists = (t < targets) & (image < images) & (label >= 0) & (label < classes)
+    image, label, t = image.to(tl.int64)[None, :], label[None, :], t[None, :]
+    mask = (q < queries) & exists[None, :]
+    where = problem.logits.ptr + image * problem.logits.s0 + q.to(tl.int64) * problem.logits.s1 + label * problem.logits.s2
+    x = tl.load(where, mask=mask, other=float("nan")).to(tl.float32)
+    a, b, c, d = load_sides(problem.boxes, problem.boxes.ptr + image * problem.boxes.s0 + q.to(tl.int64) * problem.boxes.s1, mask)
+    e, f, g, h = load_sides(problem.targets, problem.targets.ptr + t.to(tl.int64) * problem.targets.s1, exists[None, :])
+    distance = tl.abs(a - e) + tl.abs(b - f) + tl.abs(c - g) + tl.abs(d - h)
+    if CENTERED:
+        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
+        e, f, g, h = e - 0.5 * g, f - 0.5 * h, e + 0.5 * g, f + 0.5 * h
+    cost = weights.classes * focal_cost(x, weights.alpha, weights.gamma) + weights.corners * distance
+    cost -= weights.overlap * giou(a, b, c, d, e, f, g, h, 1e-7)
+    tl.store(out_ptr + q.to(tl.int64) * targets + t, cost, mask=(q < queries) & (t < targets))

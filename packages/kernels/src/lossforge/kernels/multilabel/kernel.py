@@ -1,0 +1,129 @@
+"""The template of losses that compare a sample's positive classes with its negative ones, each set by one log-sum-exp.
+
+Of a row of logits x whose positives are those with a target above ½:
+
+    n = ln Σ exp(x / tn) over negatives,  p = ln Σ exp(-x / tp) over positives, each with one more term exp 0 where ZERO
+    L = n + p, or with PAIRED h = tn n + tp p and L = softplus(h) for rows with a positive, else 0
+    dL/dx = u exp(x / tn - n) of a negative, -u exp(-x / tp - p) of a positive, u = 1, or with PAIRED u = σ(h)
+
+The first launch reads the rows once. It stores n and p, and adds up the losses, with PAIRED also the rows with a positive. The second reads
+them again and writes the gradient.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.reduce import divided, finish
+from lossforge.kernels.math import LOG2E, exp2, log, logistic
+from lossforge.kernels.rowwise.rows import LOWEST
+
+
+class Matrix(NamedTuple):
+    """A tensor (N, C) with its strides."""
+
+    ptr: Any
+    s0: Any
+    s1: Any
+
+
+@triton.jit
+def addresses(t, row, column):
+    return t.ptr + row.to(tl.int64)[:, None] * t.s0 + column.to(tl.int64)[None, :] * t.s1
+
+
+@triton.jit
+def read(x, target, row, column, rows, classes, inverse_tp, inverse_tn):
+    """Return x / tn of negatives and -x / tp of positives, -inf elsewhere; and which classes are positives."""
+    inside = (row < rows)[:, None] & (column < classes)[None, :]
+    logit = tl.load(addresses(x, row, column), mask=inside, other=0.0).to(tl.float32)
+    positive = tl.load(addresses(target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
+    negative = inside & (positive == 0)
+    return tl.where(negative, logit * inverse_tn, float("-inf")), tl.where(positive, -logit * inverse_tp, float("-inf")), positive
+
+
+@triton.jit
+def add(top, total, tile):
+    """Add a tile to a log-sum-exp that each lane keeps as its maximum and a sum relative to it."""
+    above = tl.maximum(top, tile)
+    return above, total * exp2((top - above) * LOG2E) + exp2((tile - above) * LOG2E)
+
+
+@triton.jit
+def joined(top, total, ZERO: tl.constexpr):
+    """Join the lanes of each row, and with ZERO one more term."""
+    above = tl.max(top, 1)
+    if ZERO:
+        above = tl.maximum(above, 0.0)
+    sum = tl.sum(total * exp2((top - above[:, None]) * LOG2E), 1)
+    if ZERO:
+        sum += exp2(-above * LOG2E)
+    return above + log(sum)
+
+
+@triton.jit
+def upstream_of(n, p, tp, tn, PAIRED: tl.constexpr):
+    """Return the loss of each row, and u."""
+    if PAIRED:
+        h = tn * n + tp * p
+        slope, _, rest = logistic(h)
+        value = tl.maximum(h, 0.0, propagate_nan=tl.PropagateNan.ALL) + rest
+    else:
+        value = n + p
+        slope = tl.where(value == value, 1.0, value)
+    return value, slope
+
+
+@triton.jit(do_not_specialize=("rows",))
+def multilabel_kernel(
+    x, target, out_ptr, stats_ptr, sum, valid_sum, divisor_ptr, scale, tp, tn, rows, classes,
+    BR: tl.constexpr, BC: tl.constexpr, ZERO: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
+):  # fmt: skip
+    """Compute the rows' losses; stats: n and p of each, (2, rows)."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    n_top, n_sum = tl.full([BR, BC], LOWEST, tl.float32), tl.zeros([BR, BC], tl.float32)
+    p_top, p_sum = n_top, n_sum
+    found = tl.zeros([BR, BC], tl.float32)
+    for start in range(0, classes, BC):
+        negatives, positives, positive = read(x, target, row, start + tl.arange(0, BC), rows, classes, 1.0 / tp, 1.0 / tn)
+        n_top, n_sum = add(n_top, n_sum, negatives)
+        p_top, p_sum = add(p_top, p_sum, positives)
+        found = tl.where(positive, 1.0, found)
+    n, p = joined(n_top, n_sum, ZERO), joined(p_top, p_sum, ZERO)
+    value, _ = upstream_of(n, p, tp, tn, PAIRED)
+    inside = row < rows
+    if PAIRED:
+        inside = inside & (tl.max(found, 1) > 0)
+    value = tl.where(inside, value, 0.0)
+    scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    tl.store(stats_ptr + row, n, mask=row < rows)
+    tl.store(stats_ptr + rows + row, tl.where(inside, p, float("-inf")), mask=row < rows)
+    if out_ptr is not None:
+        tl.store(out_ptr + row, value * scale, mask=row < rows)
+    else:
+        finish(tl.sum(value, 0), sum, scale)
+        if PAIRED:
+            finish(tl.sum(tl.where(inside, 1.0, 0.0), 0), valid_sum, 1.0)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def multilabel_gradient_kernel(
+    x, target, gradient, stats_ptr, grad_output_ptr, step, divisor_ptr, scale, tp, tn, rows, classes,
+    BR: tl.constexpr, BC: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
+):  # fmt: skip
+    """Write one tile of the gradient. step: 1 where each row has an upstream gradient, 0 where all have one."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    column = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = row < rows
+    n, p = tl.load(stats_ptr + row, mask=inside, other=0.0), tl.load(stats_ptr + rows + row, mask=inside, other=0.0)
+    _, slope = upstream_of(n, p, tp, tn, PAIRED)
+    slope *= divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    if grad_output_ptr is not None:
+        slope *= tl.load(grad_output_ptr + row * step, mask=inside, other=0.0).to(tl.float32)
+    negatives, positives, positive = read(x, target, row, column, rows, classes, 1.0 / tp, 1.0 / tn)
+    share = exp2(tl.where(positive, positives - p[:, None], negatives - n[:, None]) * LOG2E)
+    g = slope[:, None] * tl.where(positive, -share, share)
+    if PAIRED:
+        g = tl.where(slope[:, None] == 0.0, 0.0, g)  # a row without positives or negatives, whose n or p is -inf
+    tl.store(addresses(gradient, row, column), g, mask=inside[:, None] & (column < classes)[None, :])

@@ -1,0 +1,89 @@
+"""Matrices of how well each box of one set matches each of another, and their gradients.
+
+A program computes one tile of a matrix. In backward a program sums over all boxes of the other set, so that the order of a sum is fixed.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Boxes(NamedTuple):
+    """Boxes (L, N, 4), by their strides."""
+
+    ptr: Any
+    s0: int
+    s1: int
+    step: int
+
+
+class Tile(NamedTuple):
+    """ROWS boxes of one set against COLUMNS of the other. CENTERED: boxes are (cx, cy, w, h)."""
+
+    ROWS: int
+    COLUMNS: int
+    CENTERED: bool
+
+
+@triton.jit
+def load_boxes(t, batch, i, mask, CENTERED: tl.constexpr):
+    """Load the corners of the boxes `i` as four float32 tensors; 0 outside of the mask."""
+    first = t.ptr + batch * t.s0 + i.to(tl.int64) * t.s1
+    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(first + t.step, mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(first + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(first + t.step + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
+    if CENTERED:
+        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
+    return a, b, c, d
+
+
+@triton.jit(do_not_specialize=("n", "m", "eps"))
+def pairwise_kernel(boxes1, boxes2, out_ptr, n, m, eps, tile, similarity: tl.constexpr):
+    """Store similarity(boxes1[i], boxes2[j]) in out (L, n, m)."""
+    across, down = tl.cdiv(m, tile.COLUMNS), tl.cdiv(n, tile.ROWS)
+    program = tl.program_id(0).to(tl.int64)
+    batch = program // (across * down)
+    i = (program // across % down).to(tl.int32) * tile.ROWS + tl.arange(0, tile.ROWS)[:, None]
+    j = (program % across).to(tl.int32) * tile.COLUMNS + tl.arange(0, tile.COLUMNS)[None, :]
+    x1, y1, x2, y2 = load_boxes(boxes1, batch, i, i < n, tile.CENTERED)
+    u1, v1, u2, v2 = load_boxes(boxes2, batch, j, j < m, tile.CENTERED)
+    value = similarity(x1, y1, x2, y2, u1, v1, u2, v2, eps)
+    tl.store(out_ptr + (batch * n + i) * m + j, value, mask=(i < n) & (j < m))
+
+
+@triton.jit(do_not_specialize=("n", "m", "eps"))
+def pairwise_backward_kernel(own, other, gradient, grad_ptr, g0, g1, g2, n, m, eps, tile, loss: tl.constexpr, FIRST: tl.constexpr):
+    """Store the gradient of `own` (L, n, 4), from that of the matrix by its strides, g1 along `own`. FIRST: own is boxes1.
+
+    loss: the formula whose value is 1 - similarity, with its derivatives.
+    """
+    down = tl.cdiv(n, tile.ROWS)
+    program = tl.program_id(0).to(tl.int64)
+    batch = program // down
+    i = (program % down).to(tl.int32) * tile.ROWS + tl.arange(0, tile.ROWS)
+    row = i[:, None]
+    x1, y1, x2, y2 = load_boxes(own, batch, row, row < n, tile.CENTERED)
+    a = tl.zeros([tile.ROWS], tl.float32)
+    b, c, d = a, a, a
+    for start in range(0, m, tile.COLUMNS):
+        j = start + tl.arange(0, tile.COLUMNS)[None, :]
+        mask = (row < n) & (j < m)
+        u1, v1, u2, v2 = load_boxes(other, batch, j, j < m, tile.CENTERED)
+        upstream = tl.load(grad_ptr + batch * g0 + row.to(tl.int64) * g1 + j.to(tl.int64) * g2, mask=mask, other=0.0).to(tl.float32)
+        if FIRST:
+            _, da, db, dc, dd, _, _, _, _ = loss(x1, y1, x2, y2, u1, v1, u2, v2, eps)
+        else:
+            _, _, _, _, _, da, db, dc, dd = loss(u1, v1, u2, v2, x1, y1, x2, y2, eps)
+        a -= tl.sum(tl.where(mask, da * upstream, 0.0), 1)
+        b -= tl.sum(tl.where(mask, db * upstream, 0.0), 1)
+        c -= tl.sum(tl.where(mask, dc * upstream, 0.0), 1)
+        d -= tl.sum(tl.where(mask, dd * upstream, 0.0), 1)
+    if tile.CENTERED:
+        a, b, c, d = a + c, b + d, 0.5 * (c - a), 0.5 * (d - b)
+    first = gradient.ptr + batch * gradient.s0 + i.to(tl.int64) * gradient.s1
+    tl.store(first, a, mask=i < n)
+    tl.store(first + gradient.step, b, mask=i < n)
+    tl.store(first + gradient.step + gradient.step, c, mask=i < n)
+    tl.store(first + gradient.step + gradient.step + gradient.step, d, mask=i < n)

@@ -1,0 +1,84 @@
+"""The template of losses of two or three tensors, element by element, with a gradient for each.
+
+A loss supplies a formula f(x, y, *hyper) → (value, dvalue/dx, dvalue/dy), or of three tensors f(x, y, z, *hyper) with a third derivative.
+The template handles weights, reduction, scaling and addressing. One launch reads every tensor once. It gives the value, the gradients that
+are asked for, or both.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.elementwise.kernel import Outputs, Space, all_tiles, coordinates, settled
+from lossforge.kernels.engine.layout import END, Strided, load, store
+from lossforge.kernels.engine.reduce import finish, scales
+from lossforge.kernels.math import widened
+
+
+class Three(NamedTuple):
+    """The tensors of a call, of which z may be absent; or their gradients, of which each may be."""
+
+    x: Strided
+    y: Strided
+    z: Strided
+    end: Any = END
+
+
+class Given(NamedTuple):
+    """All that a tile needs, except its position."""
+
+    inputs: Three
+    gradients: Three
+    weight: Strided
+    outputs: Outputs
+    hyper: Any
+    space: Space
+    scale: Any
+    factor: Any
+    end: Any = END
+
+
+@triton.jit
+def one_tile(part, ahead, start, r, rest, given, formula):
+    """Add the values of one tile to `part`, and store gradients and values where they are asked for. rest: elements inside; None: all."""
+    at = coordinates(start, r, 0, given.space)
+    mask = None if rest is None else r < rest
+    x = widened(load(given.inputs.x, at, mask, 0.0))
+    y = widened(load(given.inputs.y, at, mask, 0.0))
+    w = 1.0
+    if given.weight.ptr is not None:
+        w = widened(load(given.weight, at, mask, 0.0))
+    factor = w * given.factor
+    if given.outputs.grad_output.ptr is not None:
+        factor *= widened(load(given.outputs.grad_output, at, mask, 0.0))
+    if given.inputs.z.ptr is None:
+        value, dx, dy = formula.value(x, y, *given.hyper)
+    else:
+        z = widened(load(given.inputs.z, at, mask, 0.0))
+        value, dx, dy, dz = formula.value(x, y, z, *given.hyper)
+        if given.gradients.z.ptr is not None:
+            store(given.gradients.z, at, mask, dz * factor)
+    if given.gradients.x.ptr is not None:
+        store(given.gradients.x, at, mask, dx * factor)
+    if given.gradients.y.ptr is not None:
+        store(given.gradients.y, at, mask, dy * factor)
+    return settled(part, value * w, None, at, mask, given.outputs, given.scale)
+
+
+@triton.jit
+def all_elements(given, formula, special, applies, n):
+    part = tl.zeros([given.space.BLOCK], tl.float32)
+    if applies is not None and applies(*given.hyper):
+        part = all_tiles(part, n, given, special, one_tile)
+    else:
+        part = all_tiles(part, n, given, formula, one_tile)
+    return part
+
+
+@triton.jit(do_not_specialize=("n",))
+def pointwise_kernel(inputs, gradients, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
+    scale, factor = scales(scaling, None)
+    part = all_elements(Given(inputs, gradients, weight, outputs, hyper, space, scale, factor), formula, special, applies, n)
+    if sum is not None:
+        finish(tl.sum(part, 0), sum, scale)

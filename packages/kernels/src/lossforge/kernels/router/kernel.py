@@ -1,0 +1,139 @@
+"""The template of losses of a router of experts: how evenly it spreads tokens, and how large its logits are.
+
+For logits x (T, E) with p = softmax(x), of which each token takes the k largest, and masks m (T,) of sum M:
+
+    f = Σ m [e is taken] / M,  P = Σ m p / M,  L = balance E Σ f P + z Σ m lse² / M
+    dL/dx = m p (a - Σ a p + c lse) with a = balance E f / M, c = 2 z / M
+
+The first launch reads the logits once and stores each program's sums. The second adds these up in their order, and makes the loss, a and c
+of them. The third writes the gradient. It reads the logits again, because each token's gradient needs the f of all.
+"""
+
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.reduce import over
+from lossforge.kernels.math import LOG2E, exp2, log
+
+
+class Tokens(NamedTuple):
+    """Logits (T, E) with their strides, or their gradient; and the number of experts."""
+
+    ptr: Any
+    s0: Any
+    s1: Any
+    experts: Any
+
+
+Routed = namedtuple("Routed", "x here mask p lse")
+"""A tile of tokens: logits, which experts exist, and of each token its mask, probabilities and log-sum-exp."""
+
+
+@triton.jit
+def addresses(t, row, expert):
+    return t.ptr + row.to(tl.int64)[:, None] * t.s0 + expert.to(tl.int64)[None, :] * t.s1
+
+
+@triton.jit
+def read(x, mask_ptr, row, expert, tokens):
+    """Read a tile of tokens. Those of mask 0 have logits of 0, so that what they hold does not matter."""
+    inside = row < tokens
+    mask = tl.where(inside, 1.0, 0.0)
+    if mask_ptr is not None:
+        mask = tl.load(mask_ptr + row, mask=inside, other=0.0).to(tl.float32)
+    here = expert[None, :] < x.experts
+    tile = tl.load(addresses(x, row, expert), mask=inside[:, None] & here, other=0.0).to(tl.float32)
+    tile = tl.where(here, tl.where(mask[:, None] == 0.0, 0.0, tile), float("-inf"))
+    top = tl.max(tile, 1)
+    e = exp2((tile - top[:, None]) * LOG2E)
+    total = tl.sum(e, 1)
+    return Routed(tile, here, mask, e / total[:, None], top + log(total))
+
+
+@triton.jit
+def taken(routed, expert, EP: tl.constexpr, K: tl.constexpr):
+    """Return how often the tokens take each expert. Of equal logits the lower expert comes first."""
+    counts = tl.zeros([EP], tl.float32)
+    free = routed.here & (routed.mask[:, None] == routed.mask[:, None])
+    for _ in tl.static_range(K):
+        best = tl.max(tl.where(free, routed.x, float("-inf")), 1)
+        first = tl.min(tl.where(free & (routed.x == best[:, None]), expert[None, :], EP), 1)
+        own = expert[None, :] == first[:, None]
+        counts += tl.sum(tl.where(own, routed.mask[:, None], 0.0), 0)
+        free = free & (expert[None, :] != first[:, None])
+    return counts
+
+
+@triton.jit(do_not_specialize=("tokens", "tiles"))
+def router_kernel(x, mask_ptr, parts_ptr, tokens, tiles, BT: tl.constexpr, EP: tl.constexpr, K: tl.constexpr):
+    """Store each program's sums of p and of taken tokens, (2, EP), of lse² and of the mask."""
+    expert = tl.arange(0, EP)
+    program = tl.program_id(0).to(tl.int64)
+    shares, counts = tl.zeros([EP], tl.float32), tl.zeros([EP], tl.float32)
+    squares, masks = tl.zeros([BT], tl.float32), tl.zeros([BT], tl.float32)
+    for i in range(tiles):
+        routed = read(x, mask_ptr, (program * tiles + i) * BT + tl.arange(0, BT), expert, tokens)
+        shares += tl.sum(routed.mask[:, None] * routed.p, 0)
+        counts += taken(routed, expert, EP, K)
+        squares += routed.mask * routed.lse * routed.lse
+        masks += routed.mask
+    at = parts_ptr + program * (2 * EP + 2)
+    tl.store(at + expert, shares)
+    tl.store(at + EP + expert, counts)
+    tl.store(at + 2 * EP, tl.sum(squares, 0))
+    tl.store(at + 2 * EP + 1, tl.sum(masks, 0))
+
+
+@triton.jit(do_not_specialize=("programs",))
+def router_total_kernel(
+    parts_ptr,
+    loss_ptr,
+    z_ptr,
+    coefficients_ptr,
+    programs,
+    experts,
+    balance,
+    z_loss,
+    EP: tl.constexpr,
+    PARTS: tl.constexpr,
+    EMPTY_IS_ZERO: tl.constexpr,
+):
+    """Add up the programs' sums, PARTS programs at once. coefficients: a of each expert, then c."""
+    expert = tl.arange(0, EP)
+    shares, counts = tl.zeros([EP], tl.float32), tl.zeros([EP], tl.float32)
+    squares, masks = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
+    for start in range(0, programs, PARTS):
+        program = start + tl.arange(0, PARTS)
+        inside = program < programs
+        at = parts_ptr + program.to(tl.int64) * (2 * EP + 2)
+        shares += tl.sum(tl.load(at[:, None] + expert[None, :], mask=inside[:, None], other=0.0), 0)
+        counts += tl.sum(tl.load(at[:, None] + EP + expert[None, :], mask=inside[:, None], other=0.0), 0)
+        squares += tl.load(at + 2 * EP, mask=inside, other=0.0)
+        masks += tl.load(at + 2 * EP + 1, mask=inside, other=0.0)
+    inverse = over(1.0, tl.sum(masks, 0), EMPTY_IS_ZERO)
+    slope = balance * experts * inverse * (counts * inverse)
+    of_z = z_loss * inverse * tl.sum(squares, 0)
+    tl.store(loss_ptr, tl.sum(slope * shares, 0) + of_z)
+    if z_ptr is not None:
+        tl.store(z_ptr, of_z)
+    tl.store(coefficients_ptr + expert, slope, mask=expert < experts)
+    tl.store(coefficients_ptr + experts, 2.0 * z_loss * inverse)
+
+
+@triton.jit(do_not_specialize=("tokens",))
+def router_gradient_kernel(x, mask_ptr, gradient, coefficients_ptr, grad_output_ptr, tokens, BT: tl.constexpr, EP: tl.constexpr):
+    expert = tl.arange(0, EP)
+    row = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    routed = read(x, mask_ptr, row, expert, tokens)
+    slope = tl.load(coefficients_ptr + expert, mask=expert < x.experts, other=0.0)
+    c = tl.load(coefficients_ptr + x.experts)
+    upstream = 1.0
+    if grad_output_ptr is not None:
+        upstream = tl.load(grad_output_ptr).to(tl.float32)
+    common = c * routed.lse - tl.sum(slope[None, :] * routed.p, 1)
+    g = routed.p * (slope[None, :] + common[:, None]) * (upstream * routed.mask)[:, None]
+    g = tl.where(routed.mask[:, None] == 0.0, 0.0, g)
+    tl.store(addresses(gradient, row, expert), g, mask=(row < tokens)[:, None] & routed.here)

@@ -1,0 +1,59 @@
+"""Device functions of the row-wise template for the loss's contribution of every class: spread · p^γ (-ln p), times the weights c of the
+row's targets.
+
+With steps x - m from the row's maximum, ls = ln Σ exp(x - m), A = Σ e^(γ step) and B = Σ e^(γ step) step, which one sweep computes,
+
+    value = c spread e^(-γ ls) (ls A - B),    slope = c spread e^(-γ ls) (A + γ (B - ls A))
+    gradient = p slope - c spread e^(-γ ls) e^(γ step) (γ step + 1 - γ ls)
+
+Classes of probability 0 add nothing, except at γ = 0, where every class has the factor 1 and they make the value infinite.
+"""
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.math import LOG2E, exp, exp2
+
+FAR = tl.constexpr(-1e30)  # step of a class of probability 0: finite, so that its product with 0 is 0
+
+
+@triton.jit
+def focused(step, focus):
+    """Return the step, at least FAR, and e^(γ step): 1 at γ = 0; 0 at other γ where the step is FAR."""
+    step = tl.maximum(step, FAR, tl.PropagateNan.ALL)
+    return step, exp2(focus * (step * LOG2E))
+
+
+@triton.jit
+def focused_sums(step, inside, focus, axis: tl.constexpr):
+    """Return A and B along `axis`, over the classes `inside`; None: all."""
+    step, power = focused(step, focus)
+    if inside is not None:
+        power = tl.where(inside, power, 0.0)
+    return tl.sum(power, axis), tl.sum(power * step, axis)
+
+
+@triton.jit
+def moved(a, b, step, focus):
+    """Return A and B relative to another maximum; `step`: the old one less the new one."""
+    step, fade = focused(step, focus)
+    return fade * a, fade * (b + step * a)
+
+
+@triton.jit
+def spread_of(c, ls, labels):
+    """Return c spread e^(-γ ls)."""
+    return c * labels.spread * exp(-labels.focus * ls)
+
+
+@triton.jit
+def spread_row(a, b, ls, h, focus):
+    """Return value and slope of a row; h: the result of spread_of."""
+    whole = tl.where(b < 0.5 * FAR, float("-inf"), b)  # γ = 0 and a class of probability 0: infinite
+    return h * (ls * a - whole), h * (a + focus * (b - ls * a))
+
+
+@triton.jit
+def spread_shares(h, ls, labels):
+    """Return the factors h and shift of `slope_tile`: γ h and h (1 - γ ls)."""
+    return labels.focus * h, h * (1.0 - labels.focus * ls)

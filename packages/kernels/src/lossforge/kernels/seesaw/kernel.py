@@ -1,0 +1,48 @@
+"""Shift the logits of the seesaw loss: a program for each row, which it reads twice, the second time from the cache."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.math import exp, log
+
+
+class Rows(NamedTuple):
+    """Logits (N, C), by their strides."""
+
+    ptr: Any
+    s0: int
+    s1: int
+
+
+@triton.jit(do_not_specialize=("classes", "p", "q", "least"))
+def seesaw_kernel(x, target_ptr, log_counts_ptr, out_ptr, classes, p, q, least, BLOCK: tl.constexpr):
+    """Store x + p min(0, ln Nⱼ - ln N_t) + q max(0, ln σⱼ - max(ln σ_t, least)) beside the target t; x where there is no such class."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row).to(tl.int64)
+    exists = (target >= 0) & (target < classes)
+    of_target = tl.load(x.ptr + row * x.s0 + target * x.s1, mask=exists, other=0.0).to(tl.float32)
+    count = tl.load(log_counts_ptr + target, mask=exists, other=0.0)
+    lane = tl.arange(0, BLOCK)
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, classes, BLOCK):
+        c = start + lane
+        z = tl.load(x.ptr + row * x.s0 + c.to(tl.int64) * x.s1, mask=c < classes, other=float("-inf")).to(tl.float32)
+        above = tl.maximum(highest, z, propagate_nan=tl.PropagateNan.ALL)
+        base = tl.where(above == float("-inf"), 0.0, above)
+        total = total * exp(highest - base) + exp(z - base)
+        highest = above
+    top = tl.max(highest, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    lse = base + log(tl.sum(total * exp(highest - base), 0))
+    own = tl.maximum(of_target - lse, least, propagate_nan=tl.PropagateNan.ALL)
+    for start in range(0, classes, BLOCK):
+        c = start + lane
+        mask = c < classes
+        z = tl.load(x.ptr + row * x.s0 + c.to(tl.int64) * x.s1, mask=mask, other=0.0).to(tl.float32)
+        rarer = tl.minimum(tl.load(log_counts_ptr + c, mask=mask, other=0.0) - count, 0.0)
+        surer = tl.maximum(z - lse - own, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        shifted = z + (p * rarer + q * surer)
+        tl.store(out_ptr + row * classes + c, tl.where(exists & (c != target), shifted, z), mask=mask)

@@ -1,0 +1,328 @@
+"""The template of losses of all pairs of two sets of features, whose similarities are never in memory as a whole.
+
+For features a (N, D) and b (M, D), x = scale · a bᵀ + bias, and the columns P of a row that belong to it:
+
+    softmax: Lᵢ = rᵢ - Σ_P xᵢⱼ / |P|,  r = ln Σⱼ exp xᵢⱼ        g = exp(x - rᵢ) - [j ∈ P] / |P|
+    both sides, one pair a row: Lᵢ = ½ (rᵢ - xᵢₚ) + ½ (cₚ - xᵢₚ),  c = ln Σᵢ exp xᵢⱼ
+    sigmoid: Lᵢ = Σⱼ softplus(-z xᵢⱼ),  z = 1 where j ∈ P, else -1      g = -z σ(-z x)
+
+A program computes a tile of x by tensor cores, in float32, and keeps it in registers. The first launch stores maximum and sum of each row,
+and column, of a tile; the second joins them in their order. The gradient computes the tiles again and stores g, a block of rows at a time;
+two matrix products make it the gradients of a and b (launch.py).
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.reduce import divided, finish
+from lossforge.kernels.math import INTERPRETED, LOG2E, decay, exp2, log, log1p_unit
+from lossforge.kernels.rowwise.rows import LOWEST
+
+NONE, OWN, OTHERS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Columns that a row leaves out: none; its own, where features are compared with themselves; of the first `pairs` all but its own."""
+JOINED = tl.constexpr(32)  # tiles that are joined at once
+
+
+class Config(NamedTuple):
+    """Compile-time constants.
+
+    Attributes:
+        BR, BC, BK: rows, columns and features of a tile.
+        GROUP: rows of tiles whose programs run together, so that their columns are read from the cache.
+        SKIP: NONE, OWN or OTHERS.
+        SIGMOID: each pair is a decision of its own; else a softmax.
+        COLUMNS: there is a softmax over the columns too.
+        EACH: each row has an upstream gradient.
+    """
+
+    BR: int
+    BC: int
+    BK: int
+    GROUP: int
+    SKIP: int
+    SIGMOID: bool
+    COLUMNS: bool
+    EACH: bool = False
+
+
+class Features(NamedTuple):
+    """Rows of features, each contiguous, s0 elements from one to the next."""
+
+    ptr: Any
+    s0: int
+
+
+class Affine(NamedTuple):
+    """Scale and bias of the similarities: numbers, times or plus what is in device memory."""
+
+    scale: float
+    bias: float
+    scale_ptr: Any = None
+    bias_ptr: Any = None
+
+
+class Labels(NamedTuple):
+    """Of rows and columns, which belong together where their labels are equal; without, row i belongs to column i + offset."""
+
+    row_ptr: Any = None
+    column_ptr: Any = None
+
+
+class Parts(NamedTuple):
+    """Sums of each tile, (planes, tiles across, length): maximum and Σ exp, with labels Σ_P x and |P|; of a sigmoid its loss alone."""
+
+    row_ptr: Any
+    column_ptr: Any = None
+
+
+class Known(NamedTuple):
+    """What the gradient knows: ln Σ exp of rows and of columns, 1 / |P| with labels."""
+
+    row_lse: Any = None
+    share: Any = None
+    column_lse: Any = None
+
+
+class Tile(NamedTuple):
+    """Tile (i, j). row, column: indices."""
+
+    i: Any
+    j: Any
+    row: Any
+    column: Any
+
+
+class Side(NamedTuple):
+    """Results of rows or columns, each (length,) or None; own: x of each pair."""
+
+    parts: Any
+    own: Any = None
+    lse: Any = None
+    share: Any = None
+    loss: Any = None
+
+
+@triton.jit
+def tile_of(rows, columns, config):
+    """Return the tile of this program."""
+    down, across = tl.cdiv(rows, config.BR), tl.cdiv(columns, config.BC)
+    program = tl.program_id(0)
+    group = program // (config.GROUP * across)
+    size = tl.minimum(down - group * config.GROUP, config.GROUP)
+    within = program % (config.GROUP * across)
+    i, j = group * config.GROUP + within % size, within // size
+    return Tile(i, j, i * config.BR + tl.arange(0, config.BR), j * config.BC + tl.arange(0, config.BC))
+
+
+@triton.jit
+def products(a, b, tile, rows, columns, depth, config):
+    """Return a tile of a bᵀ. Rows and columns beyond the last are those of the last; depth is a positive multiple of BK."""
+    lane = tl.arange(0, config.BK)
+    row = tl.minimum(tl.arange(0, config.BR), rows - 1 - tile.i * config.BR)
+    column = tl.minimum(tl.arange(0, config.BC), columns - 1 - tile.j * config.BC)
+    of_a, of_b = row[:, None] * a.s0 + lane[None, :], column[None, :] * b.s0 + lane[:, None]
+    a_ptr, b_ptr = a.ptr + tile.i.to(tl.int64) * config.BR * a.s0, b.ptr + tile.j.to(tl.int64) * config.BC * b.s0
+    total = tl.zeros([config.BR, config.BC], tl.float32)
+    tl.assume(depth > 0)  # else a second way around the loop writes the accumulator, and ptxas lets no two products overlap
+    for start in range(0, depth, config.BK):
+        x, y = tl.load(a_ptr + start + of_a), tl.load(b_ptr + start + of_b)
+        if INTERPRETED:  # which multiplies the bits of bfloat16 as integers
+            x, y = x.to(tl.float32), y.to(tl.float32)
+        total = tl.dot(x, y, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def loaded(affine):
+    """Return scale and bias."""
+    scale, bias = affine.scale, affine.bias
+    if affine.scale_ptr is not None:
+        scale = scale * tl.load(affine.scale_ptr).to(tl.float32)
+    if affine.bias_ptr is not None:
+        bias = bias + tl.load(affine.bias_ptr).to(tl.float32)
+    return scale, bias
+
+
+@triton.jit
+def related(labels, tile, rows, columns, offset, pairs, config):
+    """Return which elements of a tile count, and which of these belong together."""
+    own = (tile.row + offset)[:, None] == tile.column[None, :]
+    counts = (tile.row < rows)[:, None] & (tile.column < columns)[None, :]
+    if config.SKIP == OWN:
+        counts = counts & ((tile.row + offset)[:, None] != tile.column[None, :])
+    if config.SKIP == OTHERS:
+        counts = counts & (own | (tile.column >= pairs)[None, :])
+    together = own
+    if labels.row_ptr is not None:
+        of_rows = tl.load(labels.row_ptr + tile.row, mask=tile.row < rows, other=0)
+        of_columns = tl.load(labels.column_ptr + tile.column, mask=tile.column < columns, other=0)
+        together = of_rows[:, None] == of_columns[None, :]
+    return counts, together & counts
+
+
+@triton.jit
+def keep(parts_ptr, plane, across, tile, length, at, values):
+    """Store a number of each row or column of a tile."""
+    where = (plane * across + tile).to(tl.int64) * length + at
+    tl.store(parts_ptr + where, values, mask=at < length)
+
+
+@triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs"))
+def similarity_kernel(
+    a,  # Features
+    b,
+    affine,
+    labels,
+    parts,
+    own_ptr,  # x of each row's pair, or None
+    rows,
+    columns,
+    offset,
+    pairs,
+    depth,
+    config,
+):
+    tile = tile_of(rows, columns, config)
+    scale, bias = loaded(affine)
+    x = products(a, b, tile, rows, columns, depth, config) * scale + bias
+    counts, together = related(labels, tile, rows, columns, offset, pairs, config)
+    down, across = tl.cdiv(rows, config.BR), tl.cdiv(columns, config.BC)
+    if config.SIGMOID:
+        loss = log1p_unit(decay(x)) + tl.maximum(tl.where(together, -x, x), 0.0, tl.PropagateNan.ALL)
+        keep(parts.row_ptr, 0, across, tile.j, rows, tile.row, tl.sum(tl.where(counts, loss, 0.0), 1))
+    else:
+        x = tl.where(counts, x, float("-inf"))
+        top = tl.maximum(tl.max(x, 1), LOWEST)
+        keep(parts.row_ptr, 0, across, tile.j, rows, tile.row, top)
+        keep(parts.row_ptr, 1, across, tile.j, rows, tile.row, tl.sum(exp2((x - top[:, None]) * LOG2E), 1))
+        if labels.row_ptr is not None:
+            keep(parts.row_ptr, 2, across, tile.j, rows, tile.row, tl.sum(tl.where(together, x, 0.0), 1))
+            keep(parts.row_ptr, 3, across, tile.j, rows, tile.row, tl.sum(tl.where(together, 1.0, 0.0), 1))
+        elif own_ptr is not None:
+            first = tile.i * config.BR + offset
+            if (first < (tile.j + 1) * config.BC) & (tile.j * config.BC < first + config.BR):
+                column = tile.row + offset
+                here = (tile.row < rows) & (column >= tile.j * config.BC) & (column < (tile.j + 1) * config.BC)
+                tl.store(own_ptr + tile.row, tl.sum(tl.where(together, x, 0.0), 1), mask=here)
+        if config.COLUMNS:
+            top = tl.maximum(tl.max(x, 0), LOWEST)
+            keep(parts.column_ptr, 0, down, tile.i, columns, tile.column, top)
+            keep(parts.column_ptr, 1, down, tile.i, columns, tile.column, tl.sum(exp2((x - top[None, :]) * LOG2E), 0))
+
+
+@triton.jit
+def part_of(side, plane, across, tile, length, at, other):
+    """Load a number of each row or column, of several tiles."""
+    where = (plane * across + tile).to(tl.int64)[:, None] * length + at[None, :]
+    mask = (tile < across)[:, None] & (at < length)[None, :]
+    return tl.load(side.parts + where, mask=mask, other=other)
+
+
+@triton.jit(do_not_specialize=("length", "across", "offset", "paired"))
+def similarity_join_kernel(
+    side,  # Side
+    sum,  # Sum
+    divisor_ptr,
+    scale,
+    length,
+    across,  # tiles
+    offset,  # what leads from a row or column to its pair's place in `own`
+    paired,  # places there
+    SIGMOID: tl.constexpr,
+    EMPTY_IS_ZERO: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Join the tiles of rows, or of columns; add up the loss."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = tl.full([BLOCK], LOWEST, tl.float32)
+    s = tl.zeros([BLOCK], tl.float32)
+    near, count = s, s
+    for start in range(0, across, JOINED):
+        tile = start + tl.arange(0, JOINED)
+        if SIGMOID:
+            s += tl.sum(part_of(side, 0, across, tile, length, at, 0.0), 0)
+        else:
+            tops = part_of(side, 0, across, tile, length, at, LOWEST)
+            top = tl.maximum(m, tl.max(tops, 0))
+            sums = part_of(side, 1, across, tile, length, at, 0.0) * exp2((tops - top[None, :]) * LOG2E)
+            s = s * exp2((m - top) * LOG2E) + tl.sum(sums, 0)
+            m = top
+            if side.share is not None:
+                near += tl.sum(part_of(side, 2, across, tile, length, at, 0.0), 0)
+                count += tl.sum(part_of(side, 3, across, tile, length, at, 0.0), 0)
+    inside = at < length
+    place = at + offset
+    if SIGMOID:
+        loss = s
+    else:
+        lse = m + log(s)
+        if side.share is not None:
+            inside = inside & (count > 0.0)
+            share = 1.0 / tl.maximum(count, 1.0)
+            loss = lse - near * share
+            tl.store(side.share + at, share, mask=at < length)
+        else:
+            inside = inside & (place >= 0) & (place < paired)
+            loss = lse - tl.load(side.own + place, mask=inside, other=0.0)
+        # what has no pair takes no part in the gradient: exp(x - inf) is 0
+        tl.store(side.lse + at, tl.where(inside, lse, float("inf")), mask=at < length)
+    loss = tl.where(inside, loss, 0.0)
+    scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    if side.loss is not None:
+        tl.store(side.loss + place, loss * scale, mask=(at < length) & (place >= 0) & (place < paired))
+    finish(tl.sum(loss, 0), sum, scale)
+
+
+@triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs", "paired"))
+def similarity_gradient_kernel(
+    a,
+    b,
+    affine,
+    labels,
+    known,
+    grad_output_ptr,  # one for each row with EACH
+    pair_grad_output_ptr,  # the same of all pairs, for columns
+    gradient,  # Features: of x, (rows, columns)
+    sums_ptr,  # Σ g of each program, or None
+    rows,
+    columns,
+    offset,
+    pairs,
+    before,  # rows before the first
+    paired,  # all rows
+    depth,
+    config,
+):
+    """Write the gradient of a block of rows of x, without the loss's own factor."""
+    tile = tile_of(rows, columns, config)
+    here, there = tile.row < rows, tile.column < columns
+    scale, bias = loaded(affine)
+    x = products(a, b, tile, rows, columns, depth, config) * scale + bias
+    counts, together = related(labels, tile, rows, columns, offset, pairs, config)
+    if config.SIGMOID:
+        e = decay(x)
+        wrong = tl.where((x >= 0.0) == together, e, 1.0) / (1.0 + e)
+        g = tl.where(together, -wrong, wrong)
+    else:
+        r = tl.load(known.row_lse + tile.row, mask=here, other=float("inf"))
+        share = tl.where(r == float("inf"), 0.0, 1.0)
+        if known.share is not None:
+            share = share * tl.load(known.share + tile.row, mask=here, other=0.0)
+        g = exp2((x - r[:, None]) * LOG2E) - tl.where(together, share[:, None], 0.0)
+    if config.EACH:
+        of_rows = tl.load(grad_output_ptr + tile.row, mask=here, other=0.0).to(tl.float32)
+        g *= of_rows[:, None]
+    if config.COLUMNS:
+        c = tl.load(known.column_lse + tile.column, mask=there, other=float("inf"))
+        q = exp2((x - c[None, :]) * LOG2E) - tl.where(together, 1.0, 0.0)
+        if config.EACH:
+            pair = tile.column - (offset - before)
+            q *= tl.load(pair_grad_output_ptr + pair, mask=(pair >= 0) & (pair < paired), other=0.0).to(tl.float32)[None, :]
+        g = 0.5 * (g + q)
+    g = tl.where(counts, g, 0.0)
+    if sums_ptr is not None:
+        tl.store(sums_ptr + tl.program_id(0), tl.sum(tl.sum(g, 1), 0))
+    to = gradient.ptr + tile.row.to(tl.int64)[:, None] * gradient.s0 + tile.column[None, :]
+    tl.store(to, g, mask=here[:, None] & there[None, :])

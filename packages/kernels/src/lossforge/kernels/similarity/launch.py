@@ -1,0 +1,247 @@
+"""Host side of the similarity template: tiles, the launches, and the matrix products of the gradient.
+
+The gradient of the similarities is stored a block of rows at a time, in memory that every block takes in turn. Two products make it the
+gradients of a and of b, whose sum over the blocks is in float32.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from lossforge.kernels.call import Formulas, SimilarityCall
+from lossforge.kernels.engine.launch import Launch, Launcher, computed, in_order, new_like, sum_slots
+from lossforge.kernels.engine.layout import Tensors, constants
+from lossforge.kernels.product import add_product
+from lossforge.kernels.similarity.kernel import (
+    NONE,
+    Affine,
+    Config,
+    Features,
+    Known,
+    Labels,
+    Parts,
+    Side,
+    similarity_gradient_kernel,
+    similarity_join_kernel,
+    similarity_kernel,
+)
+from lossforge.kernels.tiles import FeatureTiles, feature_tiles, most_registers
+
+MEMORY = 2**29
+"""Bytes of the block of rows whose gradient is stored."""
+UNIT = 16
+"""The distance between rows is a multiple of so many elements, so that Triton and tensor cores read whole vectors."""
+JOIN = 64
+"""Rows or columns that a program joins."""
+
+
+def _features(t: Any) -> Features:
+    return Features(t, t.stride(0) if t.shape[0] > 1 else t.shape[1])
+
+
+def _in_tiles(t: Tensor) -> Tensor:
+    """Return features in memory that tiles read in whole, aligned vectors: with zeros up to a positive multiple of their depth."""
+    depth = feature_tiles(t.itemsize).depth
+    missing = max(triton.cdiv(t.shape[1], depth), 1) * depth - t.shape[1]
+    if missing:
+        return computed(functools.partial(F.pad, pad=(0, missing)), t)
+    return t if t.stride(1) == 1 and (t.stride(0) % UNIT == 0 or len(t) == 1) else computed(_copied, t)
+
+
+def _copied(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _config(call: SimilarityCall, tiles: FeatureTiles, **others: bool) -> Any:
+    return constants(
+        Config(
+            BR=tiles.rows,
+            BC=tiles.columns,
+            BK=tiles.depth,
+            GROUP=tiles.group,
+            SKIP=call.skip,
+            SIGMOID=call.loss == "sigmoid",
+            COLUMNS=call.loss == "both_sides",
+            **others,
+        )
+    )
+
+
+def _given(call: SimilarityCall) -> tuple[Any, ...]:
+    """Return the arguments that both kernels begin with."""
+    labels = Labels(call.row_labels, call.column_labels)
+    return _features(call.a), _features(call.b), Affine(call.logit_scale, call.logit_bias, call.scale, call.bias), labels
+
+
+def _sizes(call: SimilarityCall) -> tuple[int, ...]:
+    """Return rows, columns, the column of the first row's pair, and how many columns OTHERS speaks of."""
+    rows, columns = call.a.shape[0], call.b.shape[0]
+    return rows, columns, max(-rows, min(call.offset, columns)), call.pairs  # 32 bits; beyond these, no row has a pair
+
+
+def _programs(call: SimilarityCall, tiles: FeatureTiles) -> tuple[int, int]:
+    """Return tiles down and across."""
+    return triton.cdiv(call.a.shape[0], tiles.rows), triton.cdiv(call.b.shape[0], tiles.columns)
+
+
+def _options(tiles: FeatureTiles, lean: bool) -> dict[str, int]:
+    """Return the compiler's options. lean: whether the registers of half a multiprocessor hold a program."""
+    return {"num_warps": tiles.warps, "num_stages": tiles.stages, **most_registers(tiles.warps, tiles.programs if lean else 1)}
+
+
+class Statistics(NamedTuple):
+    """What the first launch writes."""
+
+    row_parts: Tensor | None
+    column_parts: Tensor | None
+    own: Tensor | None
+
+
+def _make(call: SimilarityCall, to: Statistics) -> Launch:
+    tiles = feature_tiles(call.a.itemsize)
+    down, across = _programs(call, tiles)
+    arguments = (*_given(call), Parts(to.row_parts, to.column_parts), to.own, *_sizes(call), call.a.shape[1], _config(call, tiles))
+    return Launch(similarity_kernel, (down * across,), arguments, **_options(tiles, call.skip == NONE.value))
+
+
+def _make_join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -> Launch:
+    """places: rows or columns, tiles, and where their pairs are: see similarity_join_kernel."""
+    known = call.reduction == "mean" and call.normalizer is None
+    scale = (0.5 if call.loss == "both_sides" else 1.0) * call.loss_scale / (call.a.shape[0] if known else 1)
+    arguments = (side, sum_slots(), call.normalizer, float(scale), *places, call.loss == "sigmoid", call.empty_is_zero, JOIN)
+    return Launch(similarity_join_kernel, (triton.cdiv(places[0], JOIN),), arguments, totals=1, num_warps=4)
+
+
+class GradientInputs(NamedTuple):
+    """What the gradient of a block of rows takes beside the call of these rows. grad_output: one for each of all rows; None for 1."""
+
+    row_lse: Tensor | None
+    share: Tensor | None
+    column_lse: Tensor | None
+    grad_output: Tensor | None
+    gradient: Tensor
+    sums: Tensor | None
+
+
+def _make_gradient(call: SimilarityCall, a: GradientInputs, before: int, paired: int) -> Launch:
+    tiles = feature_tiles(call.a.itemsize)
+    down, across = _programs(call, tiles)
+    config = _config(call, tiles, EACH=a.grad_output is not None)
+    of_rows = None if a.grad_output is None else a.grad_output[before : before + call.a.shape[0]]
+    known = Known(a.row_lse, a.share, a.column_lse)
+    arguments = (*_given(call), known, of_rows, a.grad_output, _features(a.gradient), a.sums, *_sizes(call), before, paired)
+    options = _options(tiles, a.grad_output is None)
+    return Launch(similarity_gradient_kernel, (down * across,), (*arguments, call.a.shape[1], config), **options)
+
+
+FORWARD, JOINED, GRADIENT = Launcher(_make), Launcher(_make_join), Launcher(_make_gradient)
+
+
+def _prepared(call: SimilarityCall) -> SimilarityCall:
+    """Return the call with tensors that the kernels address."""
+    labels = {name: in_order(getattr(call, name)) for name in ("row_labels", "column_labels")}
+    return call._replace(a=_in_tiles(call.a), b=_in_tiles(call.b), **labels)
+
+
+def forward(
+    call: SimilarityCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False
+) -> tuple[Tensor | None, ...]:
+    """As elementwise.launch.forward."""
+    call = _prepared(call)
+    value, *kept = _statistics(call)
+    if any(g is not None for g in gradients):
+        _differentiate(call, kept, None, gradients)
+    return value, *kept
+
+
+def _statistics(call: SimilarityCall) -> tuple[Tensor | None, ...]:
+    """Return the loss, and what the gradient needs of rows and columns."""
+    rows, columns = call.a.shape[0], call.b.shape[0]
+    down, across = _programs(call, feature_tiles(call.a.itemsize))
+    labelled, both, softmax = call.row_labels is not None, call.loss == "both_sides", call.loss != "sigmoid"
+    planes = (4 if labelled else 2) if softmax else 1
+    shapes = (planes, across, rows), (2, down, columns) if both else None, (rows,) if softmax and not labelled else None
+    to = Statistics(*[new_like(call.a, None if s is None else (s, torch.float32)) for s in shapes])
+    each, *kept = call.shapes(True)
+    row_lse, share, column_lse = [new_like(call.a, shape) for shape in kept]
+    loss, of_columns = [new_like(call.a, each if one and call.reduction == "none" else None) for one in (True, both)]
+    FORWARD.ready(call, to).start()
+    (total,) = JOINED.ready(call, Side(to.row_parts, to.own, row_lse, share, loss), (rows, across, 0, rows)).start()
+    if both:
+        side = Side(to.column_parts, to.own, column_lse, None, of_columns)
+        (other,) = JOINED.ready(call, side, (columns, down, -call.offset, rows)).start()
+        total = computed(torch.add, total, other)
+    if loss is not None and of_columns is not None:
+        loss = computed(torch.add, loss, of_columns)
+    return total if loss is None else loss, row_lse, share, column_lse
+
+
+def backward(call: SimilarityCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
+    """As elementwise.launch.backward."""
+    (grad_output,) = grad_outputs
+    call = _prepared(call)
+    if call.loss != "sigmoid" and kept[0] is None:
+        _, *kept = _statistics(call)
+    _differentiate(call, kept, grad_output, gradients)
+
+
+def _differentiate(call: SimilarityCall, kept: Sequence[Tensor | None], grad_output: Tensor | None, gradients: Tensors) -> None:
+    """Write the gradients of a, b, scale and bias, as many as are given. grad_output: 0-d or one a row; None for 1."""
+    row_lse, share, column_lse = kept
+    of_a, of_b, of_scale, of_bias = gradients
+    rows, (columns, depth) = call.a.shape[0], call.b.shape
+    tiles = feature_tiles(call.a.itemsize)
+    each = grad_output is not None and grad_output.ndim == 1
+    upstream = in_order(grad_output) if each else None
+    width = -(-columns // UNIT) * UNIT
+    block = min(max(MEMORY // (width * call.a.itemsize) // tiles.rows, 1) * tiles.rows, rows)
+    memory = torch.empty((block, width), dtype=call.a.dtype, device=call.a.device)[:, :columns]
+    total = None if of_b is None else torch.empty((columns, depth), dtype=torch.float32, device=call.a.device)
+    of_products: list[Tensor] = []
+    of_all: list[Tensor] = []
+    factor = _factor(call, None if each else grad_output)
+    of_similarity = call.logit_scale * factor if call.scale is None else call.logit_scale * call.scale * factor
+    for start in range(0, rows, block):
+        end = min(start + block, rows)
+        part = call._replace(a=call.a[start:end], offset=call.offset + start)
+        if call.row_labels is not None:
+            part = part._replace(row_labels=call.row_labels[start:end])
+        lse, shares = (None if t is None else t[start:end] for t in (row_lse, share))
+        if of_bias is not None:
+            down, across = _programs(part, tiles)
+            of_all.append(torch.empty(down * across, dtype=torch.float32, device=call.a.device))
+        gradient = memory[: end - start]
+        given = GradientInputs(lse, shares, column_lse, upstream, gradient, of_all[-1] if of_all else None)
+        GRADIENT.ready(part, given, start, rows).start()
+        if of_a is not None or of_scale is not None:
+            product = torch.empty((end - start, depth), dtype=torch.float32, device=call.a.device)
+            add_product(product, gradient, call.b, True)
+            if of_a is not None:
+                torch.mul(product[:, : of_a.shape[1]], of_similarity, out=of_a[start:end])
+            if of_scale is not None:  # Σ g a bᵀ = Σ (g b) a
+                of_products.append((product * part.a).sum())
+        if total is not None:
+            add_product(total, gradient.t(), part.a, start == 0)
+    if of_b is not None and total is not None:
+        torch.mul(total[:, : of_b.shape[1]], of_similarity, out=of_b)
+    if of_scale is not None:
+        of_scale.copy_(torch.stack(of_products).sum() * (call.logit_scale * factor))
+    if of_bias is not None:
+        of_bias.copy_(torch.cat(of_all).sum() * factor)
+
+
+def _factor(call: SimilarityCall, grad_output: Tensor | None) -> Any:
+    """Return what multiplies every gradient: the loss's factor over its divisor, times the upstream gradient; a number or 0-d."""
+    known = call.reduction == "mean" and call.normalizer is None
+    factor: Any = call.loss_scale / (call.a.shape[0] if known else 1)
+    if call.normalizer is not None:
+        divisor = call.normalizer.float()
+        factor = factor / divisor
+        if call.empty_is_zero:
+            factor = torch.where(divisor == 0, 0.0, factor)
+    return factor if grad_output is None else factor * grad_output.float()

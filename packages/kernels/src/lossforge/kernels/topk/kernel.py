@@ -1,0 +1,167 @@
+"""KL divergence from a teacher that knows only the K likeliest classes of each row: Σₖ qₖ (ln qₖ - ln p[iₖ]).
+
+With a tail, the remaining probabilities of both, q₀ = 1 - Σ q and p₀ = 1 - Σ p[i], count as one more class. The gradient at the logits,
+times T, is
+
+    pⱼ (Σ q + q₀) - qⱼ    where j is one of the K,    pⱼ (Σ q + q₀ - q₀ / p₀)    elsewhere.
+
+One sweep of the row computes the softmax's maximum and sum. A second writes the gradient as if no class were one of the K, and then these
+are overwritten. In the classic split backward is the same launch, which reads the first sweep's results.
+"""
+
+from collections import namedtuple
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.divergence.rows import row_weight
+from lossforge.kernels.engine.layout import Strided
+from lossforge.kernels.engine.reduce import finish
+from lossforge.kernels.math import LOG2E, exp, exp2, log
+from lossforge.kernels.rowwise import sweep
+from lossforge.kernels.rowwise.rows import LOWEST
+
+LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: a smaller 1 - Σ p[i] is rounding error
+
+
+class Entries(NamedTuple):
+    """The K likeliest classes of each row: their indices and log-probabilities. Their tensors have K in place of the classes."""
+
+    indices: Strided
+    log_q: Strided
+    k: int
+
+
+Summed = namedtuple("Summed", "span to top rate shift share keep")
+"""What is known of rows before their gradient is written: log₂ p = (x - top) · rate - shift; share: p's factor; to: where it begins."""
+
+Elsewhere = namedtuple("Elsewhere", "gradient rows")
+"""The operation that writes the gradient of the classes that are not among the K."""
+
+Members = namedtuple("Members", "index lq q logit valid good")
+"""Each row's K entries (BR, KP): class, ln q, q, the class's logit, and whether it exists; good: whether all of a row are valid."""
+
+
+@triton.jit
+def members(entries, span, keep, x, inverse, config):
+    at = tl.arange(0, config.KP)[None, :]
+    exists = keep[:, None] & (at < entries.k)
+    row = span.row[:, None]
+    index = tl.load(sweep.element_address(entries.indices, span.outer, row, at), mask=exists, other=-1)
+    lq = tl.load(sweep.element_address(entries.log_q, span.outer, row, at), mask=exists, other=float("-inf")).to(tl.float32)
+    valid = (index >= 0) & (index < x.classes)
+    lq = tl.where(index == -1, float("-inf"), lq)
+    if config.RENORMALIZE:
+        top = tl.maximum(tl.max(lq, 1), LOWEST)
+        step = (lq - top[:, None]) * inverse
+        total = tl.sum(exp(step), 1)
+        lq = step - log(tl.where(total == 0.0, 1.0, total))[:, None]  # 1: so that a row without entries has -inf, not nan
+    logit = tl.load(sweep.element_address(x, span.outer, row, index), mask=valid, other=0.0).to(tl.float32)
+    wrong = tl.max(tl.where(valid | (index == -1), 0, 1), 1)
+    return Members(tl.where(valid, index, -1).to(tl.int32), lq, exp(lq), logit, valid, wrong == 0)
+
+
+@triton.jit
+def by_row(v):
+    """Return v (BR,) as a factor of a tile's rows: a scalar if there is one row.
+
+    Triton may broadcast a (1, 1) tensor over the tile in one layout, and then move the result into another layout through shared memory.
+    """
+    return tl.sum(v, 0) if v.shape[0] == 1 else v[:, None]
+
+
+@triton.jit
+def add_exponentials(lanes, tile, rate, config):
+    """Add a tile (BR, BC) to the sums s = Σ exp(x - m) that each lane (BR, L) keeps of its VEC classes."""
+    m, s = lanes
+    x = tl.reshape(sweep.mask_out_of_range(tile.stored[0].to(tl.float32), tile, config), [config.BR, config.BC // config.VEC, config.VEC])
+    top = tl.maximum(m, tl.max(x, 2))
+    return top, s * exp2((m - top) * rate) + tl.sum(exp2((x - top[:, :, None]) * rate), 2)
+
+
+@triton.jit
+def write_elsewhere(state, tile, of, config):
+    """Write the gradient of a tile as if none of its classes were among the K."""
+    step = tile.stored[0].to(tl.float32) - of.rows.top[:, None]
+    g = exp2(step * of.rows.rate - of.rows.shift[:, None]) * of.rows.share
+    sweep.write_tile(g, tile, of, config)
+    return state
+
+
+@triton.jit
+def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
+    """Return maximum and log-sum of each row; 0 for rows not kept."""
+    if config.ONE_TILE:
+        lanes, _, _, mask = sweep.edge(0, span.inside[:, None], span, config)
+        tile = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, mask, float("-inf"), EVICT, config).to(tl.float32)
+        top = tl.max(tile, 1)
+        ls = log(tl.sum(exp2((tile - top[:, None]) * rate), 1))
+    else:
+        edge = span.inside[:, None]
+        full = None if config.BR == 1 else edge
+        m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
+        s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
+        m, s = sweep.sweep((m, s), (x,), span, sweep.Reading(edge, full, float("-inf"), EVICT), add_exponentials, rate, config)
+        top = tl.max(m, 1)
+        ls = log(tl.sum(s * exp2((m - top[:, None]) * rate), 1))
+    return tl.where(keep, top, 0.0), tl.where(keep, ls, 0.0)
+
+
+@triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
+def topk_kernel(
+    x,  # Logits
+    entries,  # Entries
+    marks,  # Marks
+    gradient,  # Strided
+    out,  # divergence's Outputs; the statistics, max and log-sum, are read in backward, else written
+    grad_output,  # divergence's GradOutput
+    sum,  # Sum
+    formula,  # divergence's Formula, without terms and sums
+    rows_outer,
+    blocks,
+    counted,  # number of labels
+    config: tl.constexpr,
+):
+    BACKWARD: tl.constexpr = grad_output.ptr is not None
+    scale = sweep.scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config)
+    span = sweep.span_of(x, rows_outer, blocks, config)
+    inside = span.inside
+    w, keep = row_weight(marks, formula.ignore, span.outer, span.row, inside)
+    if BACKWARD:
+        top, ls = sweep.load_stats(out.stats, 2, span)
+    else:
+        top, ls = softmax_of(x, span, keep, formula.rate, "evict_last" if gradient.ptr is not None else "evict_first", config)
+    own = members(entries, span, keep, x, formula.inverse, config)  # after the sweep, because the sweep needs the registers
+    lp = (own.logit - top[:, None]) * formula.inverse - ls[:, None]
+    p = tl.where(own.valid, exp(lp), 0.0)
+    share = tl.sum(own.q, 1)  # p's factor in the gradient
+    elsewhere = share
+    value = tl.sum(tl.where(own.q == 0.0, 0.0, own.q * (own.lq - lp)), 1)
+    if config.TAIL:
+        left_q = tl.maximum(1.0 - share, 0.0)
+        left_p = 1.0 - tl.sum(p, 1)
+        counts = left_p > LEAST
+        left_p = tl.maximum(left_p, LEAST)
+        value += tl.where(left_q > 0.0, left_q * (log(left_q) - log(left_p)), 0.0)
+        share += tl.where(counts, left_q, 0.0)
+        elsewhere += tl.where(counts, left_q - left_q / left_p, 0.0)
+    value = tl.where(keep, tl.where(own.good & (ls == ls), w * value, float("nan")), 0.0)
+    if not BACKWARD:
+        if out.loss is not None:
+            tl.store(out.loss + sweep.place_of(span), value * scale, mask=inside)
+        if out.stats is not None:
+            sweep.store_stats(out.stats, (top, ls), span)
+        if sum is not None:
+            finish(tl.sum(value, 0), sum, scale)
+
+    if gradient.ptr is not None:
+        factor = w * scale * formula.inverse
+        if BACKWARD:
+            factor *= tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
+        rows = Summed(span, sweep.start_of(gradient, span, config), top, formula.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
+        g = (p * by_row(share) - own.q) * by_row(factor)
+        sweep.write_rows((x,), Elsewhere(gradient, rows), write_elsewhere, True, config)
+        tl.debug_barrier()
+        tl.store(sweep.element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])

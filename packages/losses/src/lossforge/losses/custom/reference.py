@@ -1,0 +1,168 @@
+"""Translate a formula to plain torch, operation by operation."""
+
+import ast
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton.language as tl
+from torch import Tensor
+
+from lossforge.losses.custom.source import Source, compiled, read
+
+TINY = 1.1754943508222875e-38
+
+
+def _tensor(like: Tensor, value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
+def _where(like: Tensor, condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, Tensor):
+        return a if condition else b
+    return torch.where(condition, _tensor(like, a), _tensor(like, b))
+
+
+def _clamp(like: Tensor, x: Any, low: Any, high: Any) -> Tensor:
+    return torch.clamp(_tensor(like, x), _tensor(like, low), _tensor(like, high))
+
+
+def _pair(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda like, a, b: function(_tensor(like, a), _tensor(like, b))
+
+
+def _one(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda like, x: function(_tensor(like, x))
+
+
+LANGUAGE: dict[str, Callable[..., Any]] = {
+    **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "rsqrt", "sin", "cos", "abs", "erf", "sigmoid")},
+    **{name: _one(getattr(torch, name)) for name in ("floor", "ceil", "zeros_like")},
+    "sqrt": lambda like, x: _sqrt(_tensor(like, x)),
+    "sqrt_rn": lambda like, x: _sqrt(_tensor(like, x)),
+    "maximum": _pair(torch.maximum),
+    "minimum": _pair(torch.minimum),
+    "fdiv": _pair(torch.div),
+    "div_rn": _pair(torch.div),
+    "where": _where,
+    "clamp": _clamp,
+    "fma": lambda like, a, b, c: a * b + c,
+    "cast": lambda like, x, dtype: _tensor(like, x),
+}
+"""torch's counterparts of triton.language's functions. The first argument of each is a tensor with the dtype and device to compute in."""
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    """Return √x with a finite derivative at 0, as the kernels have it."""
+    zero = x == 0
+    return torch.where(zero, x * (0.5 / TINY), torch.where(zero, 1.0, x).sqrt())
+
+
+def _powers(like: Tensor, q: Any, gamma: Any) -> tuple[Tensor, Tensor]:
+    """Return q^γ and q^(γ-1). At q = 0 their derivatives are limits, because the lower bound of q has no derivative."""
+    q = _tensor(like, q)
+    base = q + (q.clamp(min=TINY) - q).detach()
+    return base**gamma, base ** (gamma - 1.0)
+
+
+def _logistic(like: Tensor, x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x = _tensor(like, x)
+    return x.sigmoid(), (-x).sigmoid(), F.softplus(-x.abs())
+
+
+def _atan_ratio(like: Tensor, y: Any, x: Any) -> Tensor:
+    y, x = _tensor(like, y), _tensor(like, x)
+    return torch.where((y == 0) & (x == 0), 0.0, torch.atan(y / torch.where(x == 0, TINY, x)))
+
+
+def _complement(like: Tensor, t: Any) -> tuple[Tensor, Tensor]:
+    t = _tensor(like, t)
+    return -torch.expm1(-t), torch.exp(-t)
+
+
+SHARED: dict[str, Callable[..., Any]] = {
+    **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "tanh", "reciprocal")},
+    "log2_subnormal": _one(torch.log2),
+    "log1p_unit": _one(torch.log1p),
+    "log1p_ratio": lambda like, e, v: torch.log1p(_tensor(like, e)),
+    "logistic": _logistic,
+    "power": lambda like, q, gamma: _powers(like, q, gamma)[0],
+    "powers": _powers,
+    "product": lambda like, a, b: a * b,
+    "atan_ratio": _atan_ratio,
+    "complement": _complement,
+}
+"""torch's counterparts of the functions of lossforge.kernels.math."""
+
+
+LIKE = ast.Name("like_", ast.Load())
+
+
+class _Translate(ast.NodeTransformer):
+    def __init__(self, source: Source, names: dict[str, Any]) -> None:
+        self.source, self.names = source, names
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        node.keywords = [word for word in node.keywords if word.arg != "propagate_nan"]  # torch's functions always do
+        self.generic_visit(node)
+        kind, found = self.source.operation(node)
+        if kind == "number":
+            return node
+        if kind == "method":
+            if found == "to" and isinstance(node.func, ast.Attribute):
+                return node.func.value  # the reference computes in one dtype
+            raise self.source.fault(node, f"the method .{found} has no plain-torch counterpart; give reference=")
+        if kind == "function":
+            return ast.Call(self._name(_translated(found), found.__name__), [LIKE, *node.args], node.keywords)
+        table = LANGUAGE if kind == "language" else SHARED
+        if found not in table:
+            raise self.source.fault(node, f"{ast.unparse(node.func)} has no plain-torch counterpart; give reference=")
+        return ast.Call(self._name(table[found], f"{kind}_{found}"), [LIKE, *node.args], node.keywords)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        value = self.source.resolve(node)
+        return self.generic_visit(node) if value is None else self._constant(node, value)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if not isinstance(node.ctx, ast.Load) or node.id not in self.source.names:
+            return node
+        return self._constant(node, self.source.names[node.id])
+
+    def _constant(self, node: ast.expr, value: Any) -> Any:
+        value = value.value if isinstance(value, tl.constexpr) else value
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            return ast.Constant(value)
+        return node
+
+    def _name(self, value: Any, name: str) -> ast.Name:
+        name = f"{name}_torch"
+        while self.names.setdefault(name, value) is not value:
+            name += "_"
+        return ast.Name(name, ast.Load())
+
+
+def _translated(function: Any) -> Callable[..., Any]:
+    """Translate a device function. The result's first argument is a tensor with the dtype and device to compute in."""
+    source = read(function)
+    names: dict[str, Any] = {"float": float}
+    translate = _Translate(source, names)
+    body = [translate.visit(statement) for statement in source.statements]
+    given = source.definition.args
+    arguments = ast.arguments([], [ast.arg("like_"), *(ast.arg(a) for a in source.arguments)], None, [], [], None, given.defaults)
+    return compiled(ast.FunctionDef(source.name, arguments, body, []), names, f"{source.name} in torch")[0]
+
+
+def torch_of(function: Any) -> Callable[..., Any]:
+    """Return what a @triton.jit formula computes as a function in plain torch, for any floating dtype, and differentiable.
+
+    Raises:
+        FormulaError: an operation has no counterpart; the message names it.
+    """
+    translated = _translated(function)
+
+    def reference(x: Tensor, *others: Any) -> Any:
+        return translated(x, x, *others)
+
+    return reference

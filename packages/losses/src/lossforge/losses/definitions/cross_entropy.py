@@ -1,0 +1,118 @@
+"""Cross entropy of rows of classes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Unpack
+
+from torch import Tensor
+
+from lossforge.kernels.call import Formulas, RowwiseCall
+from lossforge.losses import checks
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.declare import Module, loss
+from lossforge.losses.templates.options import Options
+from lossforge.losses.templates.record import first
+from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
+from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
+
+__all__ = ["CrossEntropyOutput"]
+
+
+@formula("cross_entropy", lambda of: Formulas(of.softmax.cross_entropy))
+def cross_entropy_reference(z: Tensor) -> Tensor:
+    return z
+
+
+class CrossEntropyOutput(NamedTuple):
+    """What `cross_entropy` returns when further outputs are asked for; None for the others.
+
+    Attributes:
+        loss: a scalar, or one value a row with reduction "none".
+        z_loss: the part of the loss that z_loss adds, reduced as the loss, which holds it.
+        lse: (N, d…), log-sum-exp of each row's logits, in nats; differentiable.
+        entropy: (N, d…), of each row's softmax, in nats; differentiable.
+        correct: (N, d…), bool: the largest logit is the target's.
+        argmax: (N, d…), int64: the class of the largest logit that is not nan, the first of equal ones.
+        log_p2: (N, d…), ln Σ p² of each row's softmax, without gradient: minus the Rényi entropy of order 2.
+        mean_logit: (N, d…), mean of each row's logits, without gradient.
+    """
+
+    loss: Tensor
+    z_loss: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+    correct: Tensor | None
+    argmax: Tensor | None
+    log_p2: Tensor | None
+    mean_logit: Tensor | None
+
+
+@loss(
+    "ce",
+    ROWWISE,
+    Module(
+        "CrossEntropyLoss",
+        "Cross entropy as torch.nn.CrossEntropyLoss, with more options",
+        " For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput.",
+    ),
+    formula="cross_entropy",
+    without=(),
+    options=({"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "scale": 0.7}),
+    like="torch.nn.functional:cross_entropy",
+)
+def cross_entropy(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
+    weight: Tensor | None = None,  # (C,)
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    label_smoothing: UnitInterval = 0.0,
+    *,
+    scale: Real = 1.0,
+    softcap: Positive | None = None,
+    z_loss: NonNegative = 0.0,
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    return_argmax: bool = False,
+    return_log_p2: bool = False,
+    return_mean_logit: bool = False,
+    **options: Unpack[Options],
+) -> Tensor | CrossEntropyOutput:
+    """Cross entropy, as torch.nn.functional.cross_entropy.
+
+    L = Σⱼ wⱼ qⱼ (lse(x) - xⱼ) + z_loss · lse(x)², lse(x) = ln Σ exp xⱼ, qⱼ = (1 - ε) yⱼ + ε / C with ε = label_smoothing. The mean divides
+    by the weights of the classes of the rows not ignored, with probabilities by the number of rows.
+
+    When to use it: Take it first for classes that exclude each other, such as labels of images, tokens of language and classes of pixels.
+
+    When not: Leave it where a sample has several labels (`bce`), where many labels are wrong (`generalized_ce`), or where rare classes
+    matter as much as frequent ones (`logit_adjusted_ce`).
+
+    Args:
+        target: class indices (), (N,) or (N, d…) of any integer dtype; or probabilities in the shape of input.
+        label_smoothing: ε in [0, 1], the share of the target that is spread over all classes.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        z_loss: coefficient of lse², averaged over the rows not ignored. That is so whatever the class weights (PaLM, arXiv 2204.02311).
+
+    Returns:
+        the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it), lse and entropy
+        of softmax(x) per row, all three differentiable; correct: whether the first of the largest logits is the target; argmax: its class;
+        log_p2, ln Σ p², and mean_logit, for logs. These four are of the logits as scaled and capped, and have no gradient.
+    """
+    call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    call = call._replace(
+        reduction=checks.legacy_reduction(size_average, reduce, reduction),
+        outputs=[return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit],
+    )
+    row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
+    return rowwise_results(call, row_options, _output if any(call.outputs) else first, probabilities=True)
+
+
+def _output(results: Sequence[Tensor | None]) -> CrossEntropyOutput:
+    loss, *others = results
+    assert loss is not None
+    return CrossEntropyOutput(loss, *others)

@@ -1,0 +1,257 @@
+"""Losses of dense detectors: classification whose targets say how good a box is, and sides of boxes as distributions."""
+
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lossforge.kernels.call import DistributionCall, ElementwiseCall, Formulas
+from lossforge.losses import checks
+from lossforge.losses.definitions.binary import bce_with_logits_reference, lost
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.declare import Module, loss
+from lossforge.losses.templates.distribution import DISTRIBUTION
+from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
+from lossforge.losses.templates.options import BoxOptions, ElementwiseOptions, UnscoredOptions, check_options, with_options
+from lossforge.losses.templates.record import prepared
+from lossforge.losses.types import NonNegative, Reduction
+
+
+def _quality_kernels(of: Any) -> Formulas:
+    quality = of.quality
+    binary = Formulas(quality.quality_hard, quality.quality_2_hard, quality.is_2)
+    return Formulas(quality.quality, quality.quality_2, quality.is_2, binary)
+
+
+@formula("quality_focal", _quality_kernels, saturates=True)
+def quality_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
+    distance = (x.sigmoid() * (1 - y) - (-x).sigmoid() * y).abs().clamp(min=torch.finfo(x.dtype).tiny)
+    return lost(distance**beta * bce_with_logits_reference(x, y, 1.0), x, beta != 0)
+
+
+@loss(
+    "quality_focal",
+    ELEMENTWISE,
+    Module("QualityFocalLoss", "Quality focal loss as mmdetection's"),
+    options=({"beta": 0.5}, {"beta": 0.0}, {"beta": 1.0}, {"beta": 3.5}),
+    paper="arXiv 2006.04388",
+)
+def quality_focal_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    score: Tensor | None = None,  # as a class-index target
+    beta: NonNegative = 2.0,
+    reduction: Reduction = "mean",
+    *,
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[UnscoredOptions],
+) -> Tensor:
+    """Quality focal loss on logits, as mmdetection's quality_focal_loss (Li et al. 2020, arXiv 2006.04388).
+
+    L = w |y - p|^β [y softplus(-x) + (1 - y) softplus(x)], p = σ(x). The factor |y - p|^β is differentiated as well.
+
+    When to use it: Take it for detectors whose class score should say how good the box is, as GFL does. Its targets are qualities such as
+    the IoU.
+
+    When not: Leave it where targets are 0 and 1; it is then focal loss without α. Qualities that are noisy early on steer the score astray.
+
+    Args:
+        target: class indices, -1 background (mmdetection: the number of classes) and -2 ignored; or the qualities y in [0, 1] themselves,
+            dense.
+        score: of class indices: y of the row's class in [0, 1], such as the IoU of the box; without it 1.
+        beta: β of at least 0, the exponent of the distance to the quality. Below 1, saturated logits take the limit.
+        reduction: "mean" sums over the classes and averages over the rows not ignored, as mmdetection does; "sum"; "none" gives the loss of
+            each element (mmdetection: of each row).
+        weight: broadcasts to input: one a row has shape (N, 1) for (N, C) logits.
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
+    """
+    beta = checks.number("beta", beta, 0.0)
+    call = ElementwiseCall("quality_focal", input, target, weight=weight, hyper=[beta], reduction=reduction)
+    return elementwise_loss(call, {**options, "score": score}, mean="rows")
+
+
+def _varifocal_kernels(of: Any) -> Formulas:
+    varifocal = of.varifocal
+    binary = Formulas(varifocal.varifocal_hard, varifocal.varifocal_2_hard, varifocal.is_2)
+    return Formulas(varifocal.varifocal, varifocal.varifocal_2, varifocal.is_2, binary)
+
+
+@formula("varifocal", _varifocal_kernels, saturates=True)
+def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float) -> Tensor:
+    negative = alpha * x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
+    w = torch.where(y > 0, y if iou_weighted else torch.ones_like(y), negative)
+    return lost(w * bce_with_logits_reference(x, y, 1.0), x, (y == 0) & (gamma != 0))
+
+
+@loss(
+    "varifocal",
+    ELEMENTWISE,
+    Module("VarifocalLoss", "Varifocal loss as mmdetection's"),
+    switches=("iou_weighted",),
+    options=({"iou_weighted": False}, {"gamma": 0.5}, {"gamma": 0.0, "alpha": 0.3}, {"gamma": 3.5}),
+    paper="arXiv 2008.13367",
+)
+def varifocal_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    score: Tensor | None = None,  # as a class-index target
+    alpha: NonNegative = 0.75,
+    gamma: NonNegative = 2.0,
+    iou_weighted: bool = True,
+    reduction: Reduction = "mean",
+    *,
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[UnscoredOptions],
+) -> Tensor:
+    """Varifocal loss on logits, as mmdetection's varifocal_loss (Zhang et al. 2021, arXiv 2008.13367).
+
+    L = w v [y softplus(-x) + (1 - y) softplus(x)] with v = y where y > 0 and v = α p^γ elsewhere, p = σ(x). The factor p^γ is
+    differentiated as well.
+
+    When to use it: Take it for detectors whose score ranks boxes by their IoU, as VarifocalNet does. Only negatives are damped; positives
+    keep their weight.
+
+    When not: Leave it where the IoU of the predicted box is not at hand when the loss is computed.
+
+    Args:
+        target: class indices, -1 background and -2 ignored; or the IoU-aware targets y in [0, 1] themselves, dense.
+        score: of class indices: y of the row's class in [0, 1]; 0 makes its class a negative, as in mmdetection.
+        alpha: α of at least 0, a factor of negatives.
+        gamma: γ of at least 0, the focusing exponent of negatives. Below 1, saturated logits take the limit.
+        iou_weighted: weigh positives by their target, which is an IoU; False is v = 1 where y > 0.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
+    """
+    alpha = checks.number("alpha", alpha, 0.0)
+    gamma = checks.number("gamma", gamma, 0.0)
+    hyper = [alpha, gamma, float(checks.flag("iou_weighted", iou_weighted))]
+    call = ElementwiseCall("varifocal", input, target, weight=weight, hyper=hyper, reduction=reduction)
+    return elementwise_loss(call, {**options, "score": score})
+
+
+def _gaussian_kernels(of: Any) -> Formulas:
+    return Formulas(of.gaussian.gaussian, of.gaussian.gaussian_2_4, of.gaussian.is_2_4)
+
+
+@formula("gaussian_focal", _gaussian_kernels)
+def gaussian_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, neg_weight: float, pos_weight: Tensor | float) -> Tensor:
+    tiny, peak = torch.finfo(x.dtype).tiny, y == 1
+    u = torch.where(peak, -x, x)
+    w = torch.where(peak, pos_weight, neg_weight * (1 - y).clamp(min=tiny) ** gamma)
+    return lost(w * u.sigmoid().clamp(min=tiny) ** alpha * -F.logsigmoid(-u), x, alpha != 0)
+
+
+@loss(
+    "gaussian_focal",
+    ELEMENTWISE,
+    Module("GaussianFocalLoss", "Gaussian focal loss of heatmaps as mmdetection's, on logits"),
+    options=({"alpha": 0.5, "gamma": 1.5}, {"alpha": 0.0, "gamma": 0.0}, {"alpha": 3.0, "pos_weight": 3.0, "neg_weight": 0.5}),
+    like="lossforge.losses.oracles.detection:gaussian_focal",
+    paper="arXiv 1808.01244",
+)
+def gaussian_focal_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    alpha: NonNegative = 2.0,
+    gamma: NonNegative = 4.0,
+    pos_weight: NonNegative | Tensor = 1.0,  # number, or broadcasts to input
+    neg_weight: NonNegative = 1.0,
+    reduction: Reduction = "mean",
+    *,
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Gaussian focal loss of heatmaps on logits, as mmdetection's gaussian_focal_loss (Law and Deng 2018, arXiv 1808.01244).
+
+    L = w c₊ (1 - p)^α softplus(-x) where y = 1 and w c₋ (1 - y)^γ p^α softplus(x) elsewhere, p = σ(x), with c₊ = pos_weight and
+    c₋ = neg_weight. mmdetection takes p, to whose logarithms it adds 1e-12; the logits need no such bound.
+
+    When to use it: Take it for heatmaps of points, as in CornerNet, CenterNet and pose estimation: 1 at an object, a Gaussian around it,
+    which spares near misses. Divide by the number of objects with `normalizer=`.
+
+    When not: Leave it where targets are 0 and 1 only; it is then `focal` without its α. A peak must be exactly 1: a Gaussian that is drawn
+    between pixels has none.
+
+    Args:
+        input: logits of any shape and floating dtype, before the sigmoid of CenterNet's head.
+        target: heatmaps y in [0, 1], dense. In bfloat16 what is above 0.998 is 1 and so a peak: give them in float32, whatever the logits
+            are in. Or class indices, -1 background and -2 ignored.
+        alpha: α of at least 0, the focusing exponent.
+        gamma: γ of at least 0; the larger, the less pixels around a peak count.
+        pos_weight: c₊ of at least 0, a factor of the peaks; or a tensor that broadcasts to input, such as one a class.
+        neg_weight: c₋ of at least 0, a factor of all others.
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of objects.
+    """
+    hyper = [checks.number("alpha", alpha, 0.0), checks.number("gamma", gamma, 0.0), checks.number("neg_weight", neg_weight, 0.0)]
+    if not checks.is_parameter(pos_weight, input):
+        pos_weight = checks.number("pos_weight", pos_weight, 0.0)
+    hyper, parameter = with_parameter(hyper, "pos_weight", pos_weight, input)
+    call = ElementwiseCall("gaussian_focal", input, target, weight=weight, parameter=parameter, hyper=hyper, reduction=reduction)
+    return elementwise_loss(call, options)
+
+
+MOST_BINS = 4096
+"""As many as a program holds in registers with room to spare."""
+
+
+class DistributionOptions(BoxOptions, total=False):
+    """weight: one a target, broadcasts to (...)."""
+
+    inplace: bool
+
+
+@loss(
+    "distribution_focal",
+    DISTRIBUTION,
+    Module("DistributionFocalLoss", "Distribution focal loss as mmdetection's"),
+    formula="cross_entropy",
+    targets="a position between bins",
+    paper="arXiv 2006.04388",
+)
+def distribution_focal_loss(
+    input: Tensor,  # (..., bins)
+    target: Tensor,  # (...)
+    reduction: Reduction = "mean",
+    **options: Unpack[DistributionOptions],
+) -> Tensor:
+    """Distribution focal loss, as mmdetection's distribution_focal_loss (Li et al. 2020, arXiv 2006.04388).
+
+    L = w Σⱼ max(0, 1 - |j - y|) (-ln pⱼ), p the softmax over the bins: between the bins i and i + 1, w [(i + 1 - y) (-ln pᵢ) +
+    (y - i) (-ln pᵢ₊₁)]. It is the loss of YOLOv8's sides of boxes, and the two-hot cross entropy of distributional critics.
+
+    When to use it: Take it for sides of boxes as distributions over bins, as in GFL and YOLOv8. It is also the two-hot cross entropy of
+    critics in reinforcement learning.
+
+    When not: Leave it where targets fall outside the bins, or some hundred bins would be needed. A regression loss is simpler there.
+
+    Args:
+        input: logits of 2 to 4096 bins, such as (N, 4, 16), one distribution a side of a box.
+        target: the position y in [0, bins - 1], of any floating dtype (float16 and bfloat16 hold few positions), in the shape of input
+            without the bins. Outside of that, or nan, it makes its own loss and gradient nan, on every device and whatever its weight, and
+            harms no other.
+        reduction: "mean" over the targets, "sum" or "none".
+        weight: one a target, or what broadcasts to target, such as (N, 1) for (N, 4).
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
+
+    Returns:
+        a scalar or as target, in float32 (float64 for float64).
+
+    Examples:
+        >>> sides = torch.randn(32, 4, 17, requires_grad=True)
+        >>> distribution_focal_loss(sides, 16 * torch.rand(32, 4)).backward()
+    """
+    checks.whole("input", input)
+    checks.floating_beside("target", target, input)
+    shape = input.shape[:-1]
+    if not input.ndim or not 2 <= input.shape[-1] <= MOST_BINS:
+        raise ValueError(f"input must have shape (..., bins) with 2 to {MOST_BINS} bins, got {tuple(input.shape)}")
+    if target.shape != shape:
+        raise ValueError(f"target must have the shape of input without its bins, {tuple(shape)}, got {tuple(target.shape)}")
+    divisor, weight = check_options(input, reduction, options, DistributionOptions), options.get("weight")
+    if weight is not None:
+        checks.floating_beside("weight", weight, input)
+        if not checks.expands(weight, shape):
+            raise ValueError(f"weight must broadcast to the shape of target, {tuple(shape)}, got {tuple(weight.shape)}")
+    call = DistributionCall("cross_entropy", input, target, weight, reduction=reduction)
+    return prepared(with_options(call, options, divisor), options)

@@ -1,0 +1,328 @@
+"""Divergences of softmax distributions, for distillation.
+
+Both sides are logits, softened by the same temperature. The gradient goes to `input`; to a teacher that requires grad as well, through the
+plain-torch reference. A class of probability 0 on both sides (logits of -inf) adds nothing; one that only the student excludes makes
+KL(teacher ‖ student) infinite, as the mathematics say, with a finite gradient. One that only the teacher excludes makes the reverse
+infinite, whose gradient then is not finite.
+"""
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import DivergenceCall, ElementwiseCall, Formulas, TopKCall
+from lossforge.losses import checks
+from lossforge.losses.device_names import tl
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.declare import Module, loss
+from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
+from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
+from lossforge.losses.templates.options import CallOptions, ElementwiseOptions, of_classes
+from lossforge.losses.types import BatchReduction, Positive, UnitInterval
+
+ORACLES = "lossforge.losses.oracles.divergence"
+
+
+def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
+    """p ln (p / q), 0 where p is."""
+    return p * torch.where(p == 0, 0.0, lp - lq)
+
+
+@formula("kl", lambda of: Formulas(of.divergence.kl, sums=of.divergence.kl_sums))
+def kl_reference(lp: Tensor, lq: Tensor) -> Tensor:
+    return _weighted(lq.exp(), lq, lp)
+
+
+@loss(
+    "kl",
+    DIVERGENCE,
+    Module("KLDivWithLogitsLoss", "Kullback-Leibler divergence from a teacher's logits"),
+    switches=("reverse", "temperature_squared"),
+    options=({"reverse": True}, {"temperature": 3.0}, {"temperature": 0.7, "reverse": True, "temperature_squared": False}),
+    like=f"{ORACLES}:kl_div",
+    paper="arXiv 1503.02531",
+)
+def kl_div_with_logits(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target_logits: Tensor,  # as input
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    *,
+    reverse: bool = False,
+    temperature_squared: bool = True,
+    weight: Tensor | None = None,  # (), (N,), (N, d…)
+    labels: Tensor | None = None,  # as weight
+    ignore_index: int = -100,
+    **options: Unpack[CallOptions],
+) -> Tensor:
+    """Kullback-Leibler divergence of the student's softmax from the teacher's.
+
+    L = T² Σⱼ qⱼ (ln qⱼ - ln pⱼ), p = softmax(input / T), q = softmax(target_logits / T); with `reverse` T² Σⱼ pⱼ (ln pⱼ - ln qⱼ).
+
+    Source: Hinton et al. 2015, arXiv 1503.02531; torch.nn.functional.kl_div on log_softmax; reverse: MiniLLM, arXiv 2306.08543.
+
+    When to use it: Take it for distillation from a teacher's logits. A temperature above 1 shows more of the teacher's small probabilities.
+
+    When not: Leave it where the teacher's logits do not fit in memory (`topk_kl`, `linear_kl_div`). A student much smaller than its teacher
+    spreads too thin under it; try `reverse=True` or `js`.
+
+    Args:
+        reverse: KL(student ‖ teacher) in place of KL(teacher ‖ student).
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+    """
+    call = DivergenceCall("kl", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    return divergence_loss(call._replace(swap=reverse, temperature=temperature), options, temperature_squared)
+
+
+@formula("js", lambda of: Formulas(of.divergence.js))
+def js_reference(lp: Tensor, lq: Tensor, beta: float) -> Tensor:
+    p, q = lp.exp(), lq.exp()
+    m = (1 - beta) * p + beta * q
+    lm = torch.where(m == 0, 1.0, m).log()
+    return beta * _weighted(q, lq, lm) + (1 - beta) * _weighted(p, lp, lm)
+
+
+@loss(
+    "js",
+    DIVERGENCE,
+    Module("JSDivWithLogitsLoss", "Generalised Jensen-Shannon divergence from a teacher's logits"),
+    switches=("temperature_squared",),
+    options=({"beta": 0.0}, {"beta": 1.0}, {"beta": 0.1, "temperature": 2.0}, {"beta": 0.9, "temperature_squared": True}),
+    like=f"{ORACLES}:js_div",
+    paper="arXiv 2306.13649",
+)
+def js_div_with_logits(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target_logits: Tensor,  # as input
+    beta: UnitInterval = 0.5,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    *,
+    temperature_squared: bool = False,
+    weight: Tensor | None = None,  # (), (N,), (N, d…)
+    labels: Tensor | None = None,  # as weight
+    ignore_index: int = -100,
+    **options: Unpack[CallOptions],
+) -> Tensor:
+    """Generalised Jensen-Shannon divergence of the student's softmax and the teacher's.
+
+    L = β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q, p = softmax(input / T), q = softmax(target_logits / T).
+
+    At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β (1 - β)), as in TRL; 0 where torch.compile traces β as a
+    tensor.
+
+    Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's generalized_jsd_loss.
+
+    When to use it: Take it for distillation on the student's own text, as GKD does. It is bounded, and β moves between the two directions
+    of KL.
+
+    When not: Leave it where plain KL works, because its gradient fades where student and teacher differ much.
+
+    Args:
+        beta: β in [0, 1].
+        temperature_squared: multiply by T², so that gradients keep their size. Off by default, as in TRL; on by default in the
+            Kullback-Leibler losses.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+    """
+    beta = checks.number("beta", beta, 0.0, 1.0)
+    call = DivergenceCall("js", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    call = call._replace(hyper=[beta], temperature=temperature)
+    if not isinstance(beta, Tensor) and beta in (0.0, 1.0):
+        call = call._replace(loss="kl", hyper=[], swap=beta == 1.0)
+    return divergence_loss(call, options, temperature_squared)
+
+
+@formula("total_variation", lambda of: Formulas(of.divergence.total_variation))
+def total_variation_reference(lp: Tensor, lq: Tensor) -> Tensor:
+    return 0.5 * (lp.exp() - lq.exp()).abs()
+
+
+@loss(
+    "total_variation",
+    DIVERGENCE,
+    Module("TotalVariationWithLogitsLoss", "Total variation distance from a teacher's logits"),
+    switches=("temperature_squared",),
+    options=({"temperature": 2.0}, {"temperature": 0.5, "temperature_squared": True}),
+    like=f"{ORACLES}:total_variation",
+    paper="arXiv 2307.15190",
+)
+def total_variation_with_logits(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target_logits: Tensor,  # as input
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    *,
+    temperature_squared: bool = False,
+    weight: Tensor | None = None,  # (), (N,), (N, d…)
+    labels: Tensor | None = None,  # as weight
+    ignore_index: int = -100,
+    **options: Unpack[CallOptions],
+) -> Tensor:
+    """Total variation distance of the student's softmax and the teacher's.
+
+    L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T). Where p = q the gradient takes sign 0.
+
+    Source: f-distill, Wen et al. 2023, arXiv 2307.15190.
+
+    When to use it: Take it for distillation that should not chase the teacher's rare errors. It is bounded by 1.
+
+    When not: Leave it at the start of training, because its gradient vanishes where the student gives almost no probability.
+
+    Args:
+        temperature_squared: multiply by T², so that gradients keep their size. Off by default: the value is then a distance in [0, 1]; on
+            by default in the Kullback-Leibler losses.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+    """
+    call = DivergenceCall(
+        "total_variation", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction
+    )
+    return divergence_loss(call._replace(temperature=temperature), options, temperature_squared)
+
+
+def half_distance(x, y):
+    return 0.5 * tl.abs(x - y)
+
+
+@formula("total_variation_probability", lambda of: Formulas(of(half_distance)))
+def half_distance_reference(x: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (x - y).abs()
+
+
+@loss(
+    "total_variation_probability",
+    ELEMENTWISE,
+    Module("TotalVariationLoss", "Total variation distance of probabilities"),
+    domain="probabilities",
+    like=f"{ORACLES}:total_variation_probability",
+    paper="arXiv 2307.15190",
+    given="softmax",
+)
+def total_variation(
+    input: Tensor,  # probabilities, any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    reduction: BatchReduction = "batchmean",
+    *,
+    weight: Tensor | None = None,  # broadcasts to input
+    **options: Unpack[ElementwiseOptions],
+) -> Tensor:
+    """Total variation distance of probabilities that are given, element by element.
+
+    L = ½ w |x - y|, whose sum over the classes of a row is the distance. Where x = y the gradient takes sign 0.
+
+    Source: f-distill, Wen et al. 2023, arXiv 2307.15190.
+
+    When to use it: Take it for distributions that exist as probabilities anyway, such as those of a mixture. With `reduction="none"` it
+    shows which classes two models differ in.
+
+    When not: Leave it where both are logits; `total_variation_with_logits` reads each once, and keeps no probabilities.
+
+    Args:
+        input: probabilities of any shape and floating dtype.
+        target: probabilities in the shape of input; or class indices, -1 background and -2 ignored.
+        reduction: "batchmean" divides by the number of samples, input.shape[0], and is the mean distance of rows (N, C); "mean" divides
+            by the number of elements; "sum"; "none".
+        weight: broadcasts to input, such as (N, 1) for one weight a row; no mean divides by it.
+    """
+    kept = per_sample(reduction, input, options)
+    return elementwise_loss(ElementwiseCall("total_variation_probability", input, target, weight=weight, reduction=kept), options)
+
+
+def _topk_kernels(of: Any) -> Formulas:
+    from lossforge.kernels.topk.kernel import topk_kernel
+
+    return Formulas(topk_kernel)
+
+
+@formula("topk_kl", _topk_kernels)
+def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
+    """Of the K classes in dimension 1 and, with `tail`, of all others as one more, whose probabilities are 1 less the sum of these."""
+    terms = _weighted(lq.exp(), lq, lp)
+    if not tail:
+        return terms
+    least = 2.0**-24 if lp.dtype == torch.float32 else 2.0**-53  # below it the difference is rounding
+    left_p = (1 - lp.exp().sum(1, keepdim=True)).clamp(min=least)
+    left_q = (1 - lq.exp().sum(1, keepdim=True)).clamp(min=0.0)
+    return torch.cat([terms, _weighted(left_q, torch.where(left_q == 0, 1.0, left_q).log(), left_p.log())], dim=1)
+
+
+@loss(
+    "topk_kl",
+    TOPK,
+    Module(
+        "TopKKLDivWithLogitsLoss",
+        "Kullback-Leibler divergence from a teacher's K likeliest classes",
+        " A call takes input, values and indices.",
+    ),
+    switches=("renormalize", "tail", "temperature_squared"),
+    options=(
+        {"tail": True},
+        {"renormalize": True, "temperature": 2.0},
+        {"tail": True, "temperature": 3.0, "temperature_squared": False},
+    ),
+    like=f"{ORACLES}:topk_kl_div",
+    paper="arXiv 1503.02531",
+)
+def topk_kl_div_with_logits(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    values: Tensor,  # (K,), (N, K), (N, K, d…)
+    indices: Tensor,  # as values
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    *,
+    renormalize: bool = False,
+    tail: bool = False,
+    temperature_squared: bool = True,
+    weight: Tensor | None = None,  # (), (N,), (N, d…)
+    labels: Tensor | None = None,  # as weight
+    ignore_index: int = -100,
+    **options: Unpack[CallOptions],
+) -> Tensor:
+    """Kullback-Leibler divergence from a teacher of which the K likeliest classes of each row are known; no dense teacher is built.
+
+    L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
+
+    Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
+
+    When to use it: Take it for a teacher of whom only the K likeliest classes of each row were stored.
+
+    When not: Leave it where those K hold little of the probability, unless with `tail=True`; the student otherwise learns a distribution
+    that is too sharp.
+
+    Args:
+        values: (N, K) or (N, K, d…), natural logarithms of the teacher's probabilities at temperature T; with renormalize its logits, or
+            log-probabilities at temperature 1. *log_q.topk(k, dim) gives values and indices.
+        indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry.
+        renormalize: q = softmax(values / T) over the K.
+        tail: the classes that are not among the K count as one more, as in TRL; needs values that are not renormalised. 1 - Σ p[i] is at
+            least 2⁻²⁴.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+    """
+    checks.whole("input", input)
+    if isinstance(values, Tensor) and isinstance(indices, Tensor) and not values.is_floating_point() and indices.is_floating_point():
+        raise TypeError(
+            "values come before indices, as topk gives them: topk_kl_div_with_logits(input, *teacher.topk(k)), "
+            f"got {values.dtype} as values"
+        )
+    checks.floating_beside("values", values, input)
+    class_dim = of_classes(input)
+    if renormalize and tail:
+        raise ValueError("tail needs probabilities that leave some to the other classes, got renormalize=True")
+    indices = checks.indices("indices", indices, input, checks.Allowed(0, input.shape[class_dim], -1, options.get("validate")))
+    k = indices.shape[class_dim] if indices.ndim == input.ndim else 0
+    entries = tuple(k if d == class_dim else n for d, n in enumerate(input.shape))
+    if k == 0 or indices.shape != entries:
+        raise ValueError(f"indices must have K classes for each row of input, {tuple(input.shape)}, got shape {tuple(indices.shape)}")
+    if values.shape != indices.shape:
+        raise ValueError(f"values must have the shape of indices, {tuple(indices.shape)}, got {tuple(values.shape)}")
+    call = TopKCall("topk_kl", input, values, indices, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    call = call._replace(renormalize=bool(renormalize), tail=bool(tail), temperature=temperature)
+    return divergence_loss(call, options, temperature_squared)

@@ -1,0 +1,142 @@
+"""Losses of embeddings: two vectors a row that are alike or not, or three of which one is nearer."""
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import Formulas
+from lossforge.losses import checks
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.declare import Module, loss
+from lossforge.losses.templates.vectors import VECTORS, VectorsOptions, vectors_loss
+from lossforge.losses.types import Positive, Real, Reduction
+
+
+@formula(
+    "cosine_embedding",
+    lambda of: Formulas(of.vectors.cosine_value, terms=of.vectors.cosine_terms, slopes=of.vectors.cosine_slopes),
+)
+def cosine_embedding_reference(x: Tensor, y: Tensor, label: Tensor, margin: float) -> Tensor:
+    squares = ((t.square().sum(-1) + 1e-12).sqrt() for t in (x, y))
+    cos = (x * y).sum(-1)
+    for size in squares:
+        cos = cos / size
+    return torch.where(label == 1, 1 - cos, torch.where(label == -1, (cos - margin).clamp(min=0), 0.0))
+
+
+@loss(
+    "cosine_embedding",
+    VECTORS,
+    Module(
+        "CosineEmbeddingLoss",
+        "Cosine embedding loss as torch.nn.CosineEmbeddingLoss",
+        forward="input1: Tensor, input2: Tensor, target: Tensor",
+        kept=("margin",),
+    ),
+    options=({"margin": 0.25}, {"margin": -0.5}),
+    without=("gradient of target",),
+    like="torch.nn.functional:cosine_embedding_loss",
+)
+def cosine_embedding_loss(
+    input1: Tensor,  # (D,), (N, D), (..., D)
+    input2: Tensor,  # as input1
+    target: Tensor,  # 1 or -1, as input1 without its last dimension
+    margin: Real = 0.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    **options: Unpack[VectorsOptions],
+) -> Tensor:
+    """Cosine embedding loss of pairs of vectors, as torch.nn.functional.cosine_embedding_loss.
+
+    L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
+    other than 1 and -1, as in torch.
+
+    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths shall not count.
+
+    When not: Leave it where a batch gives many other examples for each; cross entropy over similarities uses them all.
+
+    Args:
+        input1: vectors (..., D) of any floating dtype; gets a gradient.
+        input2: vectors in the shape of input1; gets a gradient.
+        margin: m, the cosine below which a pair that does not belong together adds nothing.
+
+    Examples:
+        >>> pairs = torch.randn(2, 8, 16, requires_grad=True)
+        >>> cosine_embedding_loss(pairs[0], pairs[1], torch.randn(8).sign()).backward()
+    """
+    reduction = checks.legacy_reduction(size_average, reduce, reduction)
+    hyper = [checks.number("margin", margin)]
+    return vectors_loss("cosine_embedding", {"input1": input1, "input2": input2}, hyper, reduction, options, label=target)
+
+
+@formula(
+    "triplet_margin",
+    lambda of: Formulas(
+        of.vectors.triplet_value,
+        (of.vectors.squared_value, of.vectors.squared_terms, of.vectors.squared_slopes),
+        of.vectors.is_squared,
+        terms=of.vectors.triplet_terms,
+        slopes=of.vectors.triplet_slopes,
+    ),
+)
+def triplet_margin_reference(x: Tensor, y: Tensor, z: Tensor, margin: float, p: float, eps: float, swap: float) -> Tensor:
+    first, second, third = (torch.linalg.vector_norm(d + eps, p, -1) for d in (x - y, x - z, y - z))
+    return (margin + first - (torch.minimum(second, third) if swap else second)).clamp(min=0)
+
+
+@loss(
+    "triplet_margin",
+    VECTORS,
+    Module(
+        "TripletMarginLoss",
+        "Triplet margin loss as torch.nn.TripletMarginLoss",
+        forward="anchor: Tensor, positive: Tensor, negative: Tensor",
+        kept=("margin",),
+    ),
+    switches=("swap",),
+    options=({"swap": True}, {"p": 1.0}, {"p": 3.0, "margin": 0.5, "swap": True}, {"eps": 0.1}),
+    like="torch.nn.functional:triplet_margin_loss",
+    targets="none: a third vector",
+    paper="arXiv 1503.03832",
+)
+def triplet_margin_loss(
+    anchor: Tensor,  # (D,), (N, D), (..., D)
+    positive: Tensor,  # as anchor
+    negative: Tensor,  # as anchor
+    margin: Positive = 1.0,
+    p: Positive = 2.0,
+    eps: Real = 1e-6,
+    swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    **options: Unpack[VectorsOptions],
+) -> Tensor:
+    """Triplet margin loss, as torch.nn.functional.triplet_margin_loss (Schroff et al. 2015, arXiv 1503.03832).
+
+    L = w max(0, m + d(a, p) - d(a, n)) with d(x, y) the norm of x - y + ε and m = margin; with `swap` the smaller of d(a, n) and d(p, n)
+    stands in place of d(a, n).
+
+    When to use it: Take it for triplets that were chosen, such as the hardest of a batch, where distances are what is searched by.
+
+    When not: Leave it where all others of a batch may serve as negatives; cross entropy over similarities uses them all.
+
+    Args:
+        anchor: vectors (..., D) of any floating dtype; gets a gradient.
+        positive: vectors in the shape of anchor that belong to it; gets a gradient.
+        negative: vectors in the shape of anchor that do not; gets a gradient.
+        margin: m above 0, by how much the negative must be further away.
+        p: the norm's degree, at least 1.
+        eps: ε, added to each difference.
+        swap: take the negative's distance from the positive where that is smaller.
+
+    Examples:
+        >>> triplets = torch.randn(3, 8, 16, requires_grad=True)
+        >>> triplet_margin_loss(triplets[0], triplets[1], triplets[2]).backward()
+    """
+    hyper = [checks.number("margin", margin, 0.0, exclusive=True), checks.number("p", p, 1.0), checks.number("eps", eps)]
+    reduction = checks.legacy_reduction(size_average, reduce, reduction)
+    tensors = {"anchor": anchor, "positive": positive, "negative": negative}
+    return vectors_loss("triplet_margin", tensors, [*hyper, checks.flag("swap", swap)], reduction, options)

@@ -1,0 +1,111 @@
+"""Losses of the router of a mixture of experts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict, Unpack, cast
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import RouterCall
+from lossforge.losses import checks
+from lossforge.losses.templates.declare import public
+from lossforge.losses.templates.options import CallOptions, check_options
+from lossforge.losses.templates.record import first, prepared
+from lossforge.losses.templates.router import ROUTER
+from lossforge.losses.types import Empty, Gradient
+
+__all__ = ["LoadBalancingOutput"]
+
+EXPERTS = 4096
+"""More experts do not fit in a tile."""
+
+
+class LoadBalancingOutput(NamedTuple):
+    """What `load_balancing_loss` returns with return_z_loss.
+
+    Attributes:
+        loss: the whole, 0-d.
+        z_loss: the part of it that z_loss adds, 0-d, without gradient.
+    """
+
+    loss: Tensor
+    z_loss: Tensor
+
+
+class RouterOptions(TypedDict, total=False):
+    """As every loss has them."""
+
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+
+
+@public(ROUTER.docs, repeats=True)
+def load_balancing_loss(
+    router_logits: Tensor,  # (…, E)
+    top_k: int = 2,
+    attention_mask: Tensor | None = None,  # broadcasts to (…)
+    *,
+    balance: float = 1.0,
+    z_loss: float = 0.0,
+    return_z_loss: bool = False,
+    **options: Unpack[RouterOptions],
+) -> Tensor | LoadBalancingOutput:
+    """Load balancing of a router's experts, as transformers' load_balancing_loss_func (Fedus et al. 2021, arXiv 2101.03961), with the
+    router z-loss (Zoph et al. 2022, arXiv 2202.08906).
+
+    L = balance E Σₑ fₑ Pₑ + z_loss · mean lse(x)². fₑ is the number of tokens that have expert e among the top_k largest of their E logits,
+    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. It is balance · top_k where all experts are used alike.
+
+    Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Of equal
+    logits the lower expert comes first. Tokens of mask 0 count nowhere, whatever their logits hold.
+
+    Logits of several layers are one tensor, stacked or concatenated: f and P are then those of all layers together, as in transformers.
+    For a loss of each layer call it for each.
+
+    Args:
+        router_logits: (…, E), of any floating dtype, the experts last; at most 4,096.
+        top_k: experts that each token takes.
+        attention_mask: 1 where a token counts, 0 where it is padding, of any dtype; broadcasts to the leading dimensions.
+        balance: coefficient of the load balancing; 0 leaves the z-loss alone.
+        z_loss: coefficient of the router z-loss, such as 1e-3.
+        return_z_loss: give the part of z_loss beside the loss, without gradient, for logs.
+
+    Examples:
+        >>> router_logits = torch.randn(4, 128, 8, requires_grad=True)
+        >>> load_balancing_loss(router_logits, top_k=2, z_loss=1e-3).backward()
+    """
+    checks.whole("router_logits", router_logits)
+    check_options(router_logits, "mean", cast(CallOptions, options), RouterOptions, "router_logits")
+    if router_logits.ndim == 0 or not 1 <= router_logits.shape[-1] <= EXPERTS:
+        raise ValueError(f"router_logits must have the experts last, 1 to {EXPERTS}, got shape {tuple(router_logits.shape)}")
+    *lead, experts = router_logits.shape
+    top_k = checks.whole_number("top_k", top_k)
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k must be at least 1 and at most the {experts} experts, got {top_k}")
+    if attention_mask is not None:
+        if not isinstance(attention_mask, Tensor):
+            raise TypeError(f"attention_mask must be a tensor, got {type(attention_mask).__name__}")
+        checks.beside("attention_mask", attention_mask, router_logits, "router_logits")
+        if not checks.expands(attention_mask, tuple(lead)):
+            raise ValueError(f"attention_mask must broadcast to {tuple(lead)}, got shape {tuple(attention_mask.shape)}")
+        mask = attention_mask.expand(lead).reshape(-1)
+        attention_mask = mask if mask.is_floating_point() else mask.to(torch.float32)
+    call = RouterCall(
+        "load_balancing",
+        router_logits if router_logits.ndim == 2 else router_logits.reshape(-1, experts),
+        attention_mask,
+        top_k=top_k,
+        balance=checks.number("balance", balance),
+        z_loss=checks.number("z_loss", z_loss),
+        empty_is_zero=options.get("empty") == "zero",
+        outputs=[checks.flag("return_z_loss", return_z_loss)],
+    )
+    return prepared(call, options, _with_z_loss if return_z_loss else first)
+
+
+def _with_z_loss(results: Sequence[Tensor | None]) -> LoadBalancingOutput:
+    loss, z_loss = results
+    assert loss is not None
+    assert z_loss is not None
+    return LoadBalancingOutput(loss, z_loss)

@@ -1,0 +1,726 @@
+"""Losses of a linear layer's output: their arguments, and the loss that `fuse_linear` makes of any other."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lossforge.kernels.call import Head
+from lossforge.losses import checks
+from lossforge.losses.autograd import FUSED, compute
+from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy
+from lossforge.losses.definitions.divergence import (
+    js_div_with_logits,
+    kl_div_with_logits,
+    topk_kl_div_with_logits,
+    total_variation_with_logits,
+)
+from lossforge.losses.definitions.tokens import TokenLogps, logps_at
+from lossforge.losses.linear.call import ROWS
+from lossforge.losses.templates import divergence
+from lossforge.losses.templates.declare import DECLARED, Module, public
+from lossforge.losses.templates.docs import SCALAR, SETTINGS, Keeping, TemplateDocs
+from lossforge.losses.templates.elementwise import IGNORED
+from lossforge.losses.templates.module import LossModule
+from lossforge.losses.templates.record import Prepared
+from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
+
+__all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
+
+Accumulate = Literal["float32", "weight"]
+LogitsDtype = Literal["float32", "weight"]
+PER_ROW = (*ROWS, "score")
+
+
+LINEAR = TemplateDocs(
+    arguments={
+        "input": "(…, H), what the layer takes, of any floating dtype.",
+        "weight": "(C, H), the layer's.",
+        "bias": "(C,), the layer's; None for none.",
+        "teacher": "the teacher's logits (…, C), or a LinearTeacher.",
+        "temperature": "T above 0.",
+        "temperature_squared": divergence.DOCS.arguments["temperature_squared"],
+        "labels": "integers (…); rows whose label is ignore_index are left out.",
+        "gradient": (
+            '"forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the logits '
+            "again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under "
+            "torch.compile."
+        ),
+        "chunk": "rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.",
+        "accumulate": (
+            'dtype in which a weight\'s gradient of half precision is summed over the chunks: "float32", or "weight", its own, which takes '
+            "a third of the memory and rounds after every chunk. Default: float32 where memory allows."
+        ),
+        "logits": (
+            'dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32", '
+            "which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32. "
+            'Default: "weight".'
+        ),
+        "skip_ignored": "leave ignored rows out of the products; the host waits for the device to learn how many are left.",
+        "valid": "the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.",
+    },
+    returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
+    keeping=Keeping(
+        {**SETTINGS, "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "ignore_index": -100},
+        per_call=("bias", "loss_weight"),
+        forward="input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None",
+    ),
+    autocast=True,
+)
+
+
+class LinearOptions(TypedDict, total=False):
+    chunk: int | None
+    accumulate: Accumulate | None
+    logits: LogitsDtype | None
+    skip_ignored: bool
+    valid: int | None
+
+
+class LinearTeacher(NamedTuple):
+    """A teacher's logits as a linear layer, computed by chunks. H may differ from the student's.
+
+    Attributes:
+        input: (…, H), what the teacher's head takes.
+        weight: (C, H), the head's.
+        bias: (C,), the head's; None for none.
+    """
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class TopKTeacher(NamedTuple):
+    """A teacher known by its K likeliest classes.
+
+    Attributes:
+        values: (…, K), their log-probabilities.
+        indices: (…, K), their class indices.
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+def _layer(input: Tensor, weight: Tensor, bias: Tensor | None, of: str = "") -> Head:
+    """Return a layer whose tensors are checked, in the dtype that torch.nn.functional.linear would compute in."""
+    given = {f"{of}input": input, f"{of}weight": weight} | ({} if bias is None else {f"{of}bias": bias})
+    for name, t in given.items():
+        checks.whole(name, t)
+        checks.beside(name, t, input, f"{of}input")
+    if not input.ndim:
+        raise ValueError(f"{of}input must have shape (…, H), got ()")
+    if weight.ndim != 2 or weight.shape[1] != input.shape[-1]:
+        raise ValueError(f"{of}weight must have shape (C, {input.shape[-1]}), got {tuple(weight.shape)}")
+    if not weight.shape[0]:
+        raise ValueError(f"{of}weight must have at least one class, shape (C, {input.shape[-1]}), got {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{of}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        input, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (input, weight))
+        bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(dtype)
+    head = Head(input, weight, bias)
+    for name, t in zip(given, head.tensors, strict=True):
+        if t.dtype != input.dtype:
+            raise TypeError(f"{name} must have the dtype of {of}input, {input.dtype}, got {t.dtype}")
+    return head
+
+
+class _Rows:
+    """The leading dimensions of an input, as one: what has an entry a row is brought to it, and results back.
+
+    Of an input (H,) there is one row; of one (N, H) nothing changes.
+    """
+
+    def __init__(self, lead: tuple[int, ...], classes: int) -> None:
+        self.lead, self.classes, self.count = lead, classes, 1
+        for n in lead:
+            self.count = self.count * n
+
+    def of_input(self, t: Tensor) -> Tensor:
+        return t if len(self.lead) == 1 else t.reshape(self.count, t.shape[-1])
+
+    def joined(self, name: str, t: Any) -> Any:
+        k = len(self.lead)
+        if not isinstance(t, Tensor) or not (t.ndim or not k) or k == 1:
+            return t
+        if not k:
+            return t.unsqueeze(0) if name in PER_ROW else t
+        if name == "lam" and t.ndim == 1:
+            t = t.view(-1, *(1,) * (k - 1)).expand(self.lead)
+        if t.shape[:k] == self.lead:
+            return t.reshape(self.count, *t.shape[k:])
+        if name in ("weight", "group", "pos_weight", "alpha") and t.ndim > 1 and checks.expands(t, (*self.lead, self.classes)):
+            return t.expand(*self.lead, self.classes).reshape(self.count, self.classes)
+        return t
+
+    def separated(self, t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.ndim or len(self.lead) == 1:
+            return t
+        return t.reshape((*self.lead, *t.shape[1:]))
+
+
+def _counting(function: Callable[..., Any], given: dict[str, Any]) -> Tensor:
+    """Return which rows are not ignored."""
+    target = given.get("labels")
+    if target is None:
+        target = next((given[name] for name in ("target", "targets", "index") if name in given), None)
+    ignored = given.get("ignore_index", -100 if "ignore_index" in (checks.keywords(function) or ()) else IGNORED)
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        raise ValueError("skip_ignored and valid need class indices as target, or labels")
+    counts = target != ignored
+    target_b = given.get("target_b")
+    return counts if target_b is None else counts | (target_b != ignored)
+
+
+def _first(counts: Tensor, valid: int) -> Tensor:
+    """Return where the rows are that count, then others, `valid` together but at least one, which can show that they are too few."""
+    valid = checks.whole_number("valid", valid)
+    if valid < 0:
+        raise ValueError(f"valid must be at least 0 rows, got {valid}")
+    return counts.to(torch.uint8).argsort(descending=True, stable=True)[: max(valid, 1)]
+
+
+def _of_kept(function: Callable[..., Any], given: dict[str, Any], targets: tuple[str, ...], kept: Tensor, count: int) -> dict[str, Any]:
+    """Return a loss's arguments for those of `count` rows that are kept."""
+    of_rows = {*PER_ROW, *targets}
+    if "labels" in given:
+        of_rows.add("weight")  # a divergence's
+    elif given.get("reduction", inspect.signature(function).parameters["reduction"].default) == "batchmean":
+        given = {"normalizer": count, **{name: t for name, t in given.items() if name != "normalizer" or t is not None}}
+
+    def select(name: str, t: Any) -> Any:
+        by_row = isinstance(t, Tensor) and t.ndim > 0 and t.shape[0] == count and (name in of_rows or t.ndim > 1)
+        return t.index_select(0, kept) if by_row else t
+
+    return {name: select(name, t) for name, t in given.items()}
+
+
+def _unselect(t: Any, rows: Tensor, count: int) -> Any:
+    if not isinstance(t, Tensor) or not t.ndim:
+        return t
+    return t.new_zeros((count, *t.shape[1:])).index_copy(0, rows, t)
+
+
+def _each(make: Callable[[Any], Any], results: Any) -> Any:
+    if isinstance(results, Tensor):
+        return make(results)
+    return type(results)(*[make(t) for t in results])
+
+
+def _chunked(head: Head, linear: LinearOptions) -> Head:
+    """Return the layer with how its logits are computed."""
+    chunk, accumulate, logits = (linear.get(name) for name in ("chunk", "accumulate", "logits"))
+    checks.one_of("logits", logits, (None, "float32", "weight"))
+    checks.one_of("accumulate", accumulate, (None, "float32", "weight"))
+    if chunk is None:
+        rows = 0
+    else:
+        rows = checks.whole_number("chunk", chunk)
+        if rows < 1:
+            raise ValueError(f"chunk must be at least 1 row, got {rows}")
+    wide = logits == "float32"
+    return Head(head.input, head.weight, head.bias, rows, -1 if accumulate is None else int(accumulate == "float32"), wide)
+
+
+def _fused(
+    function: Callable[..., Any],
+    head: Head,
+    given: dict[str, Any],
+    linear: LinearOptions,
+    targets: tuple[str, ...],
+    teacher: Head | None = None,
+    finish: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Check a call of a loss on the logits of a layer.
+
+    Args:
+        given: the loss's other arguments by name, `targets` of them with an entry a row.
+        finish: from what the loss returns to what is returned.
+    """
+    if given.get("inplace"):
+        raise ValueError("inplace=True needs logits, which a fused loss does not have")
+    head = _chunked(head, linear)
+    lead = tuple(head.input.shape[:-1])
+    rows = _Rows(lead, head.weight.shape[0])
+    head = head.with_input(rows.of_input(head.input))
+    if teacher is not None:
+        if teacher.input.shape[:-1] != torch.Size(lead) or teacher.weight.shape[0] != rows.classes:
+            shape = (*teacher.input.shape[:-1], teacher.weight.shape[0])
+            raise ValueError(f"teacher must give logits of shape {(*lead, rows.classes)}, got {shape}")
+        teacher = teacher.with_input(rows.of_input(teacher.input))
+    given = {name: rows.joined("target" if name in targets else name, t) for name, t in given.items()}
+    kept: Tensor | None = None
+    valid = linear.get("valid")
+    if valid is not None or linear.get("skip_ignored"):
+        counts = _counting(function, given)
+        kept = counts.nonzero().squeeze(1) if valid is None else _first(counts, valid)
+        given = _of_kept(function, given, targets, kept, rows.count)
+        x = head.input.index_select(0, kept)
+        head = head.with_input(x if valid is None else torch.where(counts.sum() > valid, torch.nan, x))
+        if teacher is not None:
+            teacher = teacher.with_input(teacher.input.index_select(0, kept))
+    if teacher is not None:
+        given[targets[0]] = teacher
+    prepared: Prepared = _definition(function)(head, **given)
+    if type(prepared.call) not in FUSED:
+        raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {prepared.call.loss}")
+    in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, prepared.finish, finish))
+    prepared = Prepared(prepared.call, prepared.options, in_shape)
+    # torch.compile cannot return a record that `_replace` made from where it goes on after a break of the graph
+    return compute(prepared) if torch.compiler.is_compiling() else prepared
+
+
+def _finished(first: Callable[[Any], Any], second: Callable[[Any], Any] | None, results: Any) -> Any:
+    found = first(results)
+    return found if second is None else second(found)
+
+
+def _in_shape(rows: "_Rows", kept: Tensor | None, finish: Callable[[Any], Any], results: Any) -> Any:
+    """Return what the loss returns, with 0 in the rows that were left out, and the leading dimensions of the input."""
+    found = finish(results)
+    if kept is not None:
+        found = _each(functools.partial(_unselect, rows=kept, count=rows.count), found)
+    return _each(rows.separated, found)
+
+
+def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what checks the calls of a public function: it takes a layer in place of logits."""
+    if function.__module__ == "lossforge.losses.functional":
+        return DECLARED[function.__name__].definition
+    return inspect.unwrap(function)
+
+
+def fuse_linear(loss: Any) -> Callable[..., Any]:
+    """Return a loss fused with the linear layer that gives its logits, which are computed by chunks and never kept.
+
+    Args:
+        loss: a function of lossforge.losses over rows or elements or a divergence, a loss of your own (`@elementwise`, `@rowwise`), or a
+            module of either, whose options then hold.
+
+    Returns:
+        a function of (input, weight, target, ..., bias=None, **options), the loss of input · weightᵀ + bias. After input and weight of
+            the layer go the loss's own arguments as its signature has them, of a module its targets alone; the layer's bias is given by
+            name. The loss's own `weight` is called loss_weight. Further options: see lossforge.losses.linear.
+
+    Raises:
+        TypeError: the loss is none of these. The fused loss: TypeError, ValueError, as the loss itself.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import fuse_linear, softmax_focal_loss
+        >>> head = torch.nn.Linear(16, 1000)
+        >>> fused = fuse_linear(softmax_focal_loss)
+        >>> fused(torch.randn(8, 16), head.weight, torch.arange(8), bias=head.bias, gamma=1.5, reduction="mean").backward()
+    """
+    return FusedLoss(loss)
+
+
+LAYER = ("input", "weight")
+PUBLIC = {"weight": "loss_weight"}
+"""What arguments of a loss are called where they would have the name of the layer's."""
+
+
+class FusedLoss:
+    """What `fuse_linear` returns: no closure, so that a model that has it can be copied and saved.
+
+    by_position, accepted: the names of its arguments. needed: those of the loss's own without a default. targets: those with an entry
+    a row.
+    """
+
+    def __init__(self, loss: Any) -> None:
+        self.loss, self.function = loss, getattr(loss, "function", loss)
+        name = getattr(self.function, "__name__", type(loss).__name__)
+        taken = (checks.keywords(self.function) if callable(self.function) else None) or [""]
+        if not ("normalizer" in taken and taken[0].startswith("input")) or "chunk" in taken:
+            raise TypeError(
+                f"loss must be a loss of lossforge.losses that takes logits, a custom loss, or the module of either, got {name}"
+            )
+        self.__name__ = f"linear_{name}"
+        others = [p.replace(name=PUBLIC.get(p.name, p.name)) for p in inspect.signature(self.function).parameters.values()][1:]
+        by_position = [p for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self.needed = tuple([p.name for p in by_position if p.default is p.empty])
+        self.targets = self.needed or ("target",)
+        if isinstance(loss, LossModule):  # which keeps the rest
+            by_position = [p for p in by_position if p.name in self.targets]
+        layer = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for each in LAYER]
+        settings = {"bias": Tensor | None, **LinearOptions.__annotations__}
+        by_name = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p not in by_position]
+        by_name += [Parameter(k, Parameter.KEYWORD_ONLY, default=LINEAR.keeping.settings.get(k), annotation=t) for k, t in settings.items()]
+        self.by_position = (*LAYER, *[p.name for p in by_position])
+        self.__signature__ = Signature([*layer, *by_position, *by_name])  # inspect reads it
+        self.accepted = tuple(self.__signature__.parameters)
+
+    def __call__(self, *tensors: Any, **named: Any) -> Any:
+        return compute(self.prepared(*tensors, **named))
+
+    def prepared(self, *tensors: Any, **named: Any) -> Prepared:
+        """Check a call."""
+        if len(tensors) > len(self.by_position):
+            raise TypeError(f"{self.__name__}() takes {', '.join(self.by_position)} by position, and bias by name, got {len(tensors)}")
+        given = dict(zip(self.by_position, tensors, strict=False))
+        for name in named:
+            if name not in self.accepted:
+                raise checks.unexpected(self.__name__, name, self.accepted)
+            if name in given:
+                meant = "; did you mean 'loss_weight', the loss's own?" if name == "weight" and "loss_weight" in self.accepted else ""
+                raise TypeError(f"{self.__name__}() got {name} twice, by position and by name{meant}")
+        given.update(named)
+        for name in (*LAYER, *self.needed):
+            if name not in given:
+                raise TypeError(f"{self.__name__}() needs {name}. It takes {', '.join(self.accepted)}")
+        layer = _layer(given.pop("input"), given.pop("weight"), given.pop("bias", None))
+        own, linear = _split(given)
+        kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
+        kept.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
+        return _fused(self.function, layer, kept, linear, self.targets)
+
+
+class FusedLinear(nn.Module):
+    """A loss fused with a linear layer of a model: FusedLinear(loss, head)(input, *targets) is loss(head(input), *targets).
+
+    Args:
+        loss: as for `fuse_linear`.
+        head: a torch.nn.Linear, whose weight and bias stay the model's own.
+
+    Raises:
+        TypeError: the loss cannot be fused, or head is not a linear layer. A call: bias= is given, which is always the head's.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import FusedLinear, cross_entropy
+        >>> head = torch.nn.Linear(16, 1000)
+        >>> FusedLinear(cross_entropy, head)(torch.randn(8, 16), torch.arange(8)).backward()
+    """
+
+    def __init__(self, loss: Any, head: nn.Linear) -> None:
+        super().__init__()
+        if not isinstance(head, nn.Linear):
+            raise TypeError(f"head must be a torch.nn.Linear, got {type(head).__name__}")
+        self.loss, self.head, self.fused = loss, head, fuse_linear(loss)
+
+    def forward(self, input: Tensor, *targets: Tensor, **options: Any) -> Any:
+        if "bias" in options:
+            raise TypeError("FusedLinear takes the bias of its head, got bias= too: set head.bias, or call fuse_linear(loss) with it")
+        return self.fused(input, self.head.weight, *targets, bias=self.head.bias, **options)
+
+
+SEE = " The layer's tensors belong to the call."
+
+
+class LinearCrossEntropyOptions(LinearOptions, total=False):
+    scale: float
+    softcap: float | None
+    z_loss: float
+    target_b: Tensor | None
+    lam: float | Tensor | None
+    normalizer: float | Tensor | None
+    empty: Empty
+    gradient: Gradient | None
+    validate: bool | None
+
+
+def _split(options: Any) -> tuple[dict[str, Any], LinearOptions]:
+    """Return the loss's options and the layer's."""
+    own = LinearOptions.__annotations__
+    linear: LinearOptions = {name: t for name, t in options.items() if name in own}  # type: ignore[assignment]
+    return {name: t for name, t in options.items() if name not in own}, linear
+
+
+@public(LINEAR, Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, kept=("loss_weight",)))
+def linear_cross_entropy(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    target: Tensor,  # class indices (…), or probabilities (…, C)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    loss_weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    return_argmax: bool = False,
+    return_log_p2: bool = False,
+    return_mean_logit: bool = False,
+    **options: Unpack[LinearCrossEntropyOptions],
+) -> Tensor | CrossEntropyOutput:
+    """Cross entropy of a linear layer's output: cross_entropy(F.linear(input, weight, bias), target) with the classes last.
+
+    Args:
+        target: class indices (…) of any integer dtype; or probabilities (…, C).
+        loss_weight: (C,), the class weights of cross_entropy.
+        label_smoothing: ε in [0, 1].
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        z_loss: coefficient of lse², averaged over the rows not ignored.
+
+    Returns:
+        as cross_entropy; what has an entry a row in the leading dimensions of input.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_cross_entropy(hidden, head.weight, torch.randint(100, (6,)), head.bias).backward()
+    """
+    own, linear = _split(options)
+    given = {"weight": loss_weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, **own}
+    given |= {"return_z_loss": return_z_loss, "return_lse": return_lse}
+    given |= {"return_entropy": return_entropy, "return_correct": return_correct, "target": target}
+    given |= {"return_argmax": return_argmax, "return_log_p2": return_log_p2, "return_mean_logit": return_mean_logit}
+    return _fused(cross_entropy, _layer(input, weight, bias), given, linear, ("target",))
+
+
+class LinearTokenOptions(LinearOptions, total=False):
+    temperature: float
+    softcap: float | None
+    ignore_index: int
+    validate: bool | None
+
+
+@public(LINEAR)
+def linear_selective_log_softmax(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    index: Tensor,  # (…), or (…, K)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    return_entropy: bool = False,
+    ignore_index: int = -100,
+    validate: bool | None = None,
+    **linear: Unpack[LinearOptions],
+) -> Tensor | TokenLogps:
+    """Log-probability of each token from a model's hidden states: selective_log_softmax(F.linear(input, weight, bias), index).
+
+    What GRPO, PPO, DPO and other preference objectives start from. Both results are differentiable, together in one further pass.
+
+    Args:
+        index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
+            weight is the sum of two.
+        temperature: T above 0.
+        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        return_entropy: give the entropy as well.
+        ignore_index: tokens whose log-probability is 0, without gradient.
+
+    Returns:
+        as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_selective_log_softmax(hidden, head.weight, torch.randint(100, (6,)), head.bias).mean().backward()
+    """
+    head = _layer(input, weight, bias)
+    checks.integer("index", index)
+    lead, several = input.shape[:-1], index.ndim == input.ndim
+    if index.shape[: len(lead)] != lead or index.ndim > input.ndim:
+        raise ValueError(f"index must have shape {tuple(lead)}, or {(*lead, 'K')} for K tokens a row, got {tuple(index.shape)}")
+    given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy} | _softened(temperature, softcap)
+    if not several:
+        return _fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)
+    index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
+    _no_skipping(linear, "one index a row, got several")
+    nothing = torch.full(lead, -100, dtype=torch.int64, device=input.device)
+    every = compute(
+        _fused(cross_entropy, head, {**given, "ignore_index": -100, "target": nothing, "return_lse": True}, linear, ("target",))
+    )
+    classes = head.weight.shape[0]
+    near = index.long().clamp(0, classes - 1)
+    x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
+    x = x if head.bias is None else x + head.bias[near]
+    logps = torch.where(index == ignore_index, 0.0, logps_at(x, index, classes, every.lse, (given["scale"], softcap)))
+    return TokenLogps(logps, every.entropy) if return_entropy else logps
+
+
+@public(LINEAR)
+def linear_entropy(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    **linear: Unpack[LinearOptions],
+) -> Tensor:
+    """Entropy of each row's softmax of a linear layer's output, differentiable.
+
+    H = -Σⱼ pⱼ ln pⱼ, p = softmax((input · weightᵀ + bias) / T).
+
+    Args:
+        temperature: T above 0.
+        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+
+    Returns:
+        (…), float32 (float64 for float64), in nats.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_entropy(hidden, head.weight, head.bias).mean().backward()
+    """
+    head = _layer(input, weight, bias)
+    _no_skipping(linear, "class indices as target, which an entropy does not have")
+    nothing = torch.full(input.shape[:-1], -100, dtype=torch.int64, device=input.device)
+    given = {"target": nothing, "return_entropy": True, "validate": False}
+    return _fused(cross_entropy, head, given | _softened(temperature, softcap), linear, ("target",), finish=_entropy)
+
+
+def _logps(found: Any) -> Tensor | TokenLogps:
+    return -found if isinstance(found, Tensor) else TokenLogps(-found.loss, found.entropy)
+
+
+def _entropy(found: Any) -> Tensor:
+    entropy: Tensor = found.entropy
+    return entropy
+
+
+def _no_skipping(linear: LinearOptions, needed: str) -> None:
+    if linear.get("skip_ignored") or linear.get("valid") is not None:
+        raise ValueError(f"skip_ignored and valid need {needed}")
+
+
+def _softened(temperature: float, softcap: float | None) -> dict[str, Any]:
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    return {"scale": 1.0 / temperature, "softcap": softcap, "reduction": "none"}
+
+
+Teacher = Tensor | LinearTeacher | TopKTeacher
+
+
+class LinearDivergenceOptions(LinearOptions, total=False):
+    labels: Tensor | None
+    ignore_index: int
+    normalizer: float | Tensor | None
+    empty: Empty
+    gradient: Gradient | None
+
+
+def _of_teacher(
+    function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, given: dict[str, Any], options: Any
+) -> Any:
+    own, linear = _split(options)
+    head, given = _layer(*layer), {**given, **own}
+    if isinstance(teacher, TopKTeacher):
+        return _fused(function, head, {"values": teacher.values, "indices": teacher.indices, **given}, linear, ("values", "indices"))
+    if isinstance(teacher, LinearTeacher):
+        return _fused(function, head, given, linear, ("target_logits",), _layer(*teacher, of="teacher."))
+    if not isinstance(teacher, Tensor):
+        raise TypeError(f"teacher must be logits, a LinearTeacher or a TopKTeacher, got {type(teacher).__name__}")
+    return _fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",))
+
+
+def _no_topk(teacher: Teacher, name: str) -> None:
+    if isinstance(teacher, TopKTeacher):
+        raise TypeError(
+            f"{name} needs all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher: linear_kl_div takes it"
+        )
+
+
+@public(LINEAR, Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE))
+def linear_kl_div(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Teacher,  # logits (…, C), a LinearTeacher or a TopKTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    reverse: bool = False,
+    temperature_squared: bool = True,
+    renormalize: bool = False,
+    tail: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor:
+    """Kullback-Leibler divergence of the softmax of a linear layer's output from a teacher's.
+
+    kl_div_with_logits(F.linear(input, weight, bias), teacher), or topk_kl_div_with_logits of a TopKTeacher, with the classes last. Of a
+    LinearTeacher no logits are kept either. "batchmean" is the mean over all rows: input counts as (N, H).
+
+    Args:
+        teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher.
+        reverse: of a teacher with all its logits: KL(student ‖ teacher).
+        renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
+        tail: of a TopKTeacher: the classes that are not among the K count as one more.
+        loss_weight: (…), a factor a row; the means divide by its sum.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_kl_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+    """
+    given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
+    if isinstance(teacher, TopKTeacher):
+        if reverse:
+            raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
+        given |= {"renormalize": renormalize, "tail": tail}
+        return _of_teacher(topk_kl_div_with_logits, (input, weight, bias), teacher, given, options)
+    if renormalize or tail:
+        raise ValueError(f"{'renormalize' if renormalize else 'tail'} needs a TopKTeacher, got {type(teacher).__name__}")
+    return _of_teacher(kl_div_with_logits, (input, weight, bias), teacher, {**given, "reverse": reverse}, options)
+
+
+@public(LINEAR, Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE))
+def linear_js_div(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    beta: UnitInterval = 0.5,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor:
+    """Generalised Jensen-Shannon divergence of the softmax of a linear layer's output and a teacher's: js_div_with_logits, fused.
+
+    Args:
+        beta: β in [0, 1].
+        temperature_squared: as in js_div_with_logits: multiply by T². Off by default, as in TRL.
+        loss_weight: (…), a factor a row; the means divide by its sum.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_js_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+    """
+    _no_topk(teacher, "linear_js_div")
+    given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
+    return _of_teacher(js_div_with_logits, (input, weight, bias), teacher, {**given, "beta": beta}, options)
+
+
+@public(LINEAR, Module("LinearTotalVariationLoss", "Total variation distance of a linear layer's output", SEE))
+def linear_total_variation(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor:
+    """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
+
+    Args:
+        temperature_squared: as in total_variation_with_logits: multiply by T². Off by default: the value is then a distance in [0, 1].
+        loss_weight: (…), a factor a row; the means divide by its sum.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+    """
+    _no_topk(teacher, "linear_total_variation")
+    given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
+    return _of_teacher(total_variation_with_logits, (input, weight, bias), teacher, given, options)

@@ -1,0 +1,150 @@
+"""Regression under a model of the noise: the negative log-likelihood of a target."""
+
+import math
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.torch_internals import transformed
+from lossforge.losses import checks
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.declare import Module, loss
+from lossforge.losses.templates.pointwise import POINTWISE, PointwiseOptions, beside, pointwise_loss
+from lossforge.losses.types import Positive, Reduction
+
+
+class VarianceOptions(PointwiseOptions, total=False):
+    validate: bool | None
+
+
+@formula("gaussian_nll", lambda of: Formulas(of.noise_model.gaussian_nll))
+def gaussian_nll_reference(x: Tensor, y: Tensor, var: Tensor, full: float, eps: float) -> Tensor:
+    v = torch.where(var < eps, var - var.detach() + eps, var)
+    v = torch.where(var < 0, torch.nan, v)
+    return 0.5 * (v.log() + (x - y).square() / v) + full * 0.5 * math.log(2 * math.pi)
+
+
+@loss(
+    "gaussian_nll",
+    POINTWISE,
+    Module(
+        "GaussianNLLLoss",
+        "Gaussian negative log-likelihood as torch.nn.GaussianNLLLoss",
+        forward="input: Tensor, target: Tensor, var: Tensor | float",
+        keyword=("full", "eps", "reduction"),
+    ),
+    switches=("full",),
+    options=({"full": True}, {"eps": 0.5}),
+    like="torch.nn.functional:gaussian_nll_loss",
+    paper="doi 10.1109/ICNN.1994.374138",
+)
+def gaussian_nll_loss(
+    input: Tensor,  # the mean, any shape
+    target: Tensor,  # as input
+    var: Tensor | float,  # as input, without its last dimension, or with one dimension of size 1
+    full: bool = False,
+    eps: Positive = 1e-6,
+    reduction: Reduction = "mean",
+    **options: Unpack[VarianceOptions],
+) -> Tensor:
+    """Gaussian negative log-likelihood, as torch.nn.functional.gaussian_nll_loss (Nix and Weigend 1994).
+
+    L = w ½ [ln v + (x - y)²/v] with v = max(var, ε); `full` adds ½ ln 2π.
+
+    When to use it: Take it where a model predicts a mean and how sure it is of it, so that noisy targets count less.
+
+    When not: Leave it where the variance is the same everywhere; `mse` has the same minimum. Early in a training large variances can keep
+    the mean from being learnt.
+
+    Args:
+        input: the predicted mean, of any shape and floating dtype; gets a gradient.
+        target: in the shape of input, of any real dtype; gets a gradient where it asks for one.
+        var: the predicted variance, at least 0: in the shape of input, in that without the last dimension, or with one dimension of size 1;
+            or one number. Gets a gradient, below eps that of eps, as in torch.
+        full: add the constant ½ ln 2π.
+        eps: ε above 0, the least variance.
+        validate: raise a ValueError where a variance is negative on CUDA, too, which waits for the device. On CPU it always raises.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, such an element has loss and gradient nan.
+
+    Examples:
+        >>> mean, var = torch.randn(8, 10, requires_grad=True), torch.rand(8, 10, requires_grad=True)
+        >>> gaussian_nll_loss(mean, torch.randn(8, 10), var).backward()
+    """
+    checks.whole("input", input)
+    hyper = [checks.flag("full", full), checks.number("eps", eps, 0.0, exclusive=True)]
+    var = beside("var", var, input, "input") if isinstance(var, Tensor) else input.new_full((), checks.number("var", var, 0.0))
+    _not_negative(var, options.pop("validate", None))
+    return pointwise_loss("gaussian_nll", {"input": input, "target": target, "var": _as_input(var, input)}, hyper, reduction, options)
+
+
+def _not_negative(var: Tensor, validate: bool | None) -> None:
+    """Check the values of variances, where the host can read them now: not while torch.compile traces."""
+    asked = var.device.type == "cpu" or (checks.VALIDATE if validate is None else validate)
+    if asked and checks.known(var) and not transformed(var) and (var < 0).any():
+        raise ValueError(f"var must be at least 0, got {var.min().item():g}")
+
+
+def _as_input(var: Tensor, input: Tensor) -> Tensor:
+    """Return variances in the shape of the input, which has one of them for each element or for each row of a dimension."""
+    shape = input.shape
+    if var.shape == shape[:-1] and var.ndim < input.ndim:
+        var = var.unsqueeze(-1)
+    repeated = sum(a != b for a, b in zip(var.shape, shape, strict=False))
+    if var.ndim and (var.ndim != input.ndim or repeated > 1 or not checks.expands(var, shape)):
+        raise ValueError(
+            f"var must have the shape of input, {tuple(shape)}, that without its last dimension, or one dimension of size 1, "
+            f"got {tuple(var.shape)}"
+        )
+    return var.expand(shape)
+
+
+@formula("poisson_nll", lambda of: Formulas(of.noise_model.poisson_nll, of.noise_model.poisson_nll_log, of.noise_model.is_plain))
+def poisson_nll_reference(x: Tensor, y: Tensor, log_input: float, full: float, eps: float) -> Tensor:
+    rate, log_rate = (x.exp(), x) if log_input else (x, (x + eps).log())
+    absent = (y == 0) & log_rate.isinf()
+    values = rate - torch.where(absent, 0.0, y * torch.where(absent, 0.0, log_rate))
+    s = y.clamp(min=1)
+    return values + torch.where(y > 1, s * s.log() - s + 0.5 * (2 * math.pi * s).log(), 0.0) if full else values
+
+
+@loss(
+    "poisson_nll",
+    POINTWISE,
+    Module("PoissonNLLLoss", "Poisson negative log-likelihood as torch.nn.PoissonNLLLoss"),
+    switches=("log_input", "full"),
+    options=({"log_input": False}, {"full": True}, {"log_input": False, "full": True, "eps": 0.25}),
+    domain="rates",
+    like="torch.nn.functional:poisson_nll_loss",
+    targets="counts",
+)
+def poisson_nll_loss(
+    input: Tensor,  # logarithms of rates, any shape
+    target: Tensor,  # counts, as input
+    log_input: bool = True,
+    full: bool = False,
+    size_average: bool | None = None,
+    eps: Positive = 1e-8,
+    reduce: bool | None = None,
+    reduction: Reduction = "mean",
+    **options: Unpack[PointwiseOptions],
+) -> Tensor:
+    """Poisson negative log-likelihood of counts, as torch.nn.functional.poisson_nll_loss.
+
+    L = w [exp(x) - y x], or with log_input=False w [x - y ln(x + ε)]; `full` adds Stirling's y ln y - y + ½ ln 2πy where y > 1.
+
+    When to use it: Take it for counts, such as of events or photons, whose variance grows with their mean.
+
+    When not: Leave it where the variance of the counts exceeds their mean by much, because it then trusts large counts too far.
+
+    Args:
+        input: logarithms of the expected counts, or with log_input=False these counts, of any shape and floating dtype; gets a gradient.
+        target: counts in the shape of input, of any real dtype; gets a gradient where it asks for one.
+        log_input: input holds logarithms.
+        full: add Stirling's approximation of ln y!.
+        eps: ε above 0, added to a rate before its logarithm.
+    """
+    reduction = checks.legacy_reduction(size_average, reduce, reduction)
+    hyper = [checks.flag("log_input", log_input), checks.flag("full", full), checks.number("eps", eps, 0.0, exclusive=True)]
+    return pointwise_loss("poisson_nll", {"input": input, "target": target}, hyper, reduction, options)

@@ -1,0 +1,130 @@
+"""Log-probabilities of tokens: what preference objectives and policy gradients start from."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import RowwiseCall
+from lossforge.losses import checks
+from lossforge.losses.autograd import results_of
+from lossforge.losses.templates.declare import public
+from lossforge.losses.templates.options import check_options
+from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
+
+__all__ = ["TokenLogps"]
+
+
+class TokenLogps(NamedTuple):
+    """What `selective_log_softmax` returns with return_entropy.
+
+    Attributes:
+        logps: as index, in nats.
+        entropy: one a row, in nats.
+    """
+
+    logps: Tensor
+    entropy: Tensor
+
+
+@public(ROWWISE.docs, repeats=True)
+def selective_log_softmax(
+    logits: Tensor,  # (..., V)
+    index: Tensor,  # (...), or (..., K)
+    *,
+    temperature: float = 1.0,
+    return_entropy: bool = False,
+    softcap: float | None = None,
+    lse: Tensor | None = None,  # (...)
+    ignore_index: int = -100,
+    inplace: bool = False,
+    validate: bool | None = None,
+) -> Tensor | TokenLogps:
+    """Log-probability of each token, as TRL's selective_log_softmax: log_softmax(x / T) at the indices, in one pass over the logits.
+
+    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T).
+
+    Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is stored; both results are differentiable, together in one
+    further pass.
+
+    Args:
+        logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
+        index: tokens (…) or (…, K), of any integer dtype. Of K a row, the gradient of the logits is the sum of two.
+        temperature: T above 0.
+        return_entropy: give H as well.
+        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse. The logits are then read
+            at the indices alone. It is an input like others: a gradient of the whole row arrives through it.
+        ignore_index: tokens whose log-probability is 0, without gradient, and whose H is computed nevertheless.
+
+    Returns:
+        as index, float32 (float64 for float64), or TokenLogps(logps, entropy), whose entropy is (…). `sequence_logps` adds
+        log-probabilities up to sequences.
+
+    Examples:
+        >>> logits = torch.randn(2, 6, 100, requires_grad=True)
+        >>> selective_log_softmax(logits, torch.randint(100, (2, 6))).mean().backward()
+    """
+    checks.whole("logits", logits)
+    checks.integer("index", index)
+    lead, several = logits.shape[:-1], index.ndim == logits.ndim
+    if not logits.ndim or index.ndim > logits.ndim or index.shape[: len(lead)] != lead:
+        raise ValueError(f"index must have shape {tuple(lead)}, or {(*lead, 'K')} for K tokens a row, got {tuple(index.shape)}")
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    if lse is not None:
+        _check_lse(lse, logits, return_entropy, inplace)
+    options: RowOptions = {"scale": 1.0 / temperature, "softcap": softcap, "inplace": inplace, "validate": validate}
+    check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
+    x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
+    target = index
+    if lse is not None:
+        index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
+        found = _logps(logits, index if several else index.unsqueeze(-1), lse, (1.0 / temperature, softcap), ignore_index)
+        return found if several else found.squeeze(-1)
+    if several:
+        if inplace:
+            raise ValueError("inplace=True needs one index a row, got several")
+        index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
+        target = torch.full(lead, ignore_index, dtype=torch.int64, device=logits.device)
+    call = RowwiseCall("cross_entropy", x, target, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
+    call = call._replace(outputs=[False, several, return_entropy, *[False] * 4])
+    prepared = rowwise_results(call, options, logps_and_entropy, target_name="index")
+    if not several:
+        return prepared
+    _, _, lse, entropy, *_ = results_of(prepared)
+    assert lse is not None
+    logps = _logps(logits, index, lse.view(lead), (1.0 / temperature, softcap), ignore_index)
+    return logps if entropy is None else TokenLogps(logps, entropy.view(lead))
+
+
+def _check_lse(lse: Tensor, logits: Tensor, return_entropy: bool, inplace: bool) -> None:
+    checks.floating_beside("lse", lse, logits)
+    if lse.shape != logits.shape[:-1]:
+        raise ValueError(f"lse must have one entry a row of logits, shape {tuple(logits.shape[:-1])}, got {tuple(lse.shape)}")
+    if return_entropy or inplace:
+        raise ValueError(f"lse excludes {'return_entropy' if return_entropy else 'inplace'}=True, because the rows are not read")
+
+
+def _logps(logits: Tensor, index: Tensor, lse: Tensor, softened: tuple[float, float | None], ignore_index: int) -> Tensor:
+    """Return the log-probabilities at the indices (…, K), 0 where they are ignored."""
+    near = index.long().clamp(0, logits.shape[-1] - 1)
+    logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, softened)
+    return torch.where(index == ignore_index, 0.0, logps)
+
+
+def logps_and_entropy(results: Sequence[Tensor | None]) -> Tensor | TokenLogps:
+    logps, _, _, entropy, *_ = results
+    assert logps is not None
+    return logps if entropy is None else TokenLogps(logps, entropy)
+
+
+def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, softened: tuple[float, float | None]) -> Tensor:
+    """Return the log-probabilities of the logits x (…, K) at `index`, nan where that is out of range.
+
+    lse: (…), of each row's softened logits. softened: scale and softcap.
+    """
+    scale, softcap = softened
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    return torch.where((index < 0) | (index >= classes), torch.nan, x) - lse.unsqueeze(-1)

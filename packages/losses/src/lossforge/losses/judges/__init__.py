@@ -1,1 +1,0 @@
-"""Computations of losses that share nothing with ours, where no library has the loss with our arguments: the registry's judges."""

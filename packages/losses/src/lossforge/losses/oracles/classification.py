@@ -1,0 +1,78 @@
+"""Classification losses from the references' formulas over one-hot targets, without any code of ours."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _probability(x: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return (p_t, whether the row counts)."""
+    keep = target != ignore_index
+    one_hot = F.one_hot(torch.where(keep, target.long(), 0), x.shape[1]).movedim(-1, 1).to(x.dtype)
+    return (x.softmax(1) * one_hot).sum(1), keep
+
+
+def _of_class(values: Tensor | None, target: Tensor, keep: Tensor) -> Tensor | float:
+    return 1.0 if values is None else values[torch.where(keep, target.long(), 0)]
+
+
+def _reduced(loss: Tensor, keep: Tensor, divisor: Tensor, reduction: str) -> Tensor:
+    loss = torch.where(keep, loss, 0.0)
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / divisor
+
+
+def softmax_focal(x, target, alpha=None, gamma=2.0, reduction="none", weight=None, ignore_index=-100):
+    """Compute as kornia.losses.focal_loss does, summed over its classes, with the mean over the rows that count."""
+    p, keep = _probability(x, target, ignore_index)
+    loss = (1 - p) ** gamma * -p.log() * _of_class(weight, target, keep)
+    if isinstance(alpha, Tensor):
+        loss = loss * alpha[torch.where(keep, target.long(), 0)]
+    elif alpha is not None:
+        loss = loss * torch.where(target == 0, 1 - alpha, alpha)
+    return _reduced(loss, keep, keep.sum(), reduction)
+
+
+def poly_ce(x, target, epsilon=2.0, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    """Compute as the paper's code does: smooth the targets, then CE + ε Σ q (1 - p)."""
+    keep = target != ignore_index
+    q = F.one_hot(torch.where(keep, target.long(), 0), x.shape[1]).movedim(-1, 1).to(x.dtype)
+    q = q * (1 - label_smoothing) + label_smoothing / x.shape[1]
+    p = x.softmax(1)
+    w = _of_class(weight, target, keep) * torch.where(keep, 1.0, 0.0)
+    return _reduced(((q * -p.log()).sum(1) + epsilon * (q * (1 - p)).sum(1)) * w, keep, w.sum(), reduction)
+
+
+def generalized_ce(x, target, q=0.7, weight=None, ignore_index=-100, reduction="mean"):
+    """Compute as the authors' code does: (1 - p_t^q) / q."""
+    p, keep = _probability(x, target, ignore_index)
+    w = _of_class(weight, target, keep) * torch.where(keep, 1.0, 0.0)
+    return _reduced(((1 - p**q) / q if q else -p.log()) * w, keep, w.sum(), reduction)
+
+
+def symmetric_ce(x, target, alpha=0.1, beta=1.0, log_zero=-4.0, weight=None, ignore_index=-100, reduction="mean"):
+    """Compute as the authors' code does: the cross entropy, and that of the target, whose zeros are clamped, under the prediction."""
+    p, keep = _probability(x, target, ignore_index)
+    one_hot = F.one_hot(torch.where(keep, target.long(), 0), x.shape[1]).movedim(-1, 1).to(x.dtype)
+    reverse = -(x.softmax(1) * one_hot.clamp(min=math.exp(log_zero)).log()).sum(1)
+    w = _of_class(weight, target, keep) * torch.where(keep, 1.0, 0.0)
+    return _reduced((alpha * -p.log() + beta * reverse) * w, keep, w.sum(), reduction)
+
+
+def ohem_ce(x, target, threshold=0.7, min_kept=100_000, weight=None, ignore_index=-100, reduction="mean"):
+    """Compute by sorting the probabilities of the rows that count, as segmentation libraries do."""
+    p, keep = _probability(x, target, ignore_index)
+    smallest = p[keep].sort().values
+    least = smallest[min(min_kept, len(smallest)) - 1].item() if min_kept and len(smallest) else -1.0
+    keep = keep & ((p < threshold) | (p <= least))
+    w = _of_class(weight, target, keep) * torch.where(keep, 1.0, 0.0)
+    return _reduced(-p.log() * w, keep, w.sum(), reduction)
+
+
+def logit_adjusted_ce(x, target, log_prior=None, tau=1.0, scale=1.0, **options):
+    """Compute as the authors' code does: torch's cross entropy of adjusted logits."""
+    x = x * scale
+    if log_prior is not None:
+        x = x + tau * log_prior.view(-1, *(1,) * (x.ndim - 2))
+    return F.cross_entropy(x, target, **options)

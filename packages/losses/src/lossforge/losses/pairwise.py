@@ -1,0 +1,229 @@
+"""Matrices of how well each box of one set matches each of another: torchvision.ops.box_iou and its kin, in one launch."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge import kernels
+from lossforge.kernels.plans import layout
+from lossforge.kernels.torch_internals import register_autograd
+from lossforge.losses import checks
+from lossforge.losses.definitions.iou import overlap_ratio
+from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.operators import LIBRARY, define, no_double_backward
+from lossforge.losses.reference import accurate, corners
+from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
+from lossforge.losses.templates.boxes import FORMATS
+from lossforge.losses.types import BoxFormat
+
+__all__ = ["box_iou", "complete_box_iou", "distance_box_iou", "generalized_box_iou"]
+
+
+@checks.named
+def box_iou(boxes1: Tensor, boxes2: Tensor, fmt: BoxFormat = "xyxy", *, eps: float = 1e-7) -> Tensor:
+    """Intersection over union of each box of one set with each of another, as torchvision.ops.box_iou.
+
+    IoU = I/U with I the area of the intersection, U that of the union. One launch writes the matrix and nothing beside it; torchvision's
+    takes ten tensors of its size. Differentiable in both sets.
+
+    Args:
+        boxes1: (..., N, 4), of a floating dtype.
+        boxes2: (..., M, 4), whose leading dimensions broadcast with those of boxes1.
+        fmt: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
+        eps: of at least 0; a union below it is eps. So two boxes without area have 0, where torchvision has nan.
+
+    Returns:
+        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import box_iou
+        >>> corners = torch.rand(7, 2)
+        >>> boxes = torch.cat([corners, corners + 0.5], 1)
+        >>> box_iou(boxes, boxes).shape
+        torch.Size([7, 7])
+    """
+    return _matrix("iou", boxes1, boxes2, fmt, eps)
+
+
+@checks.named
+def generalized_box_iou(boxes1: Tensor, boxes2: Tensor, fmt: BoxFormat = "xyxy", *, eps: float = 1e-7) -> Tensor:
+    """Generalized IoU of each box of one set with each of another, as torchvision.ops.generalized_box_iou (arXiv 1902.09630).
+
+    GIoU = I/U - (C - U)/C with C the area of the smallest box around both.
+
+    Args:
+        boxes1: (..., N, 4), of a floating dtype.
+        boxes2: (..., M, 4), whose leading dimensions broadcast with those of boxes1.
+        fmt: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
+        eps: of at least 0; a denominator below it is eps.
+
+    Returns:
+        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import generalized_box_iou
+        >>> predicted, target = torch.rand(100, 4), torch.rand(7, 4)
+        >>> cost = -generalized_box_iou(predicted, target, "cxcywh")
+    """
+    return _matrix("giou", boxes1, boxes2, fmt, eps)
+
+
+@checks.named
+def distance_box_iou(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-7, *, fmt: BoxFormat = "xyxy") -> Tensor:
+    """Distance IoU of each box of one set with each of another, as torchvision.ops.distance_box_iou (arXiv 1911.08287).
+
+    DIoU = I/U - ρ²/d² with ρ the distance of the centres, d the diagonal of the smallest box around both.
+
+    Args:
+        boxes1: (..., N, 4), of a floating dtype.
+        boxes2: (..., M, 4), whose leading dimensions broadcast with those of boxes1.
+        eps: of at least 0; a denominator below it is eps (torchvision adds it).
+        fmt: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
+
+    Returns:
+        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import distance_box_iou
+        >>> similarity = distance_box_iou(torch.rand(100, 4), torch.rand(7, 4), fmt="cxcywh")
+    """
+    return _matrix("diou", boxes1, boxes2, fmt, eps)
+
+
+@checks.named
+def complete_box_iou(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-7, *, fmt: BoxFormat = "xyxy") -> Tensor:
+    """Complete IoU of each box of one set with each of another, as torchvision.ops.complete_box_iou (arXiv 1911.08287).
+
+    CIoU = I/U - ρ²/d² - αv with v = 4/π² (atan w₂/h₂ - atan w₁/h₁)² and α = v / (1 - I/U + v), through which, as in torchvision, no
+    gradient goes.
+
+    Args:
+        boxes1: (..., N, 4), of a floating dtype.
+        boxes2: (..., M, 4), whose leading dimensions broadcast with those of boxes1.
+        eps: of at least 0; a denominator below it is eps (torchvision adds it).
+        fmt: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
+
+    Returns:
+        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import complete_box_iou
+        >>> similarity = complete_box_iou(torch.rand(100, 4), torch.rand(7, 4), fmt="cxcywh")
+    """
+    return _matrix("ciou", boxes1, boxes2, fmt, eps)
+
+
+def _matrix(name: str, boxes1: Tensor, boxes2: Tensor, fmt: str, eps: float) -> Tensor:
+    checks.whole("boxes1", boxes1)
+    checks.whole("boxes2", boxes2)
+    checks.beside("boxes2", boxes2, boxes1, "boxes1")
+    for what, boxes in (("boxes1", boxes1), ("boxes2", boxes2)):
+        if boxes.ndim < 2 or boxes.shape[-1] != 4:
+            raise ValueError(f"{what} must have shape (..., boxes, 4), got {tuple(boxes.shape)}")
+    checks.one_of("fmt", fmt, FORMATS)
+    eps = checks.number("eps", eps, 0.0)
+    try:
+        outer = torch.broadcast_shapes(boxes1.shape[:-2], boxes2.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"boxes2 must broadcast with the leading dimensions of boxes1, {tuple(boxes1.shape)}, got {tuple(boxes2.shape)}"
+        ) from None
+    if boxes2.dtype not in KERNEL_DTYPES or not kernels_apply(boxes1) or boxes2.numel() == 0 or isinstance(eps, Tensor):
+        return pairwise_reference(boxes1, boxes2, name, eps, fmt == "cxcywh")
+    count = math.prod(outer)
+    flat = [b.resolve_neg().expand(*outer, *b.shape[-2:]).reshape(count, *b.shape[-2:]) for b in (boxes1, boxes2)]
+    found: Tensor = torch.ops.lossforge.pairwise(*flat, name, eps, fmt == "cxcywh")
+    return found.view(*outer, boxes1.shape[-2], boxes2.shape[-2])
+
+
+def pairwise_reference(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool) -> Tensor:
+    """Compute a matrix in plain torch, differentiable as often as one likes."""
+    boxes1 = accurate(boxes1)
+    boxes1, boxes2 = boxes1.to(torch.promote_types(boxes1.dtype, boxes2.dtype)), boxes2.to(torch.promote_types(boxes1.dtype, boxes2.dtype))
+    b1, b2 = torch.broadcast_tensors(boxes1.unsqueeze(-2), boxes2.unsqueeze(-3))
+    if centered:
+        b1, b2 = corners(b1), corners(b2)
+    ratio = overlap_ratio(b1, b2, eps)
+    if name == "iou":
+        return ratio
+    # the losses share 1 - I/U, so that their difference is the rest
+    return ratio - (FORMULAS[name].reference(b1, b2, eps) - FORMULAS["iou"].reference(b1, b2, eps))
+
+
+def _forward(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool) -> Tensor:
+    key = "pairwise", layout(boxes1), layout(boxes2), name, eps, centered
+    given = boxes1, boxes2, name, eps, centered
+    found: tuple[Tensor] = kernels.planned(key, (boxes1, boxes2), lambda: (kernels.of_folder("pairwise").forward, *given))
+    return found[0]
+
+
+def _fake(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool) -> Tensor:
+    return boxes1.new_empty((*boxes1.shape[:-1], boxes2.shape[1]), dtype=torch.float32)
+
+
+def _backward(
+    grad: Tensor, boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool, want1: bool, want2: bool
+) -> tuple[Tensor, Tensor]:
+    written = [torch.empty_like(b) if want else None for b, want in ((boxes1, want1), (boxes2, want2))]
+    key = "pairwise_backward", *map(layout, (grad, boxes1, boxes2)), name, eps, centered, want1, want2
+    given = boxes1, boxes2, grad, *written
+    kernels.planned(key, given, lambda: (kernels.of_folder("pairwise").backward, *given, name, eps, centered))
+    return _placeholders(written, grad)
+
+
+def _placeholders(written: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return gradients as an operator must: an empty tensor where there is none."""
+    first, second = (like.new_empty(0) if g is None else g for g in written)
+    return first, second
+
+
+def _fake_backward(grad: Tensor, boxes1: Tensor, boxes2: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _placeholders([torch.empty_like(b) if want else None for b, want in zip((boxes1, boxes2), rest[-2:], strict=True)], grad)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.numbers = inputs[2:]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    wanted = [t.requires_grad for t in tensors]
+    if torch.is_grad_enabled():  # differentiated again, by the plain-torch reference
+        inputs = [t for t, want in zip(tensors, wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(pairwise_reference(*tensors, *ctx.numbers), inputs, grad, create_graph=True))
+        gradients = [next(found) if want else None for want in wanted]
+    else:
+        written = torch.ops.lossforge.pairwise_backward(grad, *tensors, *ctx.numbers, *wanted)
+        gradients = [g if want else None for g, want in zip(written, wanted, strict=True)]
+    return *gradients, None, None, None
+
+
+define("pairwise(Tensor boxes1, Tensor boxes2, str name, float eps, bool centered) -> Tensor", _forward, _fake)
+define(
+    "pairwise_backward(Tensor grad, Tensor boxes1, Tensor boxes2, str name, float eps, bool centered, bool want1, bool want2) "
+    "-> (Tensor, Tensor)",
+    _backward,
+    _fake_backward,
+)
+register_autograd(LIBRARY, "pairwise", _setup, _differentiate)
+no_double_backward("pairwise_backward")

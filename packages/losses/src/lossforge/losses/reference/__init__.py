@@ -1,0 +1,72 @@
+"""What the templates' plain-torch forms share: any device and floating dtype, differentiable in every floating argument, as often as
+one likes. This is what runs where the kernels do not, and what they are tested against.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import RowwiseCall
+
+
+def accurate(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def reduced(values: Tensor, scale: float, divisor: Tensor | None, reduction: str, empty_is_zero: bool) -> Tensor:
+    # by a number, torch.func.jvp gives the sum of float32 a tangent of float64
+    factor = torch.full((), scale, dtype=values.dtype, device=values.device)
+    result = (values if reduction == "none" else values.sum()) * factor
+    if divisor is None:
+        return result
+    divisor = divisor.to(values.dtype)
+    if not empty_is_zero:
+        return result / divisor
+    nothing = divisor == 0
+    return torch.where(nothing, 0.0 * result, result / torch.where(nothing, 1.0, divisor))
+
+
+def corners(b: Tensor) -> Tensor:
+    """Return boxes (cx, cy, w, h) as (x1, y1, x2, y2)."""
+    center, half = b[..., :2], b[..., 2:] / 2
+    return torch.cat([center - half, center + half], -1)
+
+
+def row_weight(index: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
+    """Of each row the weight of its class; 0 where it is ignored or out of range."""
+    index = index.long()
+    classes = len(weight)
+    valid = (index >= 0) & (index < classes) & (index != ignore_index)
+    return torch.where(valid, weight[index.clamp(0, classes - 1)], 0.0)
+
+
+def which_count(call: Any) -> Tensor:
+    """Return which rows with class indices are not ignored; of a mixup pair, not both."""
+    found: Tensor = call.target != call.ignore_index
+    return found if call.target_b is None else found | (call.target_b != call.ignore_index)
+
+
+def row_weights(call: RowwiseCall, weight: Tensor | None) -> Tensor:
+    """Return of each row the weight of its class, of a mixup pair both by their shares; without weights 1, 0 where it is ignored."""
+
+    def of(index: Tensor) -> Tensor:
+        return (index != call.ignore_index).float() if weight is None else row_weight(index, weight, call.ignore_index)
+
+    if call.target_b is None or call.lam is None:
+        return of(call.target)
+    return call.lam * of(call.target) + (1 - call.lam) * of(call.target_b)
+
+
+def weighted(formula: Callable[..., Tensor], hyper: list[float], nll: Tensor, w: Tensor) -> Tensor:
+    """φ(nll) · w, 0 where a class of weight 0 has a logit of -inf; each factor keeps its derivative where the other is 0."""
+    return formula(torch.where((w == 0) & nll.isinf(), 0.0, nll), *hyper) * w
+
+
+def focused(z: Tensor, gamma: float) -> Tensor:
+    """p^γ z, 0 where p is; z itself at γ = 0."""
+    if not isinstance(gamma, Tensor) and gamma == 0:
+        return z
+    near = z.clamp(max=1e30)
+    return torch.exp(-gamma * near) * near

@@ -1,0 +1,62 @@
+"""Gradients of a plain-torch formula whose values are multiplied by an infinite factor: the slope times that factor.
+
+Autograd sends the factor through each term of the formula, where infinities of both signs meet, or one meets a 0, and give nan. The
+kernels multiply the slope alone, as torch's own backward functions do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Passed(torch.autograd.Function):
+    """Return t, and multiply its gradient by `factor`, or with `removes` take the factor out again: an infinite gradient's sign is left.
+
+    factor: 1 where the true one is finite, else inf or nan.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(t: Tensor, factor: Tensor, removes: bool) -> Tensor:
+        return t.view_as(t)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+        _, factor, ctx.removes = inputs
+        ctx.save_for_backward(factor)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (factor,) = ctx.saved_tensors
+        if ctx.removes:
+            return torch.where(factor == 1, grad_output, grad_output.sign()), None, None
+        return grad_output * factor, None, None
+
+
+class _PassedForward(_Passed):
+    """Do the same in forward mode, where the tangent meets the factor after the formula. torch.compile refuses a Function with a jvp."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+def with_factor(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence[Tensor], hyper: Sequence[Any]) -> Tensor:
+    """Return values that the caller multiplies by `factor`: the gradient is then slope · factor for an infinite factor, too.
+
+    Args:
+        formula: (x, y, *hyper, parameter) to values.
+        factor: of each value; broadcasts to x.
+        inputs: the differentiable tensors x, y and perhaps a parameter, which broadcasts to x.
+        hyper: numbers.
+    """
+    shape = inputs[0].shape
+    factor = factor.detach()
+    factor = torch.where(factor.isfinite(), 1.0, factor.abs()).expand(shape)
+    function = _Passed if torch.compiler.is_compiling() else _PassedForward
+    x, y, *parameter = [function.apply(t.expand(shape), factor, False) for t in inputs]
+    values: Tensor = function.apply(formula(x, y, *hyper, *parameter), factor, True)
+    return values

@@ -1,0 +1,242 @@
+"""What the divergences from a teacher share: the checks of their arguments, and the call."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import DivergenceCall, TopKCall
+from lossforge.losses import checks
+from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.reference import reduced
+from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
+from lossforge.losses.templates.options import CallOptions, check_options, of_classes, rows_of, with_options
+from lossforge.losses.templates.record import Deferred, Prepared, Template, of_one_row
+from lossforge.losses.templates.samples import Make, Sample
+
+REDUCTIONS = ("none", "batchmean", "mean", "sum")
+
+
+def divergence_loss(call: DivergenceCall | TopKCall, options: CallOptions, temperature_squared: bool) -> Deferred:
+    """Check arguments and compute. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
+    x = call.x
+    class_dim = of_classes(x)
+    if isinstance(call, DivergenceCall):
+        checks.floating_beside("target_logits", call.target, x)
+        if call.target.shape != x.shape:
+            raise ValueError(f"target_logits must have the shape of input, {tuple(x.shape)}, got {tuple(call.target.shape)}")
+    temperature = checks.number("temperature", call.temperature, 0.0, exclusive=True)
+    checks.one_of("reduction", call.reduction, REDUCTIONS)
+    batchmean = call.reduction == "batchmean"
+    call = call._replace(temperature=1.0 * temperature, reduction="mean" if batchmean else call.reduction)
+    divisor = check_options(x, call.reduction, options, CallOptions)
+    call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
+    call = _with_rows(call, rows_of(x, class_dim))
+    scale = 1.0
+    if batchmean and options.get("normalizer") is None:
+        for n in x.shape[2:]:
+            scale = scale * n
+    call = with_options(call._replace(loss_scale=scale), options, divisor)
+    if temperature_squared:
+        call = call._replace(loss_scale=call.loss_scale * temperature * temperature)
+    if x.ndim > 1:
+        return Prepared(call, options)
+    given = call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None})
+    return Prepared(given, options, of_one_row)
+
+
+ROWS = ("x", "target", "indices", "labels", "weight")
+
+
+def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
+    """Check the tensors of one entry a row."""
+    for name in ("weight", "labels"):
+        t = getattr(call, name)
+        if t is None:
+            continue
+        if name == "labels":
+            checks.integer(name, t)
+        elif not isinstance(t, Tensor):
+            checks.whole(name, t)
+        elif not (t.is_floating_point() or t.dtype == torch.bool):
+            raise TypeError(f"weight must be of a floating dtype or bool, got {t.dtype}")
+        checks.beside(name, t, call.x)
+        if t.shape != rows:
+            raise ValueError(f"{name} must have one entry a row, shape {rows}, got {tuple(t.shape)}")
+    narrow = call.labels is None or call.labels.dtype in (torch.int32, torch.int64)
+    return call if narrow else call._replace(labels=call.labels.long())
+
+
+def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
+    """Compute a call in plain torch."""
+    dtype = torch.float64 if torch.float64 in (a.x.dtype, a.target.dtype) else torch.float32
+    x, teacher = a.x.to(dtype), a.target.to(dtype)
+    keep = torch.ones_like(x[:, 0], dtype=torch.bool)
+    weight = None if a.weight is None else a.weight.to(dtype)
+    if a.labels is not None:
+        keep = keep & (a.labels != a.ignore_index)
+    if weight is not None and not weight.requires_grad:  # else what changes with a weight of 0 is its gradient
+        keep = keep & (weight != 0)
+    x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
+    lp = x.div(a.temperature).log_softmax(1)
+    if isinstance(a, DivergenceCall):
+        lq = teacher.div(a.temperature).log_softmax(1)
+        values = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+    else:
+        values = _topk(a, lp, teacher, keep)
+    counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = counts.sum()
+    return reduced(values * counts, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+
+
+def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
+    index = torch.where(keep.unsqueeze(1), a.indices.long(), -1)
+    classes = lp.shape[1]
+    member = (index >= 0) & (index < classes)
+    lq = torch.where(index == -1, -torch.inf, given)
+    if a.renormalize:
+        # a row without entries: nothing, rather than nan from a softmax of nothing
+        some = (lq > -torch.inf).any(1, keepdim=True)
+        lq = torch.where(some, torch.where(some, lq, 0.0).div(a.temperature).log_softmax(1), -torch.inf)
+    own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
+    values = FORMULAS[a.loss].reference(own, lq, a.tail).sum(1)
+    return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
+
+
+_OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}
+
+
+def divergence_samples(make: Make) -> Iterator[Sample]:
+    """Yield every weight, label and layout."""
+    labels = make.index(0, 10, 7)
+    labels[2] = -100
+    weight = make.unit(7)
+    weight[3] = 0
+    yield Sample("dense", make.logits(7, 10), make.logits(7, 10))
+    yield Sample("teacher in another dtype", make.logits(7, 10), make.logits(7, 10).to(_OTHER[make.dtype]))
+    yield Sample("one class", make.logits(3, 1), make.logits(3, 1))
+    yield Sample("one row", make.logits(1001), make.logits(1001))
+    yield Sample("many classes", make.logits(2, 20_001), make.logits(2, 20_001))
+    yield Sample("many classes, aligned", make.logits(2, 20_480), make.logits(2, 20_480), {"weight": make.unit(2)})
+    yield Sample("row stride", make.logits(5, 20)[:, :11], make.logits(5, 30)[:, 8:19])
+    yield Sample("class stride", make.logits(5, 20)[:, ::2], make.logits(5, 10))
+    yield Sample("transposed", make.logits(11, 5).t(), make.logits(5, 11))
+    yield Sample("expanded", make.logits(5, 11), make.logits(11).expand(5, 11))
+    yield Sample("weights", make.logits(7, 10), make.logits(7, 10), {"weight": weight})
+    yield Sample("mask", make.logits(7, 10), make.logits(7, 10), {"weight": weight > 0.3})
+    yield Sample("labels", make.logits(7, 10), make.logits(7, 10), {"labels": labels})
+    both = {"labels": labels.int(), "weight": weight, "ignore_index": 3}
+    yield Sample("labels and weights", make.logits(7, 10), make.logits(7, 10), both)
+    yield Sample("image", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4))
+    yield Sample("image, weights", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4), {"weight": make.unit(2, 3, 4)})
+    image = make.index(0, 5, 2, 4, 8)
+    image[0, 1, ::3] = -100
+    yield Sample("image, rows at once", make.logits(2, 5, 4, 8), make.logits(2, 5, 4, 8), {"labels": image})
+    yield Sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), make.logits(1, 70, 4, 8), {"labels": image[:1]})
+    yield Sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), make.logits(2, 5, 3, 4))
+    yield Sample("image, sliced", make.logits(2, 5, 3, 8)[..., ::2], make.logits(2, 5, 4, 3).transpose(2, 3))
+    divisor = torch.tensor(3.0, device=make.device)
+    yield Sample("normalizer", make.logits(7, 10), make.logits(7, 10), {"normalizer": divisor, "labels": labels})
+    yield Sample("normalizer, number", make.logits(7, 10), make.logits(7, 10), {"normalizer": 5})
+
+
+def topk_samples(make: Make) -> Iterator[Sample]:
+    """Yield every number of entries, weight, label and layout."""
+
+    def sample(name: str, x: Tensor, k: int, kwargs: dict[str, Any] | None = None) -> Sample:
+        """Return the k largest of the teacher's log-probabilities, made here."""
+        dim = 0 if x.ndim == 1 else 1
+        values, indices = make.logits(*x.shape).float().log_softmax(dim).topk(k, dim)
+        return Sample(name, x, values.to(make.dtype), {"indices": indices, **(kwargs or {})})
+
+    weight, labels = make.unit(7), make.index(0, 10, 7)
+    weight[3], labels[2] = 0, -100
+    yield sample("dense", make.logits(7, 10), 4)
+    yield sample("one entry", make.logits(7, 10), 1)
+    yield sample("all entries", make.logits(3, 8), 8)
+    yield sample("one row", make.logits(1001), 20)
+    yield sample("many classes", make.logits(2, 9001), 33)
+    yield sample("many classes, aligned, tail", make.logits(2, 20_480), 16, {"tail": True, "weight": make.unit(2)})
+    yield sample("row stride", make.logits(5, 20)[:, :11], 3)
+    yield sample("transposed", make.logits(11, 5).t(), 3)
+    yield sample("labels", make.logits(7, 10), 4, {"labels": labels})
+    yield sample("weights", make.logits(7, 10), 4, {"weight": weight, "labels": labels.int(), "ignore_index": 3})
+    image = make.index(0, 5, 2, 4, 8)
+    image[0, 1, ::3] = -100
+    yield sample("image", make.logits(2, 5, 3, 4), 2)
+    yield sample("image, rows at once", make.logits(2, 5, 4, 8), 2, {"labels": image})
+    yield sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), 5, {"labels": image[:1], "tail": True})
+    yield sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), 2)
+    yield sample("normalizer", make.logits(7, 10), 4, {"normalizer": torch.tensor(3.0, device=make.device)})
+    absent = sample("absent entries", make.logits(7, 10), 4)
+    absent.kwargs["indices"][1:3, 2:] = -1
+    absent.kwargs["indices"][4] = -1
+    yield absent
+
+
+def large_divergence(make: Make, rows: int, classes: int) -> Sample:
+    """Return a teacher's logits beside the student's."""
+    return Sample("dense", make.large(rows, classes), make.large(rows, classes))
+
+
+def large_topk(make: Make, rows: int, classes: int) -> Sample:
+    """Return a teacher's 16 largest log-probabilities."""
+    values, indices = make.large(rows, classes).log_softmax(1).topk(16, 1)
+    return Sample("dense", make.large(rows, classes), values, {"indices": indices})
+
+
+DOCS = TemplateDocs(
+    arguments={
+        "input": "the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
+        "target_logits": "the teacher's, in the shape of input, of any floating dtype.",
+        "temperature": "T above 0.",
+        "temperature_squared": (
+            "multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default in the "
+            "Jensen-Shannon and total variation losses."
+        ),
+        "reduction": (
+            '"batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements); '
+            '"sum"; "none": one value a row. Rows that are left out count in no mean.'
+        ),
+        "weight": "(N, d…), floating or bool, a factor of each row; the means divide by its sum. Rows of weight 0 are not read.",
+        "labels": "integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.",
+        "ignore_index": "label of the rows that are left out.",
+    },
+    returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
+    example=("student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)", "student, teacher"),
+    targets="a teacher's logits",
+    keeping=Keeping(per_call=("weight",)),
+)
+TOPK_DOCS = replace(
+    DOCS,
+    example=(
+        "student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10).log_softmax(1)",
+        "student, *teacher.topk(3, dim=1)",
+    ),
+    targets="a teacher's k largest",
+    keeping=Keeping(per_call=("weight",), forward="input: Tensor, *teacher: Tensor"),
+)
+DIVERGENCE = Template(
+    "divergence",
+    DivergenceCall,
+    kept=("divisor", "stats"),
+    fusable=True,
+    reference=divergence_reference,
+    samples=divergence_samples,
+    large=large_divergence,
+    docs=DOCS,
+)
+TOPK = Template(
+    "topk",
+    TopKCall,
+    kept=("divisor", "stats"),
+    fusable=True,
+    reference=divergence_reference,
+    samples=topk_samples,
+    large=large_topk,
+    docs=TOPK_DOCS,
+)

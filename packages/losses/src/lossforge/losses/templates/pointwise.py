@@ -1,0 +1,122 @@
+"""What losses of two or three tensors share, element by element: the checks of their arguments, and the call."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import PointwiseCall
+from lossforge.losses import checks
+from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.templates.broadcast import of_one_shape
+from lossforge.losses.templates.docs import SCALAR, TemplateDocs
+from lossforge.losses.templates.options import BoxOptions, check_options, with_options
+from lossforge.losses.templates.record import Deferred, Prepared, Template
+from lossforge.losses.templates.samples import Make, Sample
+
+
+class PointwiseOptions(BoxOptions, total=False):
+    """weight: broadcasts to the input."""
+
+
+def pointwise_loss(
+    formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: PointwiseOptions, labels: str = ""
+) -> Deferred:
+    """Check arguments.
+
+    Args:
+        formula: its name.
+        tensors: by the function's names for them, in its order.
+        labels: the name of a tensor of labels, in which the loss has no gradient.
+    """
+    (first, x), *others = tensors.items()
+    checks.whole(first, x)
+    for name, t in others:
+        tensors[name] = beside(name, t, x, first)
+    if labels:
+        checks.without_gradient(labels, tensors[labels])
+    divisor = check_options(x, reduction, options, PointwiseOptions, first)
+    x, y, *z = of_one_shape(tensors)
+    weight = options.get("weight")
+    if weight is not None:
+        checks.floating_beside("weight", weight, x, first)
+        if not checks.expands(weight, x.shape):
+            raise ValueError(f"weight must broadcast to the shape of {first}, {tuple(x.shape)}, got {tuple(weight.shape)}")
+    call = PointwiseCall(formula, x, y, z[0] if z else None, weight=weight, hyper=[1.0 * h for h in hyper], reduction=reduction)
+    return Prepared(with_options(call, options, divisor), options)
+
+
+def beside(name: str, t: object, x: Tensor, of: str) -> Tensor:
+    """Return a tensor on the device of x, of a floating dtype: bools and integers become numbers."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    if not t.is_floating_point() and not t.is_complex():
+        t = t.to(x.dtype if t.dtype == torch.bool else torch.promote_types(x.dtype, torch.float32))
+    checks.floating_beside(name, t, x, of)
+    return t
+
+
+def pointwise_reference(a: PointwiseCall) -> Tensor:
+    """Compute a call in plain torch."""
+    x = accurate(a.x)
+    others = [t.to(x.dtype) for t in (a.y, a.z) if t is not None]
+    values = FORMULAS[a.loss].reference(x, *others, *a.hyper)
+    if a.weight is not None:
+        values = values * a.weight.to(x.dtype)
+    divisor = a.normalizer
+    if divisor is None and a.reduction == "mean":
+        divisor = torch.tensor(values.numel(), device=x.device)
+    result = reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return result.to(a.x.dtype) if a.reduction == "none" else result
+
+
+def pointwise_samples(make: Make) -> Iterator[Sample]:
+    """Yield every weight and layout."""
+
+    def sample(name: str, x: Tensor, y: Tensor, change: Callable[[Tensor], Tensor] = lambda t: t, **kwargs: Any) -> Sample:
+        """Return a call with the third tensor, where the loss takes three."""
+        third = {make.third: change(make.unit(*x.shape) + 0.1)} if make.third else {}
+        return Sample(name, x, y, {**third, **kwargs})
+
+    yield sample("dense", make.logits(7, 33), make.unit(7, 33) * 4)
+    yield sample("one dimension", make.logits(1037), make.unit(1037) * 4)
+    yield sample("no dimension", make.logits(), make.unit())
+    yield sample("transposed", make.logits(6, 5).t(), make.unit(5, 6) * 4)
+    yield sample("all transposed", make.logits(6, 6).t(), make.unit(6, 6).t(), torch.t)
+    yield sample("sliced", make.logits(6, 10)[:, ::2], make.unit(6, 5))
+    yield sample("expanded", make.logits(6, 1).expand(6, 5), make.unit(1, 5).expand(6, 5))
+    yield sample("channels last", make.logits(2, 3, 4, 5).to(memory_format=torch.channels_last), make.unit(2, 3, 4, 5))
+    yield sample("four strides", make.logits(3, 4, 4, 6)[:, ::2, :, ::2].permute(3, 0, 2, 1)[:, :, 1:3], make.unit(3, 3, 2, 2))
+    yield sample("signs", make.logits(9, 7), 2 * make.index(0, 2, 9, 7) - 1)
+    yield sample("weights", make.logits(9, 7), make.unit(9, 7), weight=make.unit(9, 1))
+    yield sample("normalizer", make.logits(9, 7), make.unit(9, 7), normalizer=torch.tensor(3.0, device=make.device))
+    yield sample("normalizer, number", make.logits(9, 7), make.unit(9, 7), normalizer=5, weight=make.unit(7))
+
+
+def large_pointwise(make: Make, rows: int, classes: int) -> Sample:
+    """Return elements of each tensor."""
+    x = make.large(rows, classes)
+    return Sample("dense", x, torch.randn_like(x).abs(), {make.third: x.abs() + 0.5} if make.third else {})
+
+
+DOCS = TemplateDocs(
+    arguments={
+        "input": "of any shape and floating dtype; gets a gradient.",
+        "target": "in the shape of input, of any real dtype; gets a gradient where it asks for one.",
+        "weight": "broadcasts to input, a factor of each element's loss. A mean divides by the number of elements nevertheless.",
+    },
+    returns=f'{SCALAR}; with reduction "none" a tensor in the shape and dtype of input.',
+    example=("x = torch.randn(8, 10, requires_grad=True)", "x, torch.randn(8, 10).sign()"),
+    targets="dense",
+)
+POINTWISE = Template(
+    "pointwise",
+    PointwiseCall,
+    differentiable=("x", "y", "z"),
+    reference=pointwise_reference,
+    samples=pointwise_samples,
+    large=large_pointwise,
+    docs=DOCS,
+)

@@ -1,0 +1,290 @@
+"""What the losses of rows of classes share: the checks of their arguments, and the call."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import RowwiseCall
+from lossforge.losses import checks
+from lossforge.losses.checks import nonzero
+from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
+from lossforge.losses.reference.margin import with_margin
+from lossforge.losses.templates.docs import SCALAR, SETTINGS, Keeping, TemplateDocs
+from lossforge.losses.templates.options import (
+    Options,
+    check_options,
+    of_classes,
+    rows_of,
+    share,
+    weights_of_classes,
+    with_options,
+)
+from lossforge.losses.templates.record import Deferred, Prepared, Template, first
+from lossforge.losses.templates.samples import Make, Sample
+
+
+class RowOptions(Options, total=False):
+    """scale, softcap: the logits become cap · tanh(scale · x / cap); z_loss: the coefficient of lse², which is added to each row; a
+    mean of it is over the rows that count, whatever their class weights (without these, a mixup pair with one ignored index counts by the
+    share of the other)."""
+
+    scale: float
+    softcap: float | None
+    z_loss: float
+
+
+class ClassOptions(RowOptions, total=False):
+    """weight: (C,), one a class. ignore_index: rows with this index have loss and gradient 0."""
+
+    weight: Tensor | None
+    ignore_index: int
+
+
+def rowwise_results(
+    call: RowwiseCall,
+    options: RowOptions,
+    finish: Callable[[Sequence[Tensor | None]], Any] = first,
+    probabilities: bool = False,
+    target_name: str = "target",
+) -> Deferred:
+    """Check arguments of a loss whose results are the template's, None where `call.outputs` has not asked for one.
+
+    call: with the function's arguments as they are, x (C,), (N, C) or (N, C, d…); mean_of_rows: a mean divides by the number of rows not
+    ignored, whatever their weights. probabilities: whether the loss takes them as targets. target_name: in messages.
+    """
+    x, target = call.x, call.target
+    dim = of_classes(x)
+    divisor = check_options(x, call.reduction, options, RowOptions)
+    normalizer, target_b = options.get("normalizer"), options.get("target_b")
+    softcap, classes, rows = options.get("softcap"), x.shape[dim], rows_of(x, dim)
+    call = call._replace(
+        hyper=[1.0 * h for h in call.hyper],
+        ignore_index=checks.whole_number("ignore_index", call.ignore_index),
+        label_smoothing=checks.number("label_smoothing", call.label_smoothing, 0.0, 1.0),
+        logit_scale=checks.number("scale", options.get("scale", 1.0)),
+        z_loss=checks.number("z_loss", options.get("z_loss", 0.0), 0.0),
+        softcap=None if softcap is None else checks.number("softcap", softcap, 0.0, exclusive=True),
+        **{name: 1.0 * getattr(call, name) for name in ("tau", "spread", "focus", "angle", "margin")},
+    )
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    if target.is_floating_point():
+        checks.dense(target, x, rows, ", where it holds probabilities")
+        checks.beside("target", target, x)
+        if not probabilities:
+            raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
+        if call.outputs[3]:
+            raise ValueError("return_correct needs class indices as target, got probabilities")
+    else:
+        allowed = checks.Allowed(0, classes, call.ignore_index, options.get("validate"))
+        target = checks.indices(target_name, target, x, allowed, rows)
+        if target_b is not None:
+            target_b = checks.indices("target_b", target_b, x, allowed, rows)
+    call = call._replace(
+        target=target,
+        target_b=target_b,
+        lam=share(options.get("lam"), target, target_b, x),
+        weight=weights_of_classes("weight", call.weight, x, classes),
+        bias=weights_of_classes("log_prior", call.bias, x, classes),
+    )
+    by_weight = call.reduction == "mean" and normalizer is None and not call.mean_of_rows and not target.is_floating_point()
+    if call.weight is not None and by_weight and checks.nonzero(call.z_loss):
+        # the mean of z_loss is over rows; and thereby of the rest, by such weights
+        call = call._replace(weight=_average_one(call, options.get("empty") == "zero"), mean_of_rows=True)
+    if x.ndim == 1:
+        call = call._replace(
+            x=x.unsqueeze(0), target=target.unsqueeze(0), target_b=None if call.target_b is None else call.target_b.unsqueeze(0)
+        )
+    return Prepared(with_options(call, options, divisor), options, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
+
+
+def _of_one_row(finish: Callable[[Sequence[Tensor | None]], Any], results: Sequence[Tensor | None]) -> Any:
+    return finish([t if t is None or t.ndim == 0 else t.squeeze(0) for t in results])
+
+
+def rowwise_loss(call: RowwiseCall, options: RowOptions, probabilities: bool = False) -> Deferred:
+    """Check arguments of a loss that is returned alone."""
+    return rowwise_results(call, options, probabilities=probabilities)
+
+
+def class_loss(formula: str, input: Tensor, target: Tensor, hyper: list[float], reduction: str, options: ClassOptions) -> Deferred:
+    """Check a loss of the probability of a row's class, whose mean divides by the weights of the classes."""
+    call = RowwiseCall(formula, input, target, hyper=hyper, weight=options.get("weight"), reduction=reduction)
+    of_call = ("weight", "ignore_index")
+    rest: RowOptions = {k: v for k, v in options.items() if k not in of_call}  # type: ignore[assignment]  # keys are no literals
+    return rowwise_loss(call._replace(ignore_index=options.get("ignore_index", -100)), rest)
+
+
+def _average_one(call: RowwiseCall, empty_is_zero: bool) -> Tensor:
+    """Return the class weights, scaled so that the rows that count have an average weight of 1."""
+    assert call.weight is not None
+    weight = call.weight if call.weight.dtype == torch.float64 else call.weight.float()
+    total, rows = row_weights(call, weight).sum(), which_count(call).sum()
+    return weight * torch.where(total == 0, 0.0 if empty_is_zero else torch.nan, rows / total)
+
+
+def _entropy(x: Tensor) -> Tensor:
+    log_p = x.log_softmax(1)
+    p = log_p.exp()
+    return torch.where(p.isnan(), torch.nan, torch.where(p > 0, -p * torch.where(p > 0, log_p, 0.0), 0.0)).sum(1)
+
+
+def _first_largest(x: Tensor) -> Tensor:
+    """Return the first class of the largest logit that is not nan; 0 where there is none."""
+    x = torch.where(x.isnan(), -torch.inf, x)
+    columns = torch.arange(x.shape[1], device=x.device).view(1, -1, *(1,) * (x.ndim - 2))
+    return torch.where(x == x.amax(1, keepdim=True), columns, x.shape[1]).amin(1)
+
+
+def _correct(x: Tensor, target: Tensor, keep: Tensor) -> Tensor:
+    """Whether the first of the largest logits is the row's class."""
+    return keep & (_first_largest(x) == target) & ~x.isnan().any(1)
+
+
+def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Per row: -ln p of its class, nan where the index is out of range, and the class's weight, 0 where ignored."""
+    index = index.long()
+    counts = index != ignore_index
+    classes = log_p.shape[1]
+    valid = (index >= 0) & (index < classes)
+    nll = -log_p.gather(1, index.clamp(0, classes - 1).unsqueeze(1)).squeeze(1)
+    w = counts.to(nll.dtype) if weight is None else row_weight(index, weight, ignore_index).to(nll.dtype)
+    return torch.where(counts & ~valid, torch.nan, nll), w
+
+
+def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
+    """Compute a call in plain torch."""
+    x = accurate(a.x)
+    if nonzero(a.angle) or nonzero(a.margin):
+        x = with_margin(x, a.target, a.angle, a.margin)
+    x = x * a.logit_scale
+    if a.softcap is not None:
+        x = a.softcap * torch.tanh(x / a.softcap)
+    per_class = (1, -1) + (1,) * (x.ndim - 2)
+    if a.bias is not None:
+        x = x + a.tau * a.bias.to(x.dtype).view(per_class)
+    weight = None if a.weight is None else a.weight.to(x.dtype)
+    want_z_loss, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = a.outputs
+    lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss or want_lse else None
+    dense, formula = None, FORMULAS[a.loss].reference
+    divisor: Tensor | None
+    if a.target.is_floating_point():
+        log_p, dense = x.log_softmax(1), a.target.to(x.dtype) * (1 - a.label_smoothing)
+        values = torch.zeros_like(x[:, 0])
+        keep, divisor = torch.ones_like(values, dtype=torch.bool), torch.tensor(values.numel(), device=x.device)
+    else:
+        keep = which_count(a)
+        log_p = torch.where(keep.unsqueeze(1), x, 0.0).log_softmax(1)
+        nll, w = _hard(log_p, a.target, weight, a.ignore_index)
+        if a.target_b is not None and a.lam is not None:
+            lam = a.lam.to(x.dtype)
+            nll_b, w_b = _hard(log_p, a.target_b, weight, a.ignore_index)
+            w, w_b = lam * w, (1 - lam) * w_b
+            values = weighted(formula, a.hyper, nll, w) + weighted(formula, a.hyper, nll_b, w_b)
+            w = w + w_b
+        else:
+            values = weighted(formula, a.hyper, nll, w)
+        values, divisor = values * (1 - a.label_smoothing), w.sum()
+        if nonzero(a.spread):
+            values = values + w * (a.spread * focused(-log_p, a.focus)).sum(1)
+        if a.mean_of_rows:
+            divisor = keep.sum()
+    if nonzero(a.label_smoothing) or dense is not None:
+        q = torch.zeros_like(x) if dense is None else dense
+        q = q + a.label_smoothing / x.shape[1]
+        if weight is not None:
+            q = q * weight.view(per_class)
+        values = values - (q * torch.where((q == 0) & log_p.isinf(), 0.0, log_p)).sum(1)
+    z_loss = None if lse is None else torch.where(keep, a.z_loss * lse.square(), 0.0)
+    if nonzero(a.z_loss) and z_loss is not None:
+        values = values + z_loss
+    values = torch.where(keep, values, 0.0)
+    if a.normalizer is not None:
+        divisor = a.normalizer
+    elif a.reduction != "mean":
+        divisor = None
+
+    def total(v: Tensor) -> Tensor:
+        return reduced(v, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+
+    return (
+        total(values),
+        total(z_loss) if want_z_loss and z_loss is not None else None,
+        lse if want_lse else None,
+        _entropy(x) if want_entropy else None,
+        _correct(x, a.target, keep) if want_correct else None,
+        _first_largest(x.detach()) if want_argmax else None,
+        x.detach().log_softmax(1).mul(2).logsumexp(1) if want_log_p2 else None,
+        x.detach().mean(1) if want_mean else None,
+    )
+
+
+def rowwise_samples(make: Make) -> Iterator[Sample]:
+    """Yield every target, weight and layout."""
+    index = make.index(0, 10, 7)
+    index[2] = -100
+    yield Sample("class index", make.logits(7, 10), index)
+    yield Sample("class index, int32", make.logits(7, 10), index.int())
+    yield Sample("class index, uint8", make.logits(7, 10), make.index(0, 10, 7).byte())
+    yield Sample("one class", make.logits(3, 1), make.index(0, 1, 3))
+    yield Sample("two classes", make.logits(3, 2), make.index(0, 2, 3))
+    yield Sample("one row", make.logits(1001), make.index(0, 1001))
+    yield Sample("many classes", make.logits(2, 9001), make.index(0, 9001, 2))
+    yield Sample("row stride", make.logits(5, 20)[:, :11], make.index(0, 11, 5))
+    yield Sample("class stride", make.logits(5, 20)[:, ::2], make.index(0, 10, 5))
+    yield Sample("transposed", make.logits(11, 5).t(), make.index(0, 11, 5))
+    image = make.index(0, 5, 2, 3, 4)
+    image[0, 1] = -100
+    yield Sample("image", make.logits(2, 5, 3, 4), image)
+    square = make.index(0, 5, 2, 4, 8)
+    square[0, 1, ::3] = -100
+    yield Sample("image, rows at once", make.logits(2, 5, 4, 8), square)
+    square = make.index(0, 70, 1, 4, 8)
+    square[0, 1, ::3] = -100
+    yield Sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), square)
+    yield Sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), image)
+    yield Sample("image, sliced", make.logits(2, 5, 3, 8)[..., ::2], image)
+    yield Sample("image, targets transposed", make.logits(2, 5, 3, 4), make.index(0, 5, 2, 4, 3).transpose(1, 2))
+    yield Sample("class weights", make.logits(7, 10), index, {"weight": make.unit(10)})
+    yield Sample("class weights and smoothing", make.logits(7, 10), index, {"weight": make.unit(10), "label_smoothing": 0.2})
+    yield Sample("smoothing, many classes", make.logits(2, 9001), make.index(0, 9001, 2), {"label_smoothing": 0.1})
+    yield Sample("probabilities", make.logits(7, 10), make.logits(7, 10).softmax(1))
+    yield Sample("probabilities, many classes", make.logits(2, 9001), make.logits(2, 9001).softmax(1))
+    every = {"weight": make.unit(5), "label_smoothing": 0.2}
+    yield Sample("probabilities, image", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4).softmax(1), every)
+    yield Sample("mixup pair", make.logits(7, 10), index, {"target_b": make.index(0, 10, 7), "lam": 0.3})
+    yield Sample("mixup pair, image", make.logits(2, 5, 3, 4), image, {**every, "target_b": make.index(0, 5, 2, 3, 4), "lam": make.unit(2)})
+    yield Sample("normalizer", make.logits(7, 10), index, {"normalizer": torch.tensor(3.0, device=make.device)})
+    yield Sample("normalizer, number", make.logits(7, 10), index, {"normalizer": 5})
+
+
+DOCS = TemplateDocs(
+    arguments={
+        "input": "logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
+        "target": "class indices of any integer dtype, in the shape of input without the classes.",
+        "weight": "(C,), a factor of each class, which the mean divides by.",
+    },
+    returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
+    example=("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
+    targets="class index, probabilities, mixup pair",
+    keeping=Keeping({**SETTINGS, "weight": None, "ignore_index": -100}, quiet=("scale", "softcap", "z_loss")),
+)
+ROWWISE = Template(
+    "rowwise",
+    RowwiseCall,
+    results=("loss", "z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "mean_logit"),
+    graded=4,
+    kept=("divisor", "stats"),
+    saved=("entropy",),
+    fusable=True,
+    by_rows=True,
+    without=("probabilities", "label_smoothing"),
+    variables=("z",),
+    reference=rowwise_reference,
+    samples=rowwise_samples,
+    docs=DOCS,
+)

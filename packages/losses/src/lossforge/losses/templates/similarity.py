@@ -1,0 +1,82 @@
+"""The losses of all pairs of two sets of features: the plain-torch form."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lossforge.kernels.call import SimilarityCall
+from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
+from lossforge.losses.templates.record import Template
+
+OWN, OTHERS = 1, 2
+"""What a row leaves out: kernels/similarity/kernel.py."""
+
+
+def similarity_reference(call: SimilarityCall) -> Tensor:
+    """Compute a call in plain torch, with the whole matrix of similarities."""
+    a, b = accurate(call.a), accurate(call.b)
+    scale = call.logit_scale if call.scale is None else call.logit_scale * call.scale.to(a.dtype)
+    bias = call.logit_bias if call.bias is None else call.logit_bias + call.bias.to(a.dtype)
+    x = scale * (a @ b.T) + bias
+    counts, together = _related(call, x)
+    if call.loss == "sigmoid":
+        values = (F.softplus(-x.abs()) + torch.where(together, -x, x).clamp(min=0)).sum(1)
+    else:
+        values = _softmax(x, counts, together)
+    if call.loss == "both_sides":
+        pairs = slice(call.offset, call.offset + x.shape[0])
+        values = 0.5 * (values + _softmax(x.T[pairs], counts.T[pairs], together.T[pairs]))
+    divisor = call.normalizer
+    if divisor is None and call.reduction == "mean":
+        divisor = torch.tensor(x.shape[0], device=x.device)
+    return reduced(values, call.loss_scale, divisor, call.reduction, call.empty_is_zero)
+
+
+def _related(call: SimilarityCall, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which elements count, and which of these belong together."""
+    row, column = (torch.arange(n, device=x.device) for n in x.shape)
+    own = (row + call.offset).unsqueeze(1) == column
+    counts = torch.ones_like(own)
+    if call.skip == OWN:
+        counts = ~own
+    elif call.skip == OTHERS:
+        counts = own | (column >= call.pairs)
+    if call.row_labels is not None and call.column_labels is not None:
+        own = call.row_labels.unsqueeze(1) == call.column_labels
+    return counts, own & counts
+
+
+def _softmax(x: Tensor, counts: Tensor, together: Tensor) -> Tensor:
+    """Return the mean of -ln p over what belongs to each row; 0 where nothing does."""
+    if not x.numel():
+        return x.sum(1)
+    number = together.sum(1)
+    least = torch.finfo(x.dtype).min  # of a row that leaves out all, log-sum-exp of -inf would have no gradient
+    lse = torch.where(counts, x, -torch.inf).clamp(min=least).logsumexp(1)
+    near = torch.where(together, x, 0.0).sum(1) / number.clamp(min=1)
+    return torch.where(number > 0, lse - near, 0.0)
+
+
+DOCS = TemplateDocs(
+    arguments={
+        "reduction": '"mean" over the rows, "sum", or "none", one value a row.',
+        "normalize": "divide each row by its length first.",
+        "gradient": (
+            '"forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a '
+            "scalar, but for float16 and under torch.compile."
+        ),
+        "normalizer": "number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.",
+    },
+    returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
+    keeping=Keeping({"empty": "nan", "gradient": None}, per_call=("negatives", "logit_scale", "logit_bias")),
+    autocast=True,
+)
+SIMILARITY = Template(
+    "similarity",
+    SimilarityCall,
+    kept=("row_lse", "share", "column_lse"),
+    differentiable=("a", "b", "scale", "bias"),
+    reference=similarity_reference,
+    docs=DOCS,
+)

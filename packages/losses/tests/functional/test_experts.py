@@ -1,0 +1,188 @@
+"""Load balancing of experts beside transformers' formula, written plainly: values, gradients, masks, layouts, modes, edges."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loss_calls import gradient_of
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import backend, load_balancing_loss, plain_torch
+
+INF, NAN = float("inf"), float("nan")
+MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
+GRADIENT = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+
+
+def plainly(x, top_k=2, attention_mask=None, balance=1.0, z_loss=0.0):
+    """Compute the loss as transformers' load_balancing_loss_func does, with one-hot tensors; and the router z-loss."""
+    lead, experts = x.shape[:-1], x.shape[-1]
+    mask = torch.ones(lead) if attention_mask is None else attention_mask.cpu().expand(lead)
+    x, mask = x.cpu().reshape(-1, experts), mask.reshape(-1, 1).to(x.dtype)
+    p = x.softmax(1)
+    largest = p.sort(dim=1, descending=True, stable=True).indices[:, :top_k]  # as topk, which takes any of equal ones
+    chosen = F.one_hot(largest, experts).to(p.dtype)  # (T, k, E)
+    tokens_per_expert = (chosen * mask.unsqueeze(1)).sum(0) / mask.sum()
+    router_prob = (p * mask).sum(0) / mask.sum()
+    balanced = (tokens_per_expert * router_prob.unsqueeze(0)).sum() * experts
+    return balance * balanced + z_loss * (x.logsumexp(1, keepdim=True).square() * mask).sum() / mask.sum()
+
+
+def logits(*shape, device="cpu", dtype=torch.float32):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 2).to(device, dtype)
+
+
+CASES = {
+    "one token": lambda d: (logits(1, 8, device=d), {}),
+    "one expert": lambda d: (logits(9, 1, device=d), {"top_k": 1}),
+    "tokens that end within a tile": lambda d: (logits(1031, 8, device=d), {}),
+    "experts that are no power of two": lambda d: (logits(70, 60, device=d), {"top_k": 4}),
+    "all experts taken": lambda d: (logits(50, 5, device=d), {"top_k": 5}),
+    "many experts": lambda d: (logits(9, 384, device=d), {"top_k": 8}),
+    "more experts than a tile holds tokens of": lambda d: (logits(3, 4096, device=d), {"top_k": 1}),
+    "layers, mask of tokens": lambda d: (logits(3, 2, 40, 16, device=d), {"attention_mask": (torch.arange(40, device=d) % 5 > 0)}),
+    "integer mask": lambda d: (logits(2, 30, 4, device=d), {"attention_mask": torch.tensor([[1], [0]], device=d)}),
+    "shares as mask": lambda d: (logits(30, 4, device=d), {"attention_mask": torch.rand(30, device=d)}),
+    "transposed": lambda d: (logits(8, 90, device=d).T, {}),
+    "sliced": lambda d: (logits(40, 33, device=d)[:, ::2], {"top_k": 3}),
+    "z-loss alone": lambda d: (logits(40, 8, device=d), {"balance": 0.0, "z_loss": 1.0}),
+    "both": lambda d: (logits(40, 8, device=d) + 20, {"balance": 0.01, "z_loss": 1e-3}),
+}
+
+
+@MODES
+@pytest.mark.parametrize("dtype", GRADIENT, ids=lambda t: str(t).removeprefix("torch."))
+@pytest.mark.parametrize("name", CASES)
+def test_against_float64(name, dtype, mode, device):
+    x, options = CASES[name](device)
+    x = x.to(dtype)
+    value, g = gradient_of(lambda x: 1.5 * load_balancing_loss(x, **options, gradient=mode), x)
+    exact, g_exact = gradient_of(lambda x: 1.5 * plainly(x, **options), x.double())
+    torch.testing.assert_close(value.double().cpu(), exact, rtol=3e-6, atol=0)
+    cancelled = 2.0**-22 * x.shape[-1] * (x.numel() // x.shape[-1]) ** -0.5  # of terms up to E / T, whose sum may be 0
+    assert (g.double() - g_exact).norm().item() <= GRADIENT[dtype] * g_exact.norm().item() + cancelled
+    assert g.dtype == dtype
+    for function in (load_balancing_loss, plain_torch()(load_balancing_loss)):
+        wide, g_wide = gradient_of(lambda x, function=function: 1.5 * function(x, **options), x.double())
+        torch.testing.assert_close(wide.cpu(), exact, rtol=1e-12, atol=0)
+        torch.testing.assert_close(g_wide, g_exact, rtol=1e-9, atol=1e-15)
+
+
+def test_returned_z_loss(device):
+    """It is the part of the z-loss, and the same where it is not asked for."""
+    x = logits(50, 8, device=device).requires_grad_()
+    out = load_balancing_loss(x, z_loss=0.5, return_z_loss=True)
+    torch.testing.assert_close(out.z_loss, 0.5 * x.detach().logsumexp(1).square().mean())
+    assert not out.z_loss.requires_grad
+    assert torch.equal(out.loss, load_balancing_loss(x, z_loss=0.5))
+    (g,) = torch.autograd.grad(out.loss, x)
+    assert torch.equal(g, torch.autograd.grad(load_balancing_loss(x, z_loss=0.5), x)[0])
+
+
+@MODES
+def test_padding_may_hold_anything(mode, device):
+    x = logits(20, 6, device=device)
+    mask = torch.arange(20, device=device) % 3 > 0
+    spoiled = x.clone()
+    spoiled[::3] = torch.tensor([NAN, INF, -INF, 0.0, 1e38, -1e38], device=device)
+    value, g = gradient_of(load_balancing_loss, spoiled, 2, mask, z_loss=0.1, gradient=mode)
+    expected, g_expected = gradient_of(load_balancing_loss, x[mask], 2, z_loss=0.1)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(g[mask], g_expected)
+    assert not g[~mask].any()
+
+
+@MODES
+def test_ties_excluded_experts_and_nothing(mode, device):
+    """Of equal logits the lower expert comes first, of -inf too; a nan shows; a mean over nothing is nan, or 0."""
+    x = torch.zeros(4, 4, device=device)
+    assert load_balancing_loss(x, 2).item() == 2.0
+    x[:, 0] = 1.0
+    p = x[0].softmax(0)
+    torch.testing.assert_close(load_balancing_loss(x, 2), 4 * (p[0] + p[1]))
+    x[:, 1:] = -INF
+    value, g = gradient_of(load_balancing_loss, x, 2, gradient=mode)
+    assert value == 4.0
+    assert not g.any()
+    x[1, 2] = NAN
+    value, g = gradient_of(load_balancing_loss, x, 2, gradient=mode)
+    assert value.isnan()
+    assert g[1].isnan().all()
+    for tokens, mask in ((x[:0], None), (x * 0, torch.zeros(4, device=device))):
+        value, g = gradient_of(load_balancing_loss, tokens, 2, mask, gradient=mode)
+        assert value.isnan()
+        value, g = gradient_of(load_balancing_loss, tokens, 2, mask, gradient=mode, empty="zero")
+        assert value == 0
+        assert not g.any()
+
+
+@MODES
+def test_one_pass_each_and_the_same_bits(mode, device):
+    x = logits(3000, 8, device=device).requires_grad_()
+    before = launch_counts()
+    value = load_balancing_loss(x, z_loss=1e-3, gradient=mode)
+    (g,) = torch.autograd.grad(value, x, retain_graph=True)
+    if backend(x) != "torch":
+        made = {name: n - before.get(name, 0) for name, n in launch_counts().items() if n != before.get(name, 0)}
+        made.pop("scale_kernel", None)  # by the upstream gradient, which it finds to be 1
+        assert made == {"router_kernel": 1, "router_total_kernel": 1, "router_gradient_kernel": 1}
+    assert torch.equal(g, torch.autograd.grad(value, x)[0])
+    assert torch.equal(value, load_balancing_loss(x, z_loss=1e-3))
+
+
+def test_inplace_and_second_order(device):
+    x = logits(30, 8, device=device).requires_grad_()
+    (expected,) = torch.autograd.grad(load_balancing_loss(x, z_loss=0.1), x)
+    (g,) = torch.autograd.grad(load_balancing_loss(x * 1, z_loss=0.1, inplace=True), x)
+    assert torch.equal(g, expected)
+    wide = logits(5, 4, device=device).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: load_balancing_loss(x, z_loss=0.1), (wide,))
+    assert torch.autograd.gradgradcheck(lambda x: load_balancing_loss(x, z_loss=0.1), (wide,))
+
+
+@MODES
+def test_operator_and_compile(mode, device):
+    x = logits(40, 8, device=device)
+    mask = torch.arange(40, device=device) % 3 > 0
+
+    def loss(x):
+        return load_balancing_loss(x, 2, mask, z_loss=0.1, gradient=mode)
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for got, expected in zip(gradient_of(compiled, x), gradient_of(loss, x), strict=True):
+        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(torch.func.grad(loss)(x), gradient_of(loss, x)[1])
+    arguments = (
+        None,
+        "load_balancing",
+        x.requires_grad_(),
+        mask.float(),
+        None,
+        2,
+        1.0,
+        0.1,
+        "mean",
+        False,
+        [True],
+        mode == "forward",
+        True,
+    )
+    result = torch.library.opcheck(torch.ops.lossforge.router.default, arguments)
+    assert set(result.values()) == {"SUCCESS"}, result
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (ValueError, {"top_k": 5}, "top_k must be at least 1 and at most the 4 experts, got 5"),
+        (ValueError, {"top_k": 0}, "top_k must be at least 1 and at most the 4 experts, got 0"),
+        (ValueError, {"attention_mask": torch.ones(3)}, r"attention_mask must broadcast to \(6,\), got shape \(3,\)"),
+        (TypeError, {"attention_mask": [1]}, "attention_mask must be a tensor, got list"),
+        (TypeError, {"reduction": "sum"}, "unexpected keyword argument 'reduction'"),
+        (ValueError, {"z_loss": INF}, "z_loss must be finite"),
+    ],
+)
+def test_refused_arguments(kind, options, message):
+    with pytest.raises(kind, match=message):
+        load_balancing_loss(torch.zeros(6, 4), **options)
+    with pytest.raises(ValueError, match="router_logits must have the experts last, 1 to 4096, got shape"):
+        load_balancing_loss(torch.zeros(6, 5000))

@@ -1,0 +1,353 @@
+"""The product that carries a loss of rows: its results and gradients, what depends on a row alone, and which calls it takes.
+
+Interpreted, its descriptors are blocks of memory, and two programs share the tiles. What only a GPU shows is marked: the order of its sums,
+graphs, compilation, memory.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lossforge import kernels
+from lossforge.kernels import launch_counts
+from lossforge.losses import (
+    cross_entropy,
+    fuse_linear,
+    generalized_cross_entropy,
+    linear_cross_entropy,
+    linear_entropy,
+    linear_selective_log_softmax,
+    plain_torch,
+    softmax_focal_loss,
+)
+from lossforge.losses.testing import error
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+EVERY = {f"return_{name}": True for name in ("lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")}
+OPTIONS = {
+    "plain": {},
+    "all results": {**EVERY, "z_loss": 1e-2, "return_z_loss": True},
+    "smoothing": {"label_smoothing": 0.1, "return_entropy": True, "return_mean_logit": True},
+    "softcap": {"softcap": 5.0, "scale": 0.7, **EVERY},
+    "negative scale": {"scale": -0.5, "return_argmax": True, "return_lse": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def product(device, monkeypatch):
+    """Return how many products were launched since."""
+    launch = kernels.of_folder("linear")
+    if device == "cpu":
+        monkeypatch.setattr(launch, "programs", lambda device: 2)
+    elif not launch.programs(torch.cuda.current_device()):
+        pytest.skip("the GPU is older than sm_90")
+    before = launch_counts().get("linear_product_kernel", 0)
+    return lambda: launch_counts().get("linear_product_kernel", 0) - before
+
+
+def layer(rows, hidden, classes, device, dtype=torch.bfloat16):
+    """Return input, weight and bias whose logits have a standard deviation of 4, and class indices, some of them ignored."""
+    x, w, b = torch.randn(rows, hidden) * 4 / hidden**0.5, torch.randn(classes, hidden), torch.randn(classes)
+    target = torch.randint(classes, (rows,))
+    target[1::5] = -100
+    return [t.to(device, dtype).requires_grad_() for t in (x, w, b)], target.to(device)
+
+
+def exact(leaves, target, bias=None, **options):
+    """Return the leaves in float64 and the results of the unfused computation. bias: of the layer, where it is no leaf."""
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    logits = F.linear(*wide) if bias is None else F.linear(*wide, bias.double())
+    with plain_torch():
+        return wide, cross_entropy(logits, target, reduction="none", **options)
+
+
+def graded(results, upstream):
+    """Return what to differentiate: the sum of all differentiable results, weighted."""
+    several = (results,) if isinstance(results, Tensor) else results[:4]
+    return sum((r * u.to(r.dtype)).sum() for r, u in zip(several, upstream, strict=False) if r is not None)
+
+
+def compare(found, expected, bound=2e-5):
+    several = ((found,), (expected,)) if isinstance(found, Tensor) else (found, expected)
+    for got, right in zip(*several, strict=True):
+        assert (got is None) == (right is None)
+        if got is None:
+            continue
+        if got.is_floating_point():
+            assert ((got.double() - right).abs() <= bound * (1 + right.abs())).all()
+        else:
+            assert torch.equal(got, right)
+
+
+@pytest.mark.each("options", "shape")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("shape", [(1, 8, 1), (7, 64, 2), (130, 72, 127), (200, 136, 257), (9, 200, 1300)], ids=str)
+def test_options(shape, options, dtype, device, product):
+    """Values to float32's precision, gradients to one rounding of the logits' gradient."""
+    leaves, target = layer(*shape, device, dtype)
+    found = linear_cross_entropy(*leaves[:2], target, leaves[2], reduction="none", **options)
+    wide, expected = exact(leaves, target, **options)
+    compare(found, expected)
+    upstream = torch.randn(4, shape[0], device=device)
+    gradients = torch.autograd.grad(graded(found, upstream), leaves)
+    for got, right in zip(gradients, torch.autograd.grad(graded(expected, upstream), wide), strict=True):
+        assert error(got, right) < 1.2e-2 or right.norm() < 1e-9
+    assert product() >= 2
+
+
+def test_class_weights(device, product):
+    leaves, target = layer(50, 64, 300, device)
+    weight = torch.rand(300, device=device) + 0.5
+    wide, expected = exact(leaves, target, weight=weight.double())
+    found = linear_cross_entropy(*leaves[:2], target, leaves[2], loss_weight=weight, reduction="none")
+    compare(found, expected)
+    for got, right in zip(torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(expected.sum(), wide), strict=True):
+        assert error(got, right) < 8e-3
+    with torch.no_grad():  # where the gradient is not written in forward, a mean goes by the product too
+        mean = linear_cross_entropy(*leaves[:2], target, leaves[2], loss_weight=weight)
+    assert error(mean, F.cross_entropy(F.linear(*wide), target, weight.double())) < 1e-5
+    assert product() == 3
+
+
+@pytest.mark.parametrize("function", [softmax_focal_loss, generalized_cross_entropy], ids=lambda f: f.__name__)
+def test_other_losses_of_rows(function, device, product):
+    """Losses with a formula of their own, and a backward over several blocks of classes."""
+    leaves, target = layer(40, 64, 700, device)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    found = fuse_linear(function)(*leaves[:2], target, bias=leaves[2], reduction="none", chunk=15)
+    with plain_torch():
+        expected = function(F.linear(*wide), target, reduction="none")
+    compare(found, expected)
+    upstream = torch.rand(40, device=device) + 0.5
+    gradients = torch.autograd.grad((found * upstream).sum(), leaves)
+    for got, right in zip(gradients, torch.autograd.grad((expected * upstream.double()).sum(), wide), strict=True):
+        assert error(got, right) < 8e-3
+    assert product() == 1 + -(-700 // 264)  # 15 rows' logits are those of 264 classes
+
+
+def test_several_launches_over_rows(device, product, monkeypatch):
+    """Statistics of many rows do not take memory together."""
+    monkeypatch.setattr(kernels.of_folder("linear"), "PARTS", 0)
+    (x, w, _), target = layer(2050, 8, 300, device)
+    with torch.no_grad():
+        logps, entropy = linear_selective_log_softmax(x, w, target, return_entropy=True)
+        expected = (x.double() @ w.double().t()).log_softmax(-1)
+    assert product() == 3  # of 1024 rows
+    at = expected.gather(1, target.clamp(0)[:, None])[:, 0]
+    assert error(logps, torch.where(target == -100, 0.0, at)) < 1e-6
+    assert error(entropy, -(expected.exp() * expected).sum(1)) < 1e-6
+
+
+@pytest.mark.parametrize("wanted", ["x", "w", "b", "xw"])
+def test_what_is_not_needed_is_not_computed(wanted, device, product):
+    leaves, target = layer(20, 64, 300, device)
+    leaves = [t.detach().requires_grad_(name in wanted) for t, name in zip(leaves, "xwb", strict=True)]
+    linear_cross_entropy(*leaves[:2], target, leaves[2], reduction="none").sum().backward()
+    wide, expected = exact(leaves, target)
+    for t, right in zip(leaves, torch.autograd.grad(expected.sum(), wide), strict=True):
+        assert (t.grad is not None) == t.requires_grad
+        assert t.grad is None or error(t.grad, right) < 8e-3
+    assert product() == 2
+
+
+def test_edges(device):
+    """A row that is ignored and holds nan; nan, an infinity and an index out of range in rows of their own."""
+    (x, w, _), target = layer(40, 64, 300, device)
+    target.clamp_(0)
+    wrong = [7, 9]
+    with torch.no_grad():
+        target[3] = -100
+        x[3], x[7], x[9, 0] = torch.nan, torch.nan, torch.inf
+        if device == "cuda":  # a CPU refuses it
+            wrong, target[5] = [5, 7, 9], 999
+    value = linear_cross_entropy(x, w, target, reduction="none", validate=False)
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert value[3] == 0
+    assert (gradient[3] == 0).all()
+    assert value[wrong].isnan().all()
+    assert gradient[wrong].isnan().any(1).all()
+    rest = [i for i in range(40) if i not in wrong]
+    assert value[rest].isfinite().all()
+    assert gradient[rest].isfinite().all()
+
+
+def test_nothing_to_sum(device):
+    """No rows; and all of them ignored."""
+    (x, w, b), target = layer(20, 64, 300, device)
+    assert linear_selective_log_softmax(x[:0], w, target[:0], b).shape == (0,)
+    ignored = torch.full_like(target, -100)
+    value = linear_cross_entropy(x, w, ignored, b, reduction="none")
+    assert (value == 0).all()
+    assert all((g == 0).all() for g in torch.autograd.grad(value.sum(), (x, w, b)))
+    with torch.no_grad():
+        assert linear_cross_entropy(x, w, ignored, b).isnan()
+        assert linear_cross_entropy(x, w, ignored, b, empty="zero") == 0
+
+
+def test_a_common_offset_costs_no_digits(device):
+    """A bias of 1e4 on every class: the log-probabilities of float32, where logits rounded to bfloat16 would be off by 32."""
+    (x, w, _), target = layer(50, 64, 300, device)
+    target.clamp_(0)
+    bias = torch.full((300,), 9984.0, device=device, dtype=torch.bfloat16)
+    found = linear_selective_log_softmax(x, w, target, bias)
+    expected = F.linear(x.double(), w.double()).log_softmax(-1).gather(1, target[:, None])[:, 0]
+    assert (found - expected).abs().max() < 5e-3
+
+
+def results_of(x, w, target):
+    x = x.detach().requires_grad_()
+    found = linear_cross_entropy(x, w, target, reduction="none", **EVERY)
+    return [t.detach() for t in found if t is not None]
+
+
+def test_a_row_has_the_same_bits_in_any_batch(device):
+    """Alone, among others, in another order, with other strides and addresses. On a GPU, at the sizes that once differed."""
+    rows, hidden, classes = (200, 72, 300) if device == "cpu" else (8192, 520, 8001)
+    (x, w, _), target = layer(rows, hidden, classes, device)
+    x, w = x.detach(), w.detach()
+    whole = results_of(x, w, target)
+    for count in (1, 2, 7, 64, 100, 130) if device == "cpu" else (1, 2, 7, 16, 64, 100, 513, 1000, 4096, 8191):
+        for got, expected in zip(results_of(x[:count], w, target[:count]), whole, strict=True):
+            assert torch.equal(got, expected[:count]), count
+    order = torch.randperm(rows, device=device)
+    strided = torch.empty(rows, hidden + 8, device=device, dtype=x.dtype)[:, :hidden].copy_(x)
+    moved = torch.empty(rows * hidden + 1, device=device, dtype=x.dtype)[1:].view(rows, hidden).copy_(x)
+    unaligned = torch.empty(rows + 1, device=device, dtype=target.dtype)[1:].copy_(target)
+    for other, index, places in ((x[order], target[order], order), (strided, target, slice(None)), (moved, unaligned, slice(None))):
+        for got, expected in zip(results_of(other, w, index), whole, strict=True):
+            assert torch.equal(got, expected[places])
+
+
+@pytest.mark.parametrize("bias", ["every other", "one for all"])
+def test_strides_of_what_is_small(bias, device, product):
+    """A bias and upstream gradients that are not contiguous."""
+    (x, w, b), target = layer(20, 64, 300, device)
+    b = (torch.cat([b, b]).view(2, 300).t().flatten()[::2] if bias == "every other" else b[:1].expand(300)).detach()
+    found = linear_cross_entropy(x, w, target, b, reduction="none")
+    wide, expected = exact((x, w), target, bias=b)
+    compare(found, expected)
+    upstream = torch.randn(40, device=device)[::2]
+    gradients = torch.autograd.grad(found, (x, w), upstream)
+    for got, right in zip(gradients, torch.autograd.grad(expected, wide, upstream.double()), strict=True):
+        assert error(got, right) < 8e-3
+    assert product() == 2
+
+
+def test_one_row_of_any_stride(device, product):
+    """torch calls one row of a wider matrix contiguous, of the input as of the weight."""
+    x = torch.randn(1, 12, device=device, dtype=torch.bfloat16)[:, :8].requires_grad_()
+    w = torch.randn(1, 20, device=device, dtype=torch.bfloat16)[:, :8]
+    value = linear_cross_entropy(x, w, torch.zeros(1, device=device, dtype=torch.int64), reduction="none")
+    assert value.item() == 0
+    assert (torch.autograd.grad(value.sum(), x)[0] == 0).all()
+    assert product() == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    {
+        "float32": lambda x, w, t: ((x.float(), w.float(), t), {}),
+        "rows that are no multiple of 16 bytes": lambda x, w, t: ((x[:, :60], w[:, :60].contiguous(), t), {}),
+        "a weight that is not contiguous": lambda x, w, t: ((x, w.t().contiguous().t(), t), {}),
+        "probabilities": lambda x, w, t: ((x, w, torch.rand(len(x), len(w), device=x.device).to(x.dtype)), {}),
+        "a pair of classes": lambda x, w, t: ((x, w, t), {"target_b": t.flip(0), "lam": 0.3}),
+        "smoothing with class weights": lambda x, w, t: ((x, w, t), {"label_smoothing": 0.1, "loss_weight": torch.ones_like(w[:, 0])}),
+    }.items(),
+)
+def test_other_calls_take_chunks(reason, change, device, product):
+    (x, w, _), target = layer(20, 64, 40, device)
+    tensors, options = change(x, w, target)
+    with torch.no_grad():
+        found = linear_cross_entropy(*tensors, reduction="none", **options)
+    assert product() == 0, reason
+    assert found.shape == (20,)
+    assert found.isfinite().all()
+
+
+def test_memory_follows_from_the_rows(device, monkeypatch):
+    """Without a gradient nothing of rows times classes is kept: beside the results, statistics of half tiles within a bound."""
+    launch = kernels.of_folder("linear")
+    sizes, empty = [], torch.empty
+    (x, w, _), _ = layer(300, 64, 1000, device)
+
+    def observed(*args, **kwargs):
+        t = empty(*args, **kwargs)
+        sizes.append(t.numel() * t.itemsize)
+        return t
+
+    monkeypatch.setattr(torch, "empty", observed)
+    with torch.no_grad():
+        linear_entropy(x, w)
+    assert max(sizes) == 3 * 8 * 300 * 4  # planes, halves of tiles, rows
+    assert max(sizes) <= launch.PARTS
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_cuda_graph(device):
+    (x, w, b), target = layer(512, 256, 5000, device)
+
+    def step():
+        found = linear_selective_log_softmax(x, w, target, b, return_entropy=True)
+        gradients = torch.autograd.grad(found.logps.sum() + found.entropy.sum(), (x, w, b))
+        return *(t.detach() for t in found), *gradients
+
+    torch.use_deterministic_algorithms(False)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert all(torch.equal(got, expected) for got, expected in zip(found, step(), strict=True))
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_compiled(device, product):
+    (x, w, b), target = layer(100, 64, 500, device)
+    compiled = torch.compile(lambda *tensors: linear_selective_log_softmax(*tensors), fullgraph=True, dynamic=True)
+    for rows in (100, 37):
+        found, expected = (f(x[:rows], w, target[:rows], b) for f in (compiled, linear_selective_log_softmax))
+        assert torch.equal(found, expected)
+        of_found, of_expected = (torch.autograd.grad(v.sum(), (x, w, b)) for v in (found, expected))
+        assert all(torch.equal(got, right) for got, right in zip(of_found, of_expected, strict=True))
+    assert product() == 8
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_the_same_bits_run_after_run(device):
+    (x, w, b), target = layer(1000, 256, 33_001, device)
+    first, second = (
+        torch.autograd.grad(linear_cross_entropy(x, w, target, b, reduction="none", label_smoothing=0.1).sum(), (x, w, b)) for _ in range(2)
+    )
+    assert all(torch.equal(got, again) for got, again in zip(first, second, strict=True))
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.large
+def test_peak_memory(device):
+    """Of 262,144 classes, forward alone: 64 MiB beside the results."""
+    torch.use_deterministic_algorithms(False)
+    x, w = (torch.randn(n, 512, device=device, dtype=torch.bfloat16) for n in (16_384, 262_144))
+    target = torch.randint(262_144, (16_384,), device=device)
+
+    def used():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        linear_selective_log_softmax(x, w, target, return_entropy=True)
+        return torch.cuda.max_memory_allocated() - before
+
+    with torch.no_grad():
+        used()
+        assert used() <= 64 * 2**20

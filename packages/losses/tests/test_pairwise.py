@@ -1,0 +1,175 @@
+"""Matrices of IoU, GIoU, DIoU and CIoU: values and gradients as torchvision has them, layouts, edges, operators."""
+
+import pytest
+import torch
+import torchvision.ops
+from loss_calls import Operators
+from torch import Tensor
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import backend, box_iou, complete_box_iou, distance_box_iou, generalized_box_iou, plain_torch
+from lossforge.losses.templates.boxes import SPECIAL_PAIRS
+from lossforge.losses.testing import error
+
+FUNCTIONS = (box_iou, generalized_box_iou, distance_box_iou, complete_box_iou)
+EACH = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+
+
+def random(n: int, device: str, dtype: torch.dtype = torch.float64, *outer: int) -> Tensor:
+    low, sides = torch.rand(*outer, n, 2, device=device) * 100, torch.rand(*outer, n, 2, device=device) * 60 + 1
+    return torch.cat([low, low + sides], -1).to(dtype)
+
+
+def theirs(function, boxes1: Tensor, boxes2: Tensor) -> Tensor:
+    return getattr(torchvision.ops, function.__name__)(boxes1, boxes2)
+
+
+def results(function, boxes1: Tensor, boxes2: Tensor, upstream: Tensor, **options) -> tuple[Tensor, Tensor, Tensor]:
+    boxes1, boxes2 = (b.detach().clone(memory_format=torch.preserve_format).requires_grad_() for b in (boxes1, boxes2))
+    value = function(boxes1, boxes2, **options)
+    return value.detach(), *torch.autograd.grad(value, (boxes1, boxes2), upstream.to(value.dtype))
+
+
+@EACH
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (7, 3), (17, 129), (33, 300)])
+def test_values_and_gradients_as_torchvision_has_them(function, n, m, device):
+    """In float64 by the reference, in float32 by the kernel; torchvision adds 1e-7 to some denominators, areas of at least 1."""
+    boxes1, boxes2 = random(n, device), random(m, device)
+    upstream = torch.randn(n, m, device=device, dtype=torch.float64)
+    exact = results(lambda a, b: theirs(function, a, b), boxes1, boxes2, upstream)
+    for got, wanted in zip(results(function, boxes1, boxes2, upstream), exact, strict=True):
+        assert error(got, wanted) < 1e-6
+    before = launch_counts().get("pairwise_kernel", 0)
+    boxes1, boxes2 = boxes1.float(), boxes2.float()
+    exact = results(function, boxes1.double(), boxes2.double(), upstream)
+    ours = results(function, boxes1, boxes2, upstream)
+    assert launch_counts()["pairwise_kernel"] == before + 1
+    for got, wanted in zip(ours, exact, strict=True):
+        assert got.dtype == torch.float32
+        assert error(got, wanted) < 3e-6
+    for got, again in zip(ours, results(function, boxes1, boxes2, upstream), strict=True):
+        assert torch.equal(got, again)
+
+
+def test_small_overlaps_keep_their_digits(device):
+    """Of an IoU of 1e-6, which 1 minus the loss would round to 3 digits."""
+    one, other = torch.tensor([[0.0, 0, 1, 1]], device=device), torch.tensor([[1 - 2.0**-20, 0, 2, 1]], device=device)
+    exact = 2.0**-20 / (2 + 2.0**-20 - 2.0**-20)
+    torch.testing.assert_close(box_iou(one, other).item(), exact, rtol=1e-6, atol=0)
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_layouts(function, dtype, device):
+    """Transposed, sliced and expanded boxes, other dtypes beside each other, leading dimensions that broadcast, both formats."""
+    plain1, plain2 = random(9, device, dtype), random(21, device, dtype)
+    wide1, wide2 = plain1.double(), plain2.double()
+    upstream = torch.randn(9, 21, device=device, dtype=torch.float64)
+    exact = results(function, wide1, wide2, upstream)
+    bound = 3e-6 if dtype == torch.float32 else 2.0**-7 if dtype == torch.bfloat16 else 2.0**-10
+    beside = torch.cat([plain1, plain1], 1)[:, :4]
+    layouts = [(plain1.t().contiguous().t(), plain2), (beside, plain2.repeat_interleave(2, 0)[::2]), (plain1, plain2.float())]
+    for boxes1, boxes2 in layouts:
+        for got, wanted, like in zip(results(function, boxes1, boxes2, upstream), exact, (torch.empty(0), boxes1, boxes2), strict=True):
+            assert got.dtype == like.dtype
+            assert error(got, wanted) < (3e-6 if got.dtype == torch.float32 else bound)
+    several = random(9, device, dtype, 2, 3)
+    value = function(several, plain2)
+    assert value.shape == (2, 3, 9, 21)
+    for i in range(2):
+        for j in range(3):
+            assert torch.equal(value[i, j], function(several[i, j], plain2))
+    centered = [torch.cat([(b[:, :2] + b[:, 2:]) / 2, b[:, 2:] - b[:, :2]], 1) for b in (wide1.float(), wide2.float())]
+    for got, wanted in zip(
+        results(function, *centered, upstream, fmt="cxcywh"),
+        results(function, centered[0].double(), centered[1].double(), upstream, fmt="cxcywh"),
+        strict=True,
+    ):
+        assert error(got, wanted) < 3e-6
+    assert error(function(*centered, fmt="cxcywh"), exact[0]) < 1e-5
+
+
+@EACH
+def test_special_pairs(function, device):
+    """Boxes without area are finite, as the reference has them; equal ones with area have exactly 1; flipped ones nan."""
+    boxes1, boxes2 = (torch.tensor(b, device=device, dtype=torch.float32) for b in zip(*SPECIAL_PAIRS.values(), strict=True))
+    upstream = torch.rand(len(boxes1), len(boxes2), device=device) + 0.5
+    exact = results(function, boxes1.double(), boxes2.double(), upstream)
+    for got, wanted in zip(results(function, boxes1, boxes2, upstream), exact, strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    boxes = random(40, device, torch.float32)
+    assert (function(boxes, boxes).diagonal() == 1).all()
+    assert function(boxes * 1e6, boxes * 1e6).isfinite().all()
+    flipped = boxes[:2, [2, 1, 0, 3]]
+    assert function(flipped, boxes).isnan().all()
+    assert function(boxes, flipped).isnan().all()
+    assert function(boxes.double(), flipped.double()).isnan().all()
+
+
+@EACH
+def test_empty_sets(function, device):
+    boxes = random(3, device, torch.float32)
+    for boxes1, boxes2, shape in ((boxes[:0], boxes, (0, 3)), (boxes, boxes[:0], (3, 0)), (boxes[None][:0], boxes, (0, 3, 3))):
+        value = function(boxes1.clone().requires_grad_(), boxes2)
+        assert value.shape == shape
+        value.sum().backward()
+
+
+@EACH
+def test_gradients_twice_and_of_one_set(function, device):
+    """One set's gradient has the bits that both have; a gradient of a gradient is the reference's."""
+    boxes1, boxes2 = random(5, device, torch.float32), random(6, device, torch.float32)
+    upstream = torch.randn(5, 6, device=device)
+    _, g1, g2 = results(function, boxes1, boxes2, upstream)
+    leaf = boxes1.clone().requires_grad_()
+    assert torch.equal(torch.autograd.grad(function(leaf, boxes2), leaf, upstream)[0], g1)
+    leaf = boxes2.clone().requires_grad_()
+    assert torch.equal(torch.autograd.grad(function(boxes1, leaf), leaf, upstream)[0], g2)
+    second = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [b.to(dtype).requires_grad_() for b in (boxes1, boxes2)]
+        gradients = torch.autograd.grad(function(*leaves), leaves, upstream.to(dtype), create_graph=True)
+        second.append(torch.autograd.grad(sum(g.square().sum() for g in gradients), leaves))
+    for got, wanted in zip(*second, strict=True):
+        assert error(got, wanted) < 1e-4
+
+
+@EACH
+def test_operator(function, device):
+    """One operator of the dispatcher, which opcheck accepts; the reference under plain_torch."""
+    boxes1, boxes2 = random(5, device, torch.float32).requires_grad_(), random(6, device, torch.float32)
+    with Operators() as operators:
+        value = function(boxes1, boxes2)
+        value.sum().backward()
+    if backend(boxes1) != "torch":
+        assert operators.names == ["pairwise", "pairwise_backward"]
+        name = {"box_iou": "iou", "generalized_box_iou": "giou", "distance_box_iou": "diou", "complete_box_iou": "ciou"}[function.__name__]
+        torch.library.opcheck(torch.ops.lossforge.pairwise.default, (boxes1[None], boxes2[None], name, 1e-7, False))
+    with plain_torch(), Operators() as operators:
+        torch.testing.assert_close(function(boxes1, boxes2), value, rtol=1e-5, atol=1e-6)
+    assert not operators.names
+
+
+@EACH
+def test_compiled(function, device):
+    boxes1, boxes2 = random(5, device, torch.float32), random(6, device, torch.float32)
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    upstream = torch.randn(5, 6, device=device)
+    for got, wanted in zip(results(compiled, boxes1, boxes2, upstream), results(function, boxes1, boxes2, upstream), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_mistakes(device):
+    boxes = random(3, device, torch.float32)
+    for arguments, options, kind, message in (
+        ((boxes.long(), boxes), {}, TypeError, "boxes1 must be of a floating dtype, got torch.int64"),
+        ((boxes, boxes[:, :3]), {}, ValueError, r"boxes2 must have shape \(..., boxes, 4\), got \(3, 3\)"),
+        ((boxes[0], boxes), {}, ValueError, r"boxes1 must have shape \(..., boxes, 4\), got \(4,\)"),
+        ((boxes.expand(2, 3, 4), boxes.expand(3, 3, 4)), {}, ValueError, "boxes2 must broadcast with the leading dimensions"),
+        ((boxes, boxes), {"fmt": "xywh"}, ValueError, "fmt must be one of 'xyxy', 'cxcywh', got 'xywh'"),
+        ((boxes, boxes), {"eps": -1}, ValueError, "eps must be finite and at least 0, got -1"),
+        ((boxes, boxes), {"format": "xyxy"}, TypeError, "unexpected keyword argument 'format'; did you mean 'fmt'"),
+    ):
+        with pytest.raises(kind, match=message):
+            box_iou(*arguments, **options)

@@ -1,0 +1,181 @@
+"""Images of 1 to 12 channels, of 8 bits, 16 bits and floats: read as they are, normalised by what was measured, and predicted."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from folder_parts import digit_files
+from PIL import Image
+
+from lab.config.errors import UserError
+from lab.data.images import UNREADABLE
+from lab.data.pixels import alpha_note, measured, read_pixels, shown
+from lab.results.prediction import predict
+from lab.runs.predict import predictor
+
+SIDE = 20
+
+
+def pixels(channels, dtype, seed=0):
+    values = np.random.default_rng(seed).random((SIDE, SIDE, channels))
+    return (
+        (values * 65535).astype(dtype)
+        if dtype == np.uint16
+        else (values * 255).astype(dtype)
+        if dtype == np.uint8
+        else values.astype(dtype)
+    )
+
+
+def saved(path, array):
+    """Write an array as the file that its channels and dtype need."""
+    if path.suffix == ".npy":
+        np.save(path, array)
+    elif array.shape[2] in (3, 4) and array.dtype == np.uint8:
+        Image.fromarray(array).save(path)
+    else:
+        first, *others = [Image.fromarray(np.ascontiguousarray(array[:, :, channel])) for channel in range(array.shape[2])]
+        first.save(path, **({"save_all": True, "append_images": others} if others else {}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "dtype", "scale"),
+    [
+        ("a.png", 1, np.uint8, 255),
+        ("a.png", 1, np.uint16, 65535),
+        ("a.png", 3, np.uint8, 255),
+        ("a.png", 4, np.uint8, 255),
+        ("a.tif", 1, np.uint16, 65535),
+        ("a.tif", 1, np.float32, 1),
+        ("a.tif", 12, np.uint16, 65535),
+        ("a.tif", 5, np.float32, 1),
+        ("a.npy", 12, np.float32, 1),
+        ("a.npy", 7, np.uint8, 255),
+        ("a.npy", 2, np.float64, 1),
+    ],
+)
+def test_every_pixel_is_read_as_it_is(tmp_path, name, channels, dtype, scale):
+    array = pixels(channels, dtype)
+    found = read_pixels(saved(tmp_path / name, array), channels)
+    expected = torch.from_numpy(array.astype(np.float64) / scale).permute(2, 0, 1).float()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("array", "channels", "said"),
+    [
+        (pixels(3, np.uint8), 4, "has 3 channels; data.channels=4 is expected"),
+        (pixels(3, np.float32).astype(np.int32), 3, "has pixels of int32; 8 or 16 bits without sign, or floats, are expected"),
+        (np.full((SIDE, SIDE, 2), np.nan, np.float32), 2, "nan or infinite"),
+        (np.zeros((2, 2, 2, 2), np.uint8), 2, r"has \(2, 2, 2, 2\) channels"),
+        (np.array([object()]), 1, "Object arrays cannot be loaded"),
+    ],
+)
+def test_other_files_are_named(tmp_path, array, channels, said):
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    with pytest.raises(UNREADABLE, match=said):
+        read_pixels(tmp_path / "a.npy", channels)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twelve channels of 16 bits, of two classes, whose brightness says the class."""
+    root = tmp_path / "satellite"
+    for part, count in (("train", 6), ("val", 3)):
+        for label in (0, 1):
+            (root / part / f"c{label}").mkdir(parents=True)
+            for number in range(count):
+                array = pixels(12, np.uint16, seed=10 * number + label) // 2 + label * 30000
+                saved(root / part / f"c{label}" / f"{number}.tif", array)
+    return root
+
+
+def words(root, *more):
+    return ["data=folder", f"data.root={root}", "data.image_size=16", "data.batch_size=4", "data.workers=0", "data.channels=12", *more]
+
+
+def test_normalisation_is_measured_on_the_training_images(make_trainer, folder):
+    data = make_trainer(*words(folder)).data
+    every = torch.stack([read_pixels(path, 12) for path in sorted((folder / "train").rglob("*.tif"))]).double()
+    assert data.norm.mean == pytest.approx(every.mean((0, 2, 3)).tolist(), rel=1e-5)
+    assert data.norm.std == pytest.approx(every.std((0, 2, 3), correction=0).tolist(), rel=1e-5)
+    assert data.channels == 12
+    assert next(iter(data.val)).images.shape == (6, 12, 16, 16)
+
+
+def test_a_model_trains_on_them_and_says_what_they_show(make_trainer, folder, run_folder, quiet, tmp_path, capsys):
+    chosen = words(folder, "trainer.epochs=1", "tracking=none", "tracking.model=true")
+    trainer = make_trainer(*chosen)
+    trainer.fit(run_folder, quiet)
+    trainer.finish()
+    state = torch.load(run_folder.path / "checkpoints" / "best.pt", weights_only=True)
+    assert len(state["norm"]["mean"]) == 12
+    exported = torch.export.load(run_folder.path / "checkpoints" / "best.pt2").module()
+    with torch.no_grad():
+        batch = next(iter(trainer.data.val))
+        expected = trainer.model.eval()(batch.images).softmax(1)
+    mean, std = (torch.tensor(state["norm"][name]).view(1, -1, 1, 1) for name in ("mean", "std"))
+    torch.testing.assert_close(exported(batch.images * std + mean), expected, atol=1e-4, rtol=1e-3)
+    say = predictor(trainer.config, state, torch.device("cpu"), top=2, score=0.3)
+    path = next((folder / "val").rglob("*.tif"))
+    assert predict(trainer.config, state, [path, folder / "none.tif"], tmp_path / "out", 2, 0.3) == 1
+    (line,) = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    assert [each["label"] for each in json.loads(line)["found"]] == say(read_pixels(path, 12)).labels
+    assert Image.open(tmp_path / "out" / json.loads(line)["picture"]).mode == "RGB"
+    assert "none.tif" in capsys.readouterr().err
+
+
+def test_wrong_channels_are_named_before_the_run(make_trainer, folder, tmp_path):
+    saved(folder / "train" / "c0" / "0.tif", pixels(3, np.uint16))
+    with pytest.raises(UserError, match=r"1 corrupt entries.*\ntrain/c0/0.tif: has 3 channels; data.channels=12 is expected"):
+        make_trainer(*words(folder))
+    with pytest.raises(UserError, match=r"data.normalization=model: the model knows 3 channels"):
+        make_trainer(*words(folder, "data.skip_corrupt=true", "data.normalization=model"))
+    with pytest.raises(UserError, match=r"data.auto_augment=original: changes images in RGB"):
+        make_trainer(*words(folder, "data.skip_corrupt=true", "data.auto_augment=original"))
+
+
+def test_rgb_can_be_measured_too(make_trainer, tmp_path):
+    root = digit_files(tmp_path / "pictures")
+    chosen = ["data=folder", f"data.root={root}", "data.image_size=16", "data.workers=0", "data.normalization=measured"]
+    data = make_trainer(*chosen).data
+    every = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in (root / "train").rglob("*.png")]) / 255
+    assert data.norm.mean == pytest.approx(every.mean((0, 1, 2)).tolist(), rel=1e-5)
+    assert data.norm.std == pytest.approx(every.std((0, 1, 2)).tolist(), rel=1e-5)
+
+
+def test_transparency_is_said(make_trainer, tmp_path):
+    root = digit_files(tmp_path / "pictures")
+    chosen = ["data=folder", f"data.root={root}", "data.image_size=16", "data.workers=0"]
+    assert make_trainer(*chosen).notes == []
+    path = next((root / "train").rglob("*.png"))
+    Image.open(path).convert("RGBA").save(path)
+    (note,) = make_trainer(*chosen).notes
+    assert note == "1 of 24 training images have transparency (alpha), which is left out; data.channels=4 reads it, too"
+    assert alpha_note([str(path)])[0].startswith("1 of 1 ")
+
+
+def test_few_of_many_are_measured():
+    class Many:
+        targets = torch.zeros(2500)
+
+        def __init__(self):
+            self.seen = []
+
+        def image(self, index):
+            self.seen.append(index)
+            return torch.full((1, 2, 2), float(index))
+
+    many = Many()
+    norm = measured(many)
+    assert sorted(many.seen) == list(range(0, 2500, 3))
+    assert norm.mean == pytest.approx([np.mean(many.seen)])
+    assert norm.std == pytest.approx([np.std(many.seen)])
+
+
+def test_any_channels_are_shown_from_darkest_to_brightest():
+    grey = shown(torch.linspace(-3, 5, 16).view(1, 4, 4))
+    assert (grey.mode, grey.getextrema()) == ("RGB", ((0, 255),) * 3)
+    assert shown(torch.rand(12, 4, 4)).size == (4, 4)

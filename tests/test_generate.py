@@ -1,0 +1,61 @@
+"""Generated files are what tools/generate.py writes, which says what is missing by name and place."""
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import pytest
+from pages import ROOT
+
+sys.path.append(str(ROOT / "tools"))
+from loss_code import function_of
+from loss_configs import in_short
+from loss_text import MissingError, arguments, whole_docstring
+
+from lossforge.losses.definitions.linear import LINEAR
+from lossforge.losses.registry import LOSSES
+from lossforge.losses.templates.declare import DECLARED
+
+FOCAL = DECLARED["sigmoid_focal_loss"]
+
+
+def test_every_generated_file_is_current():
+    done = subprocess.run([sys.executable, ROOT / "tools" / "generate.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def changed(documented, **facts):
+    """The declaration of sigmoid_focal_loss with another docstring."""
+
+    def definition(*args, **kwargs): ...
+
+    definition.__name__, definition.__doc__, definition.__code__ = "sigmoid_focal_loss", documented, FOCAL.definition.__code__
+    definition.__signature__ = inspect.signature(FOCAL.definition)
+    return dataclasses.replace(FOCAL, definition=definition, **facts)
+
+
+def test_an_argument_without_a_line_is_named_with_its_loss_and_file():
+    without = FOCAL.definition.__doc__.replace("        gamma: ", "        exponent: ")
+    with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss does not say what gamma means"):
+        arguments(changed(without))
+    beside = FOCAL.definition.__doc__.replace("        gamma: ", "        exponent: x.\n        gamma: ")
+    with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss has no argument exponent"):
+        arguments(changed(beside))
+
+
+def test_a_loss_without_an_example_is_named():
+    with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss has no example"):
+        whole_docstring(changed(FOCAL.definition.__doc__, docs=LINEAR))
+
+
+def test_a_line_that_is_too_long_for_the_help_is_named():
+    long = FOCAL.definition.__doc__.replace("        gamma: ", "        gamma: " + "of " * 30)
+    with pytest.raises(MissingError, match=r"definitions/binary\.py: the first sentence on gamma of sigmoid_focal_loss has"):
+        in_short(dataclasses.replace(LOSSES["focal"], declared=changed(long)), "gamma")
+
+
+def test_a_generated_function_passes_every_argument_on():
+    made = function_of(FOCAL)
+    assert made.startswith("@entry_point\ndef sigmoid_focal_loss(inputs: Tensor, targets: Tensor, alpha: float | Tensor = 0.25, ")
+    assert "return definitions.binary.sigmoid_focal_loss(inputs, targets, alpha, gamma, reduction, weight=weight, empty=empty, " in made

@@ -1,0 +1,109 @@
+"""Hugging Face data sets from local files: splits and columns found or named, and what is wrong with them."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lab.config.errors import UserError
+
+datasets = pytest.importorskip("datasets")
+
+FEW = ["data.image_size=16", "data.batch_size=8", "data.workers=0", "data.augment=false", "tracking=none"]
+NAMES = ["ant", "bee", "cow"]
+
+
+def rows(count, first=0):
+    """Images as bright as their number, of classes in turn."""
+    images = [Image.fromarray(np.full((16, 16, 3), 3 * (first + number), np.uint8)) for number in range(count)]
+    return {"picture": images, "kind": [number % 3 for number in range(count)], "other": [str(number % 2) for number in range(count)]}
+
+
+FEATURES = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=NAMES), "other": datasets.Value("string")})
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def save(**counts):
+        parts = {name: datasets.Dataset.from_dict(rows(count, 20 * i), FEATURES) for i, (name, count) in enumerate(counts.items())}
+        datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+        return tmp_path / "saved"
+
+    return save
+
+
+def words(path, *more):
+    return ["data=hf", f"data.path={path}", *FEW, *more]
+
+
+def brightness(data, loader):
+    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (data.norm.mean, data.norm.std))
+    return {
+        loader.keys[index]: (round(float(image.mean()) * 255 / 3), int(target))
+        for batch in loader
+        for index, image, target in zip(batch.index.tolist(), batch.images * std + mean, batch.target, strict=True)
+    }
+
+
+def test_splits_and_columns_are_found_by_their_names_and_types(make_trainer, saved):
+    data = make_trainer(*words(saved(train=12, validation=6, test=6), "data.test=test")).data
+    assert data.classes == NAMES
+    for number, (part, count) in enumerate((("train", 12), ("val", 6), ("test", 6))):
+        found = brightness(data, getattr(data, part))
+        assert found == {f"{part}-{row}": (20 * number + row, row % 3) for row in range(count)}
+
+
+def test_without_a_held_out_split_some_are_held_out(make_trainer, saved):
+    data = make_trainer(*words(saved(train=30), "data.test_share=0.2", "data.held_out=0.2")).data
+    found = [brightness(data, getattr(data, part)) for part in ("train", "val", "test")]
+    assert [len(each) for each in found] == [18, 6, 6]
+    assert sorted(row for each in found for row, _ in each.values()) == list(range(30))
+    assert all(target == row % 3 for each in found for row, target in each.values())
+    assert make_trainer(*words(saved(train=30), "data.label=other")).data.classes == ["0", "1"]
+
+
+def test_a_folder_of_images_is_opened(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for part in ("train", "validation"):
+        for label, name in enumerate(("ant", "bee")):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (16, 16), (90 * label,) * 3).save(tmp_path / "images" / part / name / f"{number}.png")
+    data = make_trainer(*words(tmp_path / "images")).data
+    assert (data.classes, data.train.samples, data.val.samples) == (["ant", "bee"], 8, 8)
+    assert all(row == 30 * target for row, target in brightness(data, data.val).values())
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["data.image=pictur"], r"data.image=pictur: column: 'pictur' is not known.\nDid you mean 'picture'"),
+        (["data.train=trian"], r"data.train=trian: split of .*: 'trian' is not known"),
+        (["data.val=train"], r"different splits are expected"),
+        (["data.label=other", "data.test_share=0.2"], r"data.fold and data.test_share divide the training split"),
+        (["data.image=other"], r"an image is a str"),
+    ],
+)
+def test_what_is_wrong_is_named(make_trainer, saved, more, said):
+    path = saved(train=12, validation=6)
+    with pytest.raises(UserError, match=said):
+        list(make_trainer(*words(path, *more)).data.train)
+
+
+def test_a_name_that_is_nowhere_is_refused(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"data.path=.*nothing: cannot be opened"):
+        make_trainer(*words(tmp_path / "nothing"))
+
+
+def test_without_the_library_it_is_said(make_trainer, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "datasets" else find(name, *more))
+    with pytest.raises(UserError, match="the library datasets is not installed"):
+        make_trainer(*words("beans"))

@@ -1,0 +1,121 @@
+"""Export to ONNX: ONNX Runtime gives the model's predictions, for any number of images, and the metadata says what they mean."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lab
+from lab.config.choices import TASKS, spec_of
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.data.sets import Norm
+from lab.runs.export import check_export, export
+from lab.tasks.spec import find_object
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs uv sync --extra onnx")
+
+SHORT = ["trainer.device=cpu", "trainer.epochs=1", "trainer.max_updates=2", "tracking=none", "export.format=onnx"]
+FEW = ["data.train_scenes=16", "data.val_scenes=8", "data.batch_size=8"]
+
+
+def opened(content):
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def said(session, pixels):
+    return torch.from_numpy(session.run(["output"], {"images": pixels.numpy()})[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "classes"),
+    [
+        (["model=tiny_resnet", "loss=focal", "data.image_size=16"], (10,), [str(digit) for digit in range(10)]),
+        (["task=regression", "model=tiny_resnet", "data.image_size=16"], (2,), ["turn", "size"]),
+        (["task=segmentation", *FEW], (11, 64, 64), ["background", *(str(digit) for digit in range(10))]),
+        (["task=detection", "model=retinanet_tiny", "trainer.max_updates=1", *FEW], (100, 6), [str(digit) for digit in range(10)]),
+    ],
+)
+def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsys, words, output, classes):
+    monkeypatch.chdir(tmp_path)
+    result = lab.train(*SHORT, "tracking.model=true", *words)
+    assert "best.onnx: ONNX Runtime gives the model's output on 8 real images" in capsys.readouterr().out
+    path = result.folder / "checkpoints" / "best.onnx"
+    session, program = opened(str(path)), torch.export.load(path.with_suffix(".pt2")).module()
+    (given,) = session.get_inputs()
+    assert (given.name, given.type, given.shape[0]) == ("images", "tensor(uint8)", "batch")
+    for count in (1, 3):
+        pixels = torch.randint(0, 256, (count, *given.shape[1:]), dtype=torch.uint8)
+        found = said(session, pixels)
+        assert found.shape == (count, *output)
+        torch.testing.assert_close(found, program(pixels), rtol=1e-3, atol=1e-3)
+    told, state = session.get_modelmeta().custom_metadata_map, torch.load(path.with_suffix(".pt"), weights_only=True)
+    assert json.loads(told["classes"]) == result.classes
+    assert result.classes == classes
+    assert {name: json.loads(told[name]) for name in ("mean", "std")} == state["norm"]
+    assert told["task"] == load(words).config.task.name
+
+
+@pytest.mark.parametrize("model", ["retinanet_tiny", "fcos_tiny", "detr_tiny"])
+def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_path, model):
+    from lab.runs.onnx import write_onnx
+
+    torch.manual_seed(0)
+    config = load(["task=detection", f"model={model}", "model.score_threshold=0.001"]).config
+    classes, norm = ["bee", "ant", "cow"], Norm([0.4, 0.5, 0.6], [0.2, 0.2, 0.3])
+    made = find_object(spec_of(config.task).export)(config, classes, norm)
+    for layer in made.model.modules():  # spread the scores, which begin equal
+        if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) and layer.weight.std() < 0.05:
+            torch.nn.init.normal_(layer.weight, std=0.05)
+    exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": classes, "updates": 0})
+    write_onnx(exported, torch.randn(8, *exported.shape), tmp_path / "model.onnx", {})
+    pixels = torch.randint(0, 256, (3, *exported.shape), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = exported.module(pixels)
+    found = said(opened(str(tmp_path / "model.onnx")), pixels)
+    assert (expected[..., 4] > 0).sum() > 100
+    assert expected[..., 5].unique().tolist() == [0, 1, 2]
+    same = torch.cdist(expected, found, p=float("inf")).amin(-1) < 0.01
+    assert same.double().mean() > 0.97
+
+
+def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):
+    from lab.runs.onnx import write_onnx
+
+    config, norm = load(["model=tiny_resnet", "data.image_size=16"]).config, Norm([0.3], [0.4])
+    made = find_object(spec_of(config.task).export)(config, ["a", "b"], norm)
+    exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": ["a", "b"], "updates": 0})
+    other = replace(exported, module=lambda pixels: exported.module(pixels).flip(1))
+    with pytest.raises(ValueError, match=r"ONNX Runtime's output differs from the model's by 0\.\d"):
+        write_onnx(other, torch.randn(2, *exported.shape), tmp_path / "model.onnx", {})
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def lack_onnxscript(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "onnxscript" else find(name, *more))
+
+
+def test_a_finished_run_is_exported_by_an_evaluation_and_scored_without_the_packages(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = lab.train(*SHORT, "tracking.model=true", "model=tiny_resnet", "data.image_size=16")
+    scored = lab.evaluate(result.folder, "export.format=onnx", "trainer.device=cpu")
+    pixels = torch.randint(0, 256, (5, 1, 16, 16), dtype=torch.uint8)
+    first, second = (opened(str(path)) for path in (result.folder / "checkpoints" / "best.onnx", scored.folder / "model.onnx"))
+    torch.testing.assert_close(said(first, pixels), said(second, pixels), rtol=0, atol=0)
+    lack_onnxscript(monkeypatch)
+    assert not list(lab.evaluate(result.folder, "trainer.device=cpu").folder.glob("*.onnx"))
+    for ask in (lambda: lab.evaluate(result.folder, "export.format=onnx"), lambda: lab.train(*SHORT)):
+        with pytest.raises(UserError, match=r"export\.format=onnx: onnxscript: not installed; install by: uv sync --extra onnx"):
+            ask()
+
+
+def test_what_has_no_export_is_refused(monkeypatch):
+    monkeypatch.setitem(TASKS, "classification", replace(TASKS["classification"], export=None))
+    with pytest.raises(UserError, match=r"export\.format=onnx: task=classification has no export"):
+        check_export(load(["export.format=onnx"]).config)
+    with pytest.raises(UserError, match=r"export\.format=onxn"):
+        load(["export.format=onxn"])

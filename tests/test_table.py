@@ -1,0 +1,235 @@
+"""Images and their labels in a table: one class, several, or numbers, with columns for the split, weights and groups."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+
+from lab.config.errors import UserError
+from lab.config.settings import load
+
+ROOT = Path(__file__).resolve().parents[1]
+COUNT = 24
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Grey images of 16 × 16 pixels, each as bright as its number, and what a table says of them."""
+    (tmp_path / "images").mkdir()
+    for number in range(COUNT):
+        Image.new("RGB", (16, 16), (10 * number,) * 3).save(tmp_path / "images" / f"{number}.png")
+    return pandas.DataFrame(
+        {
+            "path": [f"images/{number}.png" for number in range(COUNT)],
+            "species": ["cat", "dog", "owl"] * (COUNT // 3),
+            "tags": [["", "furry", "furry; small", "small;wings"][number % 4] for number in range(COUNT)],
+            "age": [number / 2 for number in range(COUNT)],
+            "x": range(COUNT),
+            "part": (["Train"] * 2 + ["validation"] + ["test"]) * (COUNT // 4),
+            "trust": [0.5 + number for number in range(COUNT)],
+            "site": ["north", "south"] * (COUNT // 2),
+        }
+    )
+
+
+def words(file, *more):
+    small = ["data.image_size=16", "data.batch_size=8", "data.workers=0", "data.augment=false", "tracking=none"]
+    return ["data=table", f"data.file={file}", *small, *more]
+
+
+def written(table, tmp_path, kind="csv"):
+    file = tmp_path / f"labels.{kind}"
+    if kind == "parquet":
+        table.to_parquet(file)
+    else:
+        table.to_csv(file, index=False, sep="\t" if kind == "tsv" else ",")
+    return file
+
+
+def by_key(loader, values="target"):
+    """What each sample of a loader has, by its image's number."""
+    found = {}
+    for batch in loader:
+        for index, value in zip(batch.index.tolist(), getattr(batch, values), strict=True):
+            found[int(Path(loader.keys[index]).stem)] = value.tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
+def test_every_image_has_its_rows_class(make_trainer, pictures, tmp_path, kind):
+    data = make_trainer(*words(written(pictures, tmp_path, kind), "data.label=species")).data
+    assert data.classes == ["cat", "dog", "owl"]
+    found = by_key(data.train) | by_key(data.val)
+    assert found == {number: number % 3 for number in range(COUNT)}
+    assert data.train.samples + data.val.samples == COUNT
+    batch = next(iter(data.val))
+    brightness = (batch.images[:, 0, 0, 0] * data.norm.std[0] + data.norm.mean[0]) * 255
+    numbers = [int(Path(data.val.keys[index]).stem) for index in batch.index.tolist()]
+    assert brightness.round().int().tolist() == [10 * number for number in numbers]
+    assert data.counts.tolist() == np.bincount(list(by_key(data.train).values())).tolist()
+
+
+def test_columns_say_split_weights_and_groups(make_trainer, pictures, tmp_path):
+    table = written(pictures, tmp_path)
+    data = make_trainer(*words(table, "data.label=species", "data.split=part", "data.weight=trust", "data.group=site")).data
+    parts = {name: sorted(by_key(getattr(data, name))) for name in ("train", "val", "test")}
+    assert parts == {
+        "train": [number for number in range(COUNT) if number % 4 < 2],
+        "val": [number for number in range(COUNT) if number % 4 == 2],
+        "test": [number for number in range(COUNT) if number % 4 == 3],
+    }
+    assert by_key(data.train, "weight") == {number: 0.5 + number for number in parts["train"]}
+    assert by_key(data.val, "group") == {number: number % 2 for number in parts["val"]}
+    assert data.groups == 2
+    assert "data.split=part" in data.held_out
+
+
+LABELS = {0: [], 1: ["furry"], 2: ["furry", "small"], 3: ["small", "wings"]}
+
+
+@pytest.mark.parametrize("form", ["text", "list", "columns"])
+def test_several_labels_are_in_a_cell_or_a_column_each(make_trainer, pictures, tmp_path, form):
+    label, kind = "tags", "csv"
+    if form == "list":
+        pictures["tags"], kind = [LABELS[number % 4] for number in range(COUNT)], "parquet"
+    if form == "columns":
+        label = "[furry,small,wings]"
+        for name in ("furry", "small", "wings"):
+            pictures[name] = [name in LABELS[number % 4] for number in range(COUNT)]
+    trainer = make_trainer("task=multilabel", "model=tiny_resnet", *words(written(pictures, tmp_path, kind), f"data.label={label}"))
+    data = trainer.data
+    assert data.classes == ["furry", "small", "wings"]
+    found = by_key(data.train) | by_key(data.val)
+    assert found == {number: [float(name in LABELS[number % 4]) for name in data.classes] for number in range(COUNT)}
+    train = torch.tensor(list(by_key(data.train).values()))
+    assert trainer.task.prior() == pytest.approx(train.mean().item())
+
+
+def test_numbers_of_one_or_more_columns_are_targets(make_trainer, pictures, tmp_path):
+    file = written(pictures, tmp_path)
+    trainer = make_trainer("task=regression", *words(file, "data.label=age"))
+    assert by_key(trainer.data.train) | by_key(trainer.data.val) == {number: [number / 2] for number in range(COUNT)}
+    trainer = make_trainer("task=regression", *words(file, "data.label=[age,x]", "data.fold=1", "data.folds=4"))
+    assert trainer.data.classes == ["age", "x"]
+    assert by_key(trainer.data.val) == {number: [number / 2, float(number)] for number in by_key(trainer.data.val)}
+    assert trainer.data.val.samples == COUNT // 4
+    ages = torch.tensor(list(by_key(trainer.data.train).values()))
+    torch.testing.assert_close(trainer.model.target_mean, ages.mean(0))
+
+
+def test_a_run_on_a_table_is_scored_again_and_predicts(pictures, tmp_path):
+    """From the command line, with a table whose images lie elsewhere."""
+    (tmp_path / "tables").mkdir()
+    file = written(pictures, tmp_path / "tables")
+
+    def app(name, *more):
+        done = subprocess.run(
+            [sys.executable, ROOT / "experiments" / name, *more], cwd=tmp_path, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    chosen = words(Path("tables", "labels.csv"), f"data.root={tmp_path}", "data.label=species", "trainer.device=cpu", "model=tiny_resnet")
+    app("train.py", *chosen, "trainer.max_updates=2", "tracking.model=false")
+    (run,) = (tmp_path / "runs").iterdir()
+    sets = next(record for line in (run / "metrics.jsonl").open() if (record := json.loads(line))["kind"] == "data")["sets"]
+    assert [(each["name"], each["context"]) for each in sets] == [("labels", "training"), ("labels", "validation")]
+    app("evaluate.py", f"checkpoint=runs/{run.name}", "trainer.device=cpu", "tracking=none")
+    (folder,) = (tmp_path / "runs").glob("*evaluate*")
+    predictions = pandas.read_csv(folder / "predictions.csv").set_index("sample")
+    expected = pictures.set_index("path")["species"]
+    assert (predictions["true"] == expected[predictions.index]).all()
+    app("predict.py", f"checkpoint=runs/{run.name}", "images/3.png", "trainer.device=cpu", "out=said")
+    (line,) = (tmp_path / "said" / "predictions.jsonl").read_text().splitlines()
+    assert {each["label"] for each in json.loads(line)["found"]} == {"cat", "dog", "owl"}
+    table = pandas.read_csv(file)
+    pandas.concat([table, table.assign(path="images/../" + table["path"])]).to_csv(file, index=False)
+    done = subprocess.run(
+        [sys.executable, ROOT / "experiments" / "evaluate.py", f"checkpoint=runs/{run.name}", "tracking=none"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert "the split holds out ones that it has seen" in done.stderr
+
+
+def changed(table, row, column, value):
+    return table.assign(**{column: [value if number == row else each for number, each in enumerate(table[column])]})
+
+
+@pytest.mark.parametrize(
+    ("more", "change", "said"),
+    [
+        (
+            ["data.label=specie"],
+            None,
+            r"data.label=specie: .*labels.csv has no such column: 'specie' is not known.\nDid you mean 'species'",
+        ),
+        (["data.label=[species,tags]"], None, r"data.label=.*: task=classification takes one column"),
+        (["data.label=3"], None, r"data.label=3: a column's name, or a list"),
+        (["data.label=species"], ("species", 4, ""), r"labels.csv, row 6, column species: is empty"),
+        (["data.label=species"], ("path", 4, ""), r"row 6, column path: is empty"),
+        (["data.label=species"], ("path", 4, "images/2.png"), r"row 6, column path: 'images/2.png' is given twice"),
+        (["data.label=species"], ("path", 4, "images/none.png"), r"1 corrupt entries.*\nimages/none.png: cannot be read"),
+        (["data.label=species", "data.split=part"], ("part", 4, "later"), r"row 6, column part: 'later' is not known"),
+        (["data.label=species", "data.split=part", "data.test=0.2"], None, r"leave data.test and data.fold out"),
+        (["data.label=species", "data.split=species"], None, r"column species: 'cat' is not known"),
+        (["data.label=species", "data.weight=trust"], ("trust", 2, -1), r"row 4, column trust: '-1.0'; a finite number of at least 0"),
+        (["data.label=species", "data.classes=[cat,dog]"], None, r"row 4, column species: class: 'owl' is not known"),
+        (["data.label=species", "data.weight=trust", "data.class_balance=0.9"], None, r"by data.weight and data.group, or by class"),
+        (["task=regression", "data.label=age"], ("age", 2, "old"), r"row 4, column age: 'old'; a finite number is expected"),
+        (["task=regression", "data.label=age", "data.mixup=0.2"], None, r"data.mixup=0.2: is for images of one class each"),
+        (["task=multilabel", "data.label=[age,x]"], None, r"row 3, column age: '0.5'; 0 or 1 is expected"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_row_and_column(make_trainer, pictures, tmp_path, more, change, said):
+    table = pictures.astype(object)
+    if change:
+        table = changed(table, change[1], change[0], change[2])
+    with pytest.raises(UserError, match=said):
+        make_trainer(*words(written(table, tmp_path), *more), "model=tiny_resnet")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("labels.xlsx", b"", "a file .csv, .tsv or .parquet is expected"),
+        ("labels.csv", None, "cannot be read"),
+        ("labels.csv", b"", "cannot be read"),
+        ("labels.csv", b"path,label\n", "has no rows"),
+        ("labels.parquet", b"PAR1 this is none", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_not_a_table_is_refused(make_trainer, tmp_path, name, content, said):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"data.file=.*{said}"):
+        make_trainer(*words(tmp_path / name))
+
+
+def test_damaged_images_are_left_out(make_trainer, pictures, tmp_path, capsys):
+    (tmp_path / "images" / "5.png").write_bytes(b"no image")
+    data = make_trainer(*words(written(pictures, tmp_path), "data.label=species", "data.skip_corrupt=true", "data.weight=trust")).data
+    found = by_key(data.train) | by_key(data.val)
+    assert found == {number: number % 3 for number in range(COUNT) if number != 5}
+    weights = by_key(data.train, "weight") | by_key(data.val, "weight")
+    assert weights == {number: 0.5 + number for number in found}
+    assert "1 corrupt entries are left out" in capsys.readouterr().out
+
+
+def test_other_settings_of_the_split_are_refused_for_a_saved_model(tmp_path):
+    from lab.runs.saved import _refuse_seen
+
+    before = load(["data=table", "data.file=a.csv", "data.image_size=16"]).tree()["data"]
+    for name, value in (("held_out", 0.5), ("split", "part"), ("split_seed", 2)):
+        with pytest.raises(UserError, match=f"data.{name}={value}: the model was trained with"):
+            _refuse_seen(before, before | {name: value})
+    _refuse_seen(before, before | {"file": "b.csv", "split": "part"})

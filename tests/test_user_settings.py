@@ -1,0 +1,86 @@
+"""Where runs and tracking go by default: a setting, then an environment variable, then the user's file, then the current folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lab.config.errors import UserError
+from lab.config.schema import TrackingConfig
+from lab.config.user import runs_folder
+from lab.tracking.uploader import tracking_uri
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("LOSSFORGE_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    return tmp_path / "config" / "lossforge.yaml"
+
+
+def test_without_any_the_current_folder_is_taken(file, tmp_path):
+    assert runs_folder(None) == tmp_path / "runs"
+    assert tracking_uri(TrackingConfig()) == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_a_setting_has_precedence_over_a_variable_and_that_over_the_file(file, tmp_path, monkeypatch):
+    file.write_text("runs: ~/mine\ntracking_uri: http://file.example.org\n")
+    assert runs_folder(None) == tmp_path / "home" / "mine"
+    assert tracking_uri(TrackingConfig()) == "http://file.example.org"
+    assert tracking_uri(TrackingConfig(), "http://recorded.example.org") == "http://recorded.example.org"
+    monkeypatch.setenv("LOSSFORGE_RUNS", "elsewhere")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://variable.example.org")
+    assert runs_folder(None) == tmp_path / "elsewhere"
+    assert tracking_uri(TrackingConfig()) == "http://variable.example.org"
+    assert runs_folder("given") == tmp_path / "given"
+    assert tracking_uri(TrackingConfig(uri="http://setting.example.org")) == "http://setting.example.org"
+
+
+def test_a_run_is_written_and_found_there(file, tmp_path, monkeypatch):
+    import lab
+
+    file.write_text(f"runs: {tmp_path / 'shared'}\n")
+    small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none", "trainer.max_updates=2"]
+    result = lab.train(*small)
+    assert result.folder.parent == tmp_path / "shared"
+    assert not Path("runs").exists()
+    again = lab.train(*small[:-1], "trainer.max_updates=3", f"resume={result.folder}")
+    assert again.folder == result.folder
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: /data", r"'run' is not known.\nDid you mean 'runs'"),
+        ("runs: here", "a whole path is expected"),
+        ("runs: 3", "runs: 3; a text is expected"),
+        ("[runs]", "settings by name are expected"),
+        ("runs: {", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_named(file, text, said):
+    file.write_text(text)
+    with pytest.raises(UserError, match=said) as caught:
+        runs_folder(None)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_help_fits_the_terminal_and_a_pipe_gets_a_line_a_setting(monkeypatch, columns):
+    import shutil
+    import sys
+
+    from lab.config.help import settings_text
+    from lab.config.settings import TRAIN
+
+    whole = settings_text(TRAIN, ["data", "data=table"])
+    assert len(whole.splitlines()) == len([line for line in whole.splitlines() if line.startswith("  data.")])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback=(80, 24): os.terminal_size((columns, 24)))
+    narrow = settings_text(TRAIN, ["data", "data=table"])
+    assert max(map(len, narrow.splitlines())) <= columns
+    assert narrow.split() == whole.split()

@@ -1,0 +1,184 @@
+"""YOLO: its levels, what its head's numbers mean, its targets, its losses, and that it learns."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision.ops
+from detection_parts import CLASSES, HEIGHT, WIDTH, batch, pyramid
+
+from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.models.backbone import backbone
+from lab.tasks.detection.models.yolo import STRIDES, Yolo
+from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
+from lab.tasks.detection.types import BACKGROUND, DetectorOutput
+
+BOX_LOSSES = ("giou", "ciou", "siou", "eiou", "l1", "smooth_l1")
+COMBINATIONS = sorted({*itertools.product(["varifocal"], BOX_LOSSES), *itertools.product(DETECTION_LOSSES, ["ciou"])})
+
+
+def yolo(name="varifocal", box_loss="ciou", implementation="lossforge", **options) -> Yolo:
+    body = pyramid(aggregated=True)
+    torch.manual_seed(1)
+    return Yolo(body, CLASSES, DetectionLoss(name, box_loss, implementation=implementation), **options)
+
+
+def example(**options):
+    model, data = yolo(**options), batch()
+    torch.manual_seed(2)
+    for parameter in model.head.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    output = model(data.images)
+    return model, data, DetectorOutput(*(None if part is None else part.detach().requires_grad_() for part in output))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_levels_of_the_aggregated_pyramid(name):
+    with torch.device("meta"):
+        body = backbone(name, (64, 64), channels=16, aggregated=True)
+        levels = body(torch.empty(2, 3, 64, 64))
+    assert [tuple(level.shape) for level in levels.values()] == [(2, 16, 64 // stride, 64 // stride) for stride in STRIDES]
+
+
+def test_a_coarse_level_sees_the_finest():
+    body = pyramid(aggregated=True).eval()
+    images = torch.randn(1, 3, HEIGHT, WIDTH, requires_grad=True)
+    with torch.no_grad():
+        features = {str(i): level for i, level in enumerate(body.body(images))}
+    features = {name: level.requires_grad_() for name, level in features.items()}
+    list(body.fpn(features).values())[-1].sum().backward()
+    assert features["0"].grad.abs().sum() > 0
+
+
+def test_sides_are_distances_from_a_cells_centre_in_strides():
+    model = yolo()
+    cells = model.anchors(HEIGHT, WIDTH, torch.device("cpu"))
+    assert [len(level) for level in cells] == [(HEIGHT // stride) * (WIDTH // stride) for stride in STRIDES]
+    assert cells[1][1].tolist() == [16, 0, 32, 16]
+    logits = torch.full((1, 4, 17), -1e9)
+    for side, distance in enumerate((1, 2, 0, 3)):
+        logits[0, side, distance] = 0.0
+    distances = logits.softmax(-1) @ torch.arange(17.0)
+    box = model.coder.decode(distances, cells[1][1:2])
+    assert box.tolist() == [[24 - 16, 8 - 32, 24, 8 + 48]]
+    torch.testing.assert_close(model.coder.encode(cells[1][1:2], box), distances)
+
+
+def test_targets_are_near_their_boxes():
+    model, data, output = example(candidates=5)
+    matched = model.match(data, output)
+    centres = (matched.anchors[:, :2] + matched.anchors[:, 2:]) / 2
+    assert matched.positives == matched.positive.sum() > 0
+    assert (matched.labels == BACKGROUND).equal(~matched.positive)
+    for image, (labels, boxes) in enumerate(zip(data.labels, data.boxes, strict=True)):
+        rows = matched.positive[image]
+        if not (labels >= 0).any():
+            assert not rows.any()
+            continue
+        of_row = (matched.boxes[image, rows][:, None] == boxes).all(-1)  # each positive's box is one of the image's
+        assert of_row.any(1).all()
+        assert matched.labels[image, rows].equal(labels[of_row.float().argmax(1)])
+        near = (centres[rows] > matched.boxes[image, rows, :2]) & (centres[rows] < matched.boxes[image, rows, 2:])
+        assert near.all()
+        assert ((matched.scores[image] > 0) == rows).all()
+        assert matched.scores[image].max() <= 1
+
+
+@pytest.mark.parametrize(("name", "box_loss"), COMBINATIONS)
+def test_kernels_and_plain_torch_give_the_same(name, box_loss):
+    """The criterion's two implementations, values and gradients."""
+    results = []
+    for implementation in ("lossforge", "torch"):
+        model, data, output = example(name=name, box_loss=box_loss, implementation=implementation)
+        matched = model.match(data, output)
+        losses = model.loss(output, matched, matched.scores.sum())
+        torch.stack(list(losses.values())).sum().backward()
+        results.append((matched, losses, output))
+    (first, ours, left), (second, plain, right) = results
+    assert first.labels.equal(second.labels)
+    assert ours.keys() == plain.keys() == {"classification", "boxes", "sides"}
+    for part in ours:
+        torch.testing.assert_close(ours[part], plain[part], rtol=1e-5, atol=1e-7)
+    for a, b in zip(left, right, strict=True):
+        if a is not None and a.grad is not None:
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_losses_are_their_formulas():
+    model, data, output = example(name="bce", box_loss="giou")
+    matched = model.match(data, output)
+    losses = model.loss(output, matched, torch.tensor(3.0))
+    target = torch.zeros_like(output.logits)
+    rows = matched.positive
+    target[rows] = F.one_hot(matched.labels[rows], CLASSES).float() * matched.scores[rows][:, None]
+    expected = F.binary_cross_entropy_with_logits(output.logits, target, reduction="sum") / 3
+    torch.testing.assert_close(losses["classification"], expected, rtol=1e-5, atol=0)
+    predicted = model.coder.decode(output.regression, matched.anchors)
+    giou = torchvision.ops.generalized_box_iou_loss(predicted[rows], matched.boxes[rows])
+    torch.testing.assert_close(losses["boxes"], (giou * matched.scores[rows]).sum() / 3, rtol=1e-5, atol=0)
+    distance = model.coder.encode(matched.anchors, matched.boxes)[rows].clamp(0, 16)
+    low = distance.floor().clamp(max=15).long()
+    log_p = output.sides[rows].log_softmax(-1)
+    of = [log_p.gather(-1, (low + i)[..., None])[..., 0] for i in (0, 1)]
+    dfl = -(of[0] * (low + 1 - distance) + of[1] * (distance - low))
+    torch.testing.assert_close(losses["sides"], 0.25 * (dfl * matched.scores[rows][:, None]).sum() / 3, rtol=1e-5, atol=0)
+
+
+def test_a_batch_without_boxes():
+    model = yolo()
+    data = batch((0, 0))
+    output = model(data.images)
+    matched = model.match(data, output)
+    losses = model.loss(output, matched, torch.ones(()))
+    sum(losses.values()).backward()
+    assert matched.positives == losses["boxes"] == losses["sides"] == 0
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.head.parameters())
+
+
+def test_half_precision_outputs():
+    model, data, output = example()
+    rounded = DetectorOutput(*(None if part is None else part.detach().bfloat16() for part in output))
+    exact = DetectorOutput(*(None if part is None else part.float() for part in rounded))
+    found, expected = (model.loss(each, model.match(data, each), torch.ones(())) for each in (rounded, exact))
+    for part in expected:
+        torch.testing.assert_close(found[part], expected[part], rtol=1e-5, atol=1e-6)
+
+
+def test_learns_one_batch():
+    """To find its boxes: each one's best detection is of its class and covers it."""
+    model, data = yolo("varifocal", "ciou"), batch((2, 3), seed=3)  # boxes that do not overlap
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    values = []
+    for _ in range(80):
+        output = model(data.images)
+        loss = sum(model.loss(output, model.match(data, output), torch.tensor(5.0)).values())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        values.append(loss.item())
+    model.train()  # batch norm's own statistics are those of 80 steps
+    found = model.detections(model(data.images), data.sizes, (HEIGHT, WIDTH))
+    for detections, boxes, labels in zip(found, data.boxes, data.labels, strict=True):
+        for box, label in zip(boxes[labels >= 0], labels[labels >= 0], strict=True):
+            near = torchvision.ops.box_iou(box[None], detections["boxes"])[0] > 0.5
+            assert near.any(), values
+            assert detections["labels"][near][0] == label
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_no_host_synchronisation():
+    model = yolo().cuda()
+    data = SimpleNamespace(**{key: value.cuda() for key, value in vars(batch()).items()})
+    output = model(data.images)
+    model.loss(output, model.match(data, output), torch.ones((), device="cuda"))
+    output = DetectorOutput(*(None if part is None else part.detach().requires_grad_() for part in output))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        losses = model.loss(output, model.match(data, output), torch.ones((), device="cuda"))
+        torch.stack(list(losses.values())).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

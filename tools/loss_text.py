@@ -1,0 +1,106 @@
+"""Docstrings of losses: what a definition says itself, and what its template says for all."""
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+from lossforge.losses.templates.declare import Declared, whole_signature
+from lossforge.losses.templates.docs import COMMON, INDEX_ERROR
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADINGS = re.compile(r"^(Args|Returns|Raises|Examples):\n", re.MULTILINE)
+WIDTH = 140
+
+
+class MissingError(SystemExit):
+    """Something that a generated file needs is not written yet: tools/generate.py ends, and says which loss, what, and in which file."""
+
+
+def file_of(each: Declared) -> str:
+    return str(Path(inspect.getfile(each.definition)).relative_to(ROOT))
+
+
+def sections(docstring: str) -> tuple[str, dict[str, str]]:
+    """Return a docstring's text, and what stands under its headings."""
+    text, *parts = HEADINGS.split(docstring)
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    for heading, part in zip(parts[::2], parts[1::2], strict=True):
+        lines = part.split("\n")
+        end = next((n for n, line in enumerate(lines) if line and not line.startswith("    ")), len(lines))
+        found[heading] = inspect.cleandoc("\n".join(["", *lines[:end]])).rstrip()
+        rest += lines[end:]
+    return "\n".join([text.rstrip(), "", *rest]).rstrip(), found
+
+
+def described(block: str) -> dict[str, str]:
+    """Return the lines of each argument in a block of `name: text`."""
+    return {name: text.rstrip() for name, text in re.findall(r"^(\w+): (.*(?:\n +.*)*)", block, re.MULTILINE)}
+
+
+def line(name: str, meaning: str) -> str:
+    """Return an argument's line as it stands in a docstring, without the docstring's indentation."""
+    found = textwrap.wrap(f"{name}: {' '.join(meaning.split())}", WIDTH - 8, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join(found)
+
+
+def arguments(each: Declared) -> dict[str, str]:
+    """Return the meaning of each argument of a public function.
+
+    Raises:
+        MissingError: neither the definition nor its template says what an argument means.
+    """
+    own = described(sections(inspect.getdoc(each.definition) or "")[1].get("Args", ""))
+    known = {**COMMON, **each.docs.arguments, **own}
+    names = list(whole_signature(inspect.signature(each.definition), {}).parameters)
+    if missing := [name for name in names if name not in known]:
+        what = ", ".join(missing)
+        raise MissingError(
+            f"{file_of(each)}: {each.definition.__name__} does not say what {what} means: add a line under Args in its docstring"
+        )
+    if unknown := [name for name in own if name not in names]:
+        raise MissingError(
+            f"{file_of(each)}: {each.definition.__name__} has no argument {', '.join(unknown)}, which its docstring describes"
+        )
+    return {name: known[name] for name in names}
+
+
+def example(each: Declared, own: str) -> str:
+    """Return an example that runs as it is.
+
+    Raises:
+        MissingError: neither the definition nor its template has one.
+    """
+    name, code = each.definition.__name__, own
+    if not code:
+        common = each.docs.example
+        if common is None:
+            raise MissingError(f"{file_of(each)}: {name} has no example: add one under Examples in its docstring")
+        made, given = common
+        default = inspect.signature(each.definition).parameters["reduction"].default
+        reduced = ', reduction="mean"' if default == "none" else ""
+        code = "\n".join(f">>> {line}" for line in [*made.split("\n"), f"{name}({given}{reduced}).backward()"])
+    return f">>> import torch\n>>> from lossforge.losses import {name}\n{code}"
+
+
+def source(each: Declared) -> str:
+    """Return what a docstring says of where a loss is from."""
+    like = each.facts.get("like", "").replace(":", ".")
+    theirs = "" if like.startswith("lossforge") else like
+    return "; ".join(filter(None, (each.facts.get("paper", ""), f"in place of {theirs}" if theirs else "")))
+
+
+def whole_docstring(each: Declared) -> str:
+    """Return the docstring of a public function."""
+    text, own = sections(inspect.getdoc(each.definition) or "")
+    meanings = arguments(each)
+    indices = ["IndexError: " + INDEX_ERROR] if "validate" in meanings else []
+    parts = {
+        "Args": "\n".join(line(name, meaning) for name, meaning in meanings.items()),
+        "Returns": own.get("Returns") or each.docs.returns,
+        "Raises": own.get("Raises") or "\n".join(["TypeError, ValueError: an argument is wrong; the message names it.", *indices]),
+        "Examples": example(each, own.get("Examples", "")),
+    }
+    whole = [text, *(f"{heading}:\n{textwrap.indent(part, '    ')}" for heading, part in parts.items())]
+    return "\n\n".join([*whole, f"Source: {source(each)}."] if source(each) else whole)

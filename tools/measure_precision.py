@@ -1,0 +1,165 @@
+"""Measure the error of cross entropy and log-probabilities fused with their layer, ours and those of peers, against float64.
+
+Input and weight are bfloat16. Their logits have a standard deviation of 1, 4, 16 or 64, with a common offset of 1e4 or without, which
+changes no loss. `value` is the largest error, in nats; `dh` and `dw` are errors of the gradients, relative by norm. A peer that is not
+installed, or that fails, has its reason in place of figures. `linear_ce` has a mean; `logps` one upstream gradient a token.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from measuring import Request
+from torch import Tensor
+
+from lossforge.losses import linear_cross_entropy, linear_selective_log_softmax
+
+STEP = 256
+"""Rows at a time in float64."""
+
+
+class Sizes(NamedTuple):
+    rows: int
+    hidden: int
+    classes: tuple[int, ...]
+    deviations: tuple[float, ...]
+    chunks: tuple[int, ...]
+
+
+FULL = Sizes(2048, 1024, (32_000, 151_936, 262_144), (1.0, 4.0, 16.0, 64.0), (1, 4, 16, 64))
+SMALL = Sizes(64, 32, (1000,), (4.0,), (1, 4))
+Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From input, weight and class indices to a mean loss, or to log-probabilities."""
+
+
+class Exact(NamedTuple):
+    """Results in float64: each row's log-probability, and the gradients of input and weight."""
+
+    logps: Tensor
+    of_input: Tensor
+    of_weight: Tensor
+
+
+def precision(request: Request) -> int:
+    sizes = SMALL if request.small else FULL
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found: list[dict[str, Any]] = []
+    for classes in sizes.classes:
+        for deviation in sizes.deviations:
+            for offset in (0.0, 1e4):
+                case = {"classes": classes, "deviation": deviation, "offset": offset}
+                for row in rows_of(sizes, classes, deviation, offset, device):
+                    found.append(case | row)
+                    print(found[-1], flush=True)
+        request.save({"source": request.source("triton") if device.type == "cuda" else request.source(), "rows": found})
+    return 0
+
+
+def rows_of(sizes: Sizes, classes: int, deviation: float, offset: float, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield the errors of each contender."""
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(sizes.rows, sizes.hidden, device=device, generator=generator) * deviation / sizes.hidden**0.5
+    weight = torch.randn(classes, sizes.hidden, device=device, generator=generator)
+    x[:, 0] = weight[:, 0] = offset**0.5  # 100 · 100, exact in bfloat16
+    x, weight = x.bfloat16(), weight.bfloat16()
+    target = torch.randint(classes, (sizes.rows,), device=device, generator=generator)
+    upstreams = {
+        "linear_ce": torch.full((sizes.rows,), -1 / sizes.rows, device=device),
+        "logps": torch.randn(sizes.rows, device=device, generator=generator),
+    }
+    for loss, upstream in upstreams.items():
+        exact = exactly(x, weight, target, upstream)
+        for name, call in contenders(loss, sizes).items():
+            try:
+                errors = errors_of(call, (x, weight, target), upstream, exact, loss == "linear_ce")
+            except Exception as problem:  # a peer's own, of any kind
+                errors = {"failed": f"{type(problem).__name__}: {problem}"[:200]}
+            yield {"loss": loss, "contender": name, **errors}
+
+
+def exactly(x: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> Exact:
+    """Compute log-probabilities, and the gradients for those of them, in float64."""
+    wide, logps, of_input = weight.double(), [], []
+    of_weight = torch.zeros_like(wide)
+    for start in range(0, len(x), STEP):
+        rows = x[start : start + STEP].double()
+        log_p = (rows @ wide.t()).log_softmax(-1)
+        index = target[start : start + STEP, None]
+        logps.append(log_p.gather(1, index)[:, 0])
+        slope = log_p.exp_().neg_().scatter_add_(1, index, torch.ones_like(index, dtype=torch.float64))
+        slope *= upstream[start : start + STEP, None]
+        of_input.append(slope @ wide)
+        of_weight += slope.t() @ rows
+    return Exact(torch.cat(logps), torch.cat(of_input), of_weight)
+
+
+def errors_of(call: Call, given: tuple[Tensor, Tensor, Tensor], upstream: Tensor, exact: Exact, mean: bool) -> dict[str, float]:
+    x, weight, target = given
+    leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    value = call(*leaves, target)
+    of_input, of_weight = torch.autograd.grad(value, leaves, None if mean else upstream.to(value.dtype))
+    right = -exact.logps.mean() if mean else exact.logps
+
+    def relative(got: Tensor, wanted: Tensor) -> float:
+        return ((got.double() - wanted).norm() / wanted.norm()).item()
+
+    error = (value.detach().double() - right).abs().max().item()
+    return {"value": error, "dh": relative(of_input, exact.of_input), "dw": relative(of_weight, exact.of_weight)}
+
+
+def contenders(loss: str, sizes: Sizes) -> dict[str, Call]:
+    """Return what computes a loss, by name."""
+    if loss == "logps":
+        return {
+            "torch": lambda x, w, t: F.linear(x, w).log_softmax(-1).gather(1, t[:, None])[:, 0],
+            "torch, float32": lambda x, w, t: F.linear(x.float(), w.float()).log_softmax(-1).gather(1, t[:, None])[:, 0],
+            "lossforge": linear_selective_log_softmax,
+            "lossforge, chunks of float32": lambda x, w, t: -_by_chunks(x, w, t, reduction="none", gradient="backward", logits="float32"),
+            "cut-cross-entropy": lambda x, w, t: -_cut(x, w, t, reduction="none"),
+            "cut-cross-entropy, exact": lambda x, w, t: -_cut(x, w, t, reduction="none", filter_eps=None),
+        }
+    found: dict[str, Call] = {
+        "torch": lambda x, w, t: F.cross_entropy(F.linear(x, w), t),
+        "torch, float32": lambda x, w, t: F.cross_entropy(F.linear(x.float(), w.float()), t),
+        "torch.compile": torch.compile(lambda x, w, t: F.cross_entropy(F.linear(x, w).float(), t)),
+        "lossforge": linear_cross_entropy,
+        "lossforge, backward": lambda x, w, t: linear_cross_entropy(x, w, t, gradient="backward"),
+        "liger": _liger,
+        "cut-cross-entropy": _cut,
+        "cut-cross-entropy, exact": lambda x, w, t: _cut(x, w, t, filter_eps=None),
+        "quack": lambda x, w, t: _quack(x, w, t, False),
+        "quack-scaled": lambda x, w, t: _quack(x, w, t, True),
+    }
+    for number in sizes.chunks:
+        rows = sizes.rows // number
+        found[f"lossforge, {number} chunks"] = _chunked(rows, "float32", "weight")
+        found[f"lossforge, {number} chunks of float32"] = _chunked(rows, "float32", "float32")
+        found[f"lossforge, {number} chunks, summed in bfloat16"] = _chunked(rows, "weight", "weight")
+    return found
+
+
+def _chunked(rows: int, accumulate: Any, logits: Any) -> Call:
+    return lambda x, w, t: linear_cross_entropy(x, w, t, chunk=rows, accumulate=accumulate, logits=logits, gradient="forward")
+
+
+def _by_chunks(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Call the engine of chunks, which the product replaces elsewhere: a pair of equal classes is a target that it alone takes."""
+    return linear_cross_entropy(x, weight, target, target_b=target, lam=0.5, **options)
+
+
+def _liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    found: Tensor = import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy(x, weight, target)
+    return found
+
+
+def _cut(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    found: Tensor = import_module("cut_cross_entropy").linear_cross_entropy(x, weight, target, **options)
+    return found
+
+
+def _quack(x: Tensor, weight: Tensor, target: Tensor, scaled: bool) -> Tensor:
+    function = import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
+    found: Tensor = function(x, weight, target, tuned=False, use_scaled_exp=scaled)
+    return found

@@ -1,0 +1,115 @@
+"""What measurements share: what was asked for, where a figure comes from, the file of results, and one training."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lab.runs.files import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+COSTS = {name: name for name in ("step_ms", "images_per_second", "data_wait_share")}
+COSTS |= {"loss_ms": "train/loss_ms", "data_wait_ms": "train/data_wait_ms", "peak_mib": "train/peak_allocated_mib"}
+"""The costs of a training, and what train.py calls them."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for. out: the file of results. parts, settings: see `tools/measure.py WHAT --help`."""
+
+    out: Path
+    commit: str
+    small: bool = False
+    parts: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+    def saved(self) -> dict[str, Any]:
+        """Return what the file of results holds already."""
+        return json.loads(self.out.read_text(encoding="utf-8")) if self.out.exists() else {}
+
+    def save(self, found: dict[str, Any]) -> None:
+        write_text(self.out, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+    def source(self, *libraries: str) -> dict[str, str]:
+        """Return where the figures come from: GPU, versions, commit and date."""
+        import torch
+
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{len(os.sched_getaffinity(0))} CPU cores"
+        versions = {name: import_module(name).__version__ for name in ("torch", *libraries)}
+        return {"gpu": gpu, **versions, "commit": self.commit, "date": datetime.now(UTC).date().isoformat()}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training that has ended: its folder, its records and its wall time."""
+
+    folder: Path
+    records: list[dict[str, Any]]
+    seconds: float
+
+    @property
+    def values(self) -> list[dict[str, float]]:
+        return [record["values"] for record in self.records if record["kind"] in ("metrics", "summary")]
+
+    @property
+    def backend(self) -> str:
+        return next(record for record in self.records if record["kind"] == "start")["tags"]["loss.backend"]
+
+    def last(self, name: str) -> float | None:
+        """Return the last value of a metric; None where the run was too short to have it, or had no GPU."""
+        return next((each[name] for each in reversed(self.values) if name in each), None)
+
+    def costs(self) -> dict[str, float | None]:
+        return {name: self.last(theirs) for name, theirs in COSTS.items()} | {"seconds": self.seconds}
+
+
+def train(command: str, *more: str, own_process: bool = False, runs: Path | None = None) -> Training:
+    """Run train.py, in this process or in a new one. runs: where the folder of the run stays."""
+    with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as place:
+        before = set(Path(place).iterdir())
+        words = [*command.split(), *more, f"trainer.runs={place}", "tracking=none"]
+        began = time.monotonic()
+        if own_process:
+            status = subprocess.run([sys.executable, str(ROOT / "experiments/train.py"), *words]).returncode
+        else:
+            from train import main
+
+            free_memory()
+            status = main(words)
+        seconds = time.monotonic() - began
+        if status:
+            raise RuntimeError(f"{command}: status {status}")
+        (folder,) = {each for each in set(Path(place).iterdir()) - before if (each / "metrics.jsonl").exists()}
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Training(folder, records, seconds)
+
+
+def free_memory() -> None:
+    """Free what an earlier measurement held, and count the peak of memory from now on."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_mib() -> float | None:
+    """Return the most memory that was allocated on the GPU; None without one."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
+
+
+def largest_difference(ours: list[float], theirs: list[float]) -> float:
+    """Return the largest relative difference of two lists."""
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
