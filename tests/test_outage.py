@@ -174,6 +174,21 @@ def test_a_signal_ends_the_wait_for_a_server_that_hangs(clone, server, hanging, 
     complete(server, folder, "hanging")
 
 
+def test_pictures_are_drawn_while_mlflow_imports_ipython(clone, hanging, tmp_path):
+    """matplotlib reads IPython's version, which a module that another thread is importing does not have yet."""
+    (tmp_path / "IPython.py").write_text(
+        "import time\ntime.sleep(10)\nversion_info = (9, 0)\nget_ipython = lambda: None\n", encoding="utf-8"
+    )
+    words = [*WORDS, "trainer.max_updates=2", f"tracking.uri={hanging}", "tracking.experiment=hanging", "tracking.patience_seconds=0"]
+    process = clone.start(*words, OMP_NUM_THREADS="1", PYTHONPATH=str(tmp_path))
+    until_said(process, f"waiting for MLflow at {hanging}")
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert "finished" in output, output
+    (folder,) = clone.run_folders()
+    assert list(folder.rglob("confusion*.png"))
+
+
 class Losing(http.server.ThreadingHTTPServer):
     """Hands requests on to a server, and loses the answers that `lost` chooses: the connection is cut after the request has arrived."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import threading
@@ -120,6 +121,13 @@ class MlflowUploader(threading.Thread):
     @property
     def run_id(self) -> str | None:
         return self.store.run_id
+
+    def start(self) -> None:
+        if self.uri.startswith("http"):
+            # MLflow's first request imports IPython. Do it here, because matplotlib fails while another thread imports IPython.
+            with contextlib.suppress(Exception):
+                importlib.import_module("IPython")
+        super().start()
 
     def close(self) -> str | None:
         """Wait until all has been sent, or nothing more for `patience` seconds; return what went wrong and what to do, else None.
