@@ -50,7 +50,7 @@ def selective_log_softmax(
 
     Args:
         logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
-        index: tokens (…) or (…, K), of any integer dtype. Of K a row, the gradient of the logits is the sum of two.
+        index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
