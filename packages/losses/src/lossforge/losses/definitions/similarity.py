@@ -102,7 +102,7 @@ def info_nce_loss(
 
     - MultipleNegativesRankingLoss is temperature=1/20, with the hard negatives of all anchors, (N, K, D), as negatives.flatten(0, 1).
     - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: a query is then compared with its own positive and the queue.
-    - On several devices gather the positives of all, and give the column of this device's first pair as offset.
+    - On several devices gather the positives of all, and give the row of this device's first positive as offset.
 
     No matrix of similarities is in memory, neither in forward nor in backward.
 
