@@ -678,7 +678,7 @@ def general_robust_loss(
         input: of any shape and floating dtype.
         target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is no outlier, in the units of input.
+        scale: c above 0, the size of a residual that is not an outlier, in the units of input.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
@@ -4674,7 +4674,7 @@ def dice_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -4763,7 +4763,7 @@ def jaccard_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -4852,7 +4852,7 @@ def tversky_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -4948,7 +4948,7 @@ def focal_tversky_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -5044,7 +5044,7 @@ def dice_ce_loss(
         lambda_dice: λ_dice of at least 0, a factor of the Dice loss.
         lambda_ce: λ_ce of at least 0, a factor of the cross entropy.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -5703,7 +5703,7 @@ def info_nce_loss(
 
     - MultipleNegativesRankingLoss is temperature=1/20, with the hard negatives of all anchors, (N, K, D), as negatives.flatten(0, 1).
     - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: a query is then compared with its own positive and the queue.
-    - On several devices gather the positives of all, and give the column of this device's first pair as offset.
+    - On several devices gather the positives of all, and give the row of this device's first positive as offset.
 
     No matrix of similarities is in memory, neither in forward nor in backward.
 
@@ -6210,7 +6210,7 @@ def selective_log_softmax(
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
         lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse. The logits are then read
             at the indices alone. It is an input like others: a gradient of the whole row arrives through it.
-        ignore_index: tokens whose log-probability is 0, without gradient, and whose H is computed nevertheless.
+        ignore_index: tokens whose log-probability is 0, without gradient, but whose H is still computed.
         inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
             of them raises; a plain read gets the gradient.
         validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a

@@ -1402,7 +1402,7 @@ class DiceCELoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_ce_loss)
@@ -1508,7 +1508,7 @@ class DiceLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_loss)
@@ -1840,7 +1840,7 @@ class FocalTverskyLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.focal_tversky_loss)
@@ -2113,7 +2113,7 @@ class GeneralRobustLoss(LossModule):
 
     Args:
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is no outlier, in the units of input.
+        scale: c above 0, the size of a residual that is not an outlier, in the units of input.
         reduction: "mean", "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
@@ -2539,7 +2539,7 @@ class JaccardLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.jaccard_loss)
@@ -5606,7 +5606,7 @@ class TverskyLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.tversky_loss)
