@@ -8,6 +8,7 @@ import sys
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import train_help
+from lab.config.terminal import fitted
 from lab.processes.ranks import launched, refuse_several
 from lab.runs.resume import chosen
 
@@ -16,7 +17,7 @@ def main(argv: list[str]) -> int:
     try:
         given = command(argv, "--multirun")
         if "--help" in given.flags:
-            print(train_help("experiments/train.py", given.overrides))
+            print(fitted(train_help("experiments/train.py", given.overrides)))
             return 0
         if "--multirun" in given.flags:
             refuse_several("--multirun")

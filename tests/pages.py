@@ -138,11 +138,12 @@ def check_quote(block: Block) -> None:
 
 
 def anchors_of(page: str) -> set[str]:
-    """What `page.md#anchor` may name: the titles, as MkDocs writes them."""
+    """What `page.md#anchor` may name: the titles, as MkDocs writes them, and what mkdocstrings documents."""
     outside = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
     titles = [re.sub(r"`|\*\*", "", title) for title in re.findall(r"^#+ (.+)$", outside, re.M)]
     written = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
-    return written | set(re.findall(r'(?:id|name)="([\w-]+)"', outside))
+    documented = set(re.findall(r"^::: (\S+)$", outside, re.M))
+    return written | documented | set(re.findall(r'(?:id|name)="([\w-]+)"', outside))
 
 
 def check_links(page: str) -> None:

@@ -5,17 +5,19 @@ import re
 import sys
 
 import pytest
-from pages import ROOT
+from pages import ROOT, text_of
 
 sys.path.append(str(ROOT / "tools"))
-from loss_pages import OF_TORCH, arguments
+from loss_pages import OF_TORCH, about, arguments, function_section
+from tables import functions
 
+import lossforge.losses
 from lossforge.losses.registry import LOSSES
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_argument_is_there_with_its_meaning(name):
-    said = arguments(LOSSES[name])
+    said = arguments(LOSSES[name].function, LOSSES[name].definition)
     rows = {cells[0].strip("` "): cells[2].strip() for line in said.splitlines()[2:] if (cells := re.split(r"(?<!\\)\|", line)[1:-1])}
     own = [each for each, p in inspect.signature(LOSSES[name].definition).parameters.items() if p.kind is not p.VAR_KEYWORD]
     assert [each for each in rows if each in own] == [each for each in own if each not in OF_TORCH]
@@ -23,7 +25,37 @@ def test_every_argument_is_there_with_its_meaning(name):
 
 
 def test_defaults_are_the_signatures():
-    said = arguments(LOSSES["focal"])
+    said = arguments(LOSSES["focal"].function, LOSSES["focal"].definition)
     assert "| `gamma` | `2.0` | γ of at least 0, the focusing exponent: the larger, the less easy examples count. |" in said
     assert "| `inputs` |  | logits" in said
     assert '`empty="nan"`, `gradient=None`' in said
+
+
+@pytest.mark.parametrize("declared", functions(), ids=lambda each: each.definition.__name__)
+def test_a_function_outside_of_the_registry_tells_its_arguments_too(declared):
+    said = function_section(declared)
+    names = [name for name, p in inspect.signature(declared.definition).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    assert re.findall(r"^\| `(\w+)` \|", said, re.M)[: len(names)] == names
+    assert any(said in page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "losses").glob("*.md"))
+    assert f"#{declared.definition.__name__})" in text_of("docs/losses/index.md")
+
+
+def test_mathematics_alone_is_shown_as_code():
+    said = about(lossforge.losses.siglip_loss)
+    assert "```text\nL = w softplus(-z x), z = 1" in said
+    assert "\n\nThe logits are x = scale" in said
+    assert "```text\nv = map_alpha + " in about(lossforge.losses.distribution_balanced_loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "indices"),
+    [("cross_entropy", True), ("sigmoid_focal_loss", True), ("gaussian_nll_loss", False), ("box_iou_loss", False)],
+)
+def test_an_index_error_is_documented_where_there_are_class_indices(name, indices):
+    assert ("IndexError" in inspect.getdoc(getattr(lossforge.losses, name))) is indices
+
+
+def test_the_templates_are_counted():
+    page = text_of("docs/know/how_it_works.md")
+    rows = re.findall(r"^\| \[\w+\]\(template_", page, re.M)
+    assert f"There are {({16: 'sixteen', 17: 'seventeen'})[len(rows)]}:" in page

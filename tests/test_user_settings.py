@@ -84,3 +84,25 @@ def test_help_fits_the_terminal_and_a_pipe_gets_a_line_a_setting(monkeypatch, co
     narrow = settings_text(TRAIN, ["data", "data=table"])
     assert max(map(len, narrow.splitlines())) <= columns
     assert narrow.split() == whole.split()
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_the_whole_help_fits_the_terminal(monkeypatch, columns):
+    import shutil
+    import sys
+
+    from lab.config.help import own_help, train_help
+    from lab.config.terminal import fitted
+
+    paragraph = "A paragraph is broken in the source where a line\nis full. A sentence may begin a line.\nAs here."
+    for make in (lambda: train_help("experiments/train.py", []), lambda: own_help("usage: it", paragraph, [])):
+        whole = make()
+        assert fitted(whole) == whole
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+            terminal.setattr(shutil, "get_terminal_size", lambda fallback=(80, 24): os.terminal_size((columns, 24)))
+            shown = fitted(make())
+        assert max(map(len, shown.splitlines())) <= columns
+        assert shown.split() == whole.split()
+    assert "\nAs here.\n" in shown
+    assert "\nis full. A" not in shown

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import tables as results
 import torch
 from loss_text import MissingError, described, file_of, sections
-from tables import FAMILIES, ROOT, family_of, formula, on_pages, targets_of
+from tables import FAMILIES, ROOT, family_of, formula, functions, targets_of
 from torch import Tensor
 
 import lossforge.losses
@@ -57,17 +57,22 @@ def example(function: Callable[..., Any]) -> str:
     return "\n".join(["```python", first, "", code[0], "", *code[1:], "```"])
 
 
-def about(loss: Loss) -> str:
-    """Return what the docstring says between its first line and the arguments."""
-    _, *paragraphs = documented(loss.function)[0].split("\n\n")
+EQUATION = re.compile(r"\S+(?:\(.*?\))? = ")
+"""How a paragraph begins that is mathematics."""
+
+
+def about(function: Callable[..., Any]) -> str:
+    """Return what the docstring says between its first line and the arguments, folded."""
+    _, *paragraphs = documented(function)[0].split("\n\n")
     told = (each for each in paragraphs if not each.startswith(("Source: ", *GUIDE)))
-    return "\n\n".join(f"```text\n{each}\n```" if each.startswith("L =") or " = " in each.splitlines()[0][:24] else each for each in told)
+    text = "\n\n".join(f"```text\n{each}\n```" if EQUATION.match(each) else each for each in told)
+    return f'<details markdown="1"><summary>The formula and its edges, in full</summary>\n\n{text}\n\n</details>' if text else ""
 
 
-def arguments(loss: Loss) -> str:
+def arguments(function: Callable[..., Any], definition: Callable[..., Any]) -> str:
     """Return a table of the loss's own arguments, and the options that every loss has."""
-    signature, defaults = inspect.signature(loss.definition).parameters, inspect.signature(loss.module).parameters
-    meanings = described(documented(loss.function)[1]["Args"])
+    signature, defaults = (inspect.signature(each).parameters for each in (definition, function))
+    meanings = described(documented(function)[1]["Args"])
     rows, shared = [], []
     for name, text in meanings.items():
         own = name in signature
@@ -78,6 +83,8 @@ def arguments(loss: Loss) -> str:
         elif name not in OF_TORCH:
             rows.append([f"`{name}`", written, " ".join(text.split())])
     table = tables.markdown(("argument", "default", "meaning"), rows)
+    if not shared:
+        return table
     return f"{table}\n\n[Options of every loss](../reference/options.md): {', '.join(shared)}."
 
 
@@ -102,7 +109,7 @@ def links(loss: Loss) -> str:
     elif paper.startswith("doi "):
         paper = f"[{paper}](https://doi.org/{paper.removeprefix('doi ')})"
     facts = {
-        "function": f"`{loss.function.__name__}`",
+        "function": f"[`{loss.function.__name__}`](../reference/losses.md#lossforge.losses.{loss.function.__name__})",
         "module": f"`{loss.module.__name__}`",
         "in place of": f"`{like}`" if like and not like.startswith("lossforge") else "",
         "targets": targets_of(loss),
@@ -131,15 +138,14 @@ def section(loss: Loss, rows: list[Row]) -> str:
         *guide(loss.declared),
         links(loss),
         example(loss.function),
-        arguments(loss),
+        arguments(loss.function, loss.definition),
+        about(loss.function),
     ]
-    if text := about(loss):
-        parts.append(f'<details markdown="1"><summary>The formula and its edges, in full</summary>\n\n{text}\n\n</details>')
     if figures := measured(loss, rows):
         parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
     if figures := effects(loss):
         parts += ["**What it did to a model**, over five seeds ([all](../benchmarks/effects.md)):", figures]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def function_section(declared: Declared) -> str:
@@ -147,17 +153,18 @@ def function_section(declared: Declared) -> str:
     name = declared.definition.__name__
     function = getattr(lossforge.losses, name)
     template = next(each.name for each in TEMPLATES.values() if each.docs is declared.docs)
-    facts = [f"- function: [`{name}`](../reference/losses.md)"]
+    facts = [f"- function: [`{name}`](../reference/losses.md#lossforge.losses.{name})"]
     facts += [f"- module: `{declared.module.name}`"] if declared.module else []
     facts += [f"- template: [{template}](../know/template_{template}.md)"]
     parts = [f'<a id="{name}"></a>', f"## {title(function)}: `{name}`", f"```text\n{formula(function)}\n```"]
-    return "\n\n".join([*parts, *guide(declared), "\n".join(facts), example(function)])
+    told = [*guide(declared), "\n".join(facts), example(function), arguments(function, declared.definition), about(function)]
+    return "\n\n".join(filter(None, [*parts, *told]))
 
 
 def page(family: str, rows: list[Row]) -> str:
     members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
     picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)\n\n{CURVES[family][0]}"
-    others = [each for each in on_pages() if not each.name and family_of(each.definition) == family]
+    others = [each for each in functions() if family_of(each.definition) == family]
     parts = [*(section(loss, rows) for loss in members), *map(function_section, others)]
     return "\n\n".join([f"# {FAMILIES[family]}", picture, *parts]) + "\n"
 
@@ -193,6 +200,8 @@ def _margin(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
         index = torch.tensor([0, -1, -1]) if loss.template.name == "margin_lists" else torch.tensor(0)
         return y * _row(x), index.expand(len(x), *index.shape)
     label = torch.full_like(x, y)
+    if loss.name == "hinge_embedding":
+        x = torch.where(x < 0, torch.nan, x)  # no distance
     return (x, torch.zeros_like(x), label) if loss.name == "margin_ranking" else (x, label)
 
 
@@ -208,7 +217,7 @@ def _detection(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     if loss.name == "distribution_focal":
         bins = torch.arange(8, dtype=x.dtype)
         return -((bins - (3.5 + x.unsqueeze(-1) / 2)) ** 2), torch.full_like(x, 3.5)
-    return x, torch.full_like(x, 0.7)
+    return x, torch.full_like(x, 1.0 if loss.name == "gaussian_focal" else 0.7)
 
 
 def _boxes(loss: Loss, x: Tensor) -> tuple[Any, ...]:
@@ -258,19 +267,20 @@ CURVES: dict[str, tuple[str, str, float, float, dict[str, Maker]]] = {
     ),
     "noise_model": ("Loss and gradient over the input, where target and variance are 1.", "input", -3, 3, {"": _noise_model}),
     "margin": (
-        "Loss and gradient over the score: where the label is 1 (lines) and where it is -1 (dashes).",
+        "Loss and gradient over the score, for `hinge_embedding` over the distance: where the label is 1 (lines) and where it is -1 "
+        "(dashes).",
         *("score", -3.0, 3.0),
         {"": lambda loss, x: _margin(loss, x, 1.0), "--": lambda loss, x: _margin(loss, x, -1.0)},
     ),
     "embedding": (
         "Loss and gradient: of `cosine_embedding` over the angle between the vectors, where they belong together (line) and where not "
-        "(dashes); of `triplet_margin` over the positive's distance, where the negative's is 1.",
-        *("angle, or distance", -3.0, 3.0),
+        "(dashes); of `triplet_margin` over the positive's place on a line through the anchor at 0, where the negative's distance is 1.",
+        *("angle in radians, or place", -3.0, 3.0),
         {"": lambda loss, x: _embedding(loss, x, 1.0), "--": lambda loss, x: _embedding(loss, x, -1.0)},
     ),
     "detection": (
-        "Loss and gradient over the logit of a box of quality 0.7; of `distribution_focal` over twice the distance of the "
-        "distribution's mean from the target.",
+        "Loss and gradient over the logit of a box of quality 0.7; of `gaussian_focal` over that of a peak, where the target is 1; of "
+        "`distribution_focal` over twice the distance of the distribution's mean from the target.",
         *("logit", -6.0, 6.0),
         {"": _detection},
     ),
@@ -310,6 +320,7 @@ def curve(loss: Loss, family: str, make: Maker) -> tuple[Tensor, Tensor, Tensor]
     values = torch.stack([_value(loss, make, at) for at in x])
     leaf = x.clone().requires_grad_()
     slopes = torch.autograd.grad(torch.stack([_value(loss, make, at) for at in leaf]).sum(), leaf)[0]
+    slopes[values.isnan()] = torch.nan
     return x, values.detach(), slopes
 
 

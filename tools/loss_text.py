@@ -95,7 +95,7 @@ def whole_docstring(each: Declared) -> str:
     """Return the docstring of a public function."""
     text, own = sections(inspect.getdoc(each.definition) or "")
     meanings = arguments(each)
-    indices = ["IndexError: " + INDEX_ERROR] if "validate" in meanings else []
+    indices = ["IndexError: " + INDEX_ERROR] if "class indices" in meanings.get("validate", "") else []
     parts = {
         "Args": "\n".join(line(name, meaning) for name, meaning in meanings.items()),
         "Returns": own.get("Returns") or each.docs.returns,

@@ -125,8 +125,9 @@ def family_of(definition: Callable[..., Any]) -> str:
 def families() -> str:
     rows = []
     for family, title in FAMILIES.items():
-        names = [f"`{loss.name}`" for loss in LOSSES.values() if family_of(loss.definition) == family]
-        rows.append([f"[{title}](docs/losses/{family}.md)", ", ".join(names)])
+        members = [loss.name for loss in LOSSES.values() if family_of(loss.definition) == family]
+        members += [each.definition.__name__ for each in functions() if family_of(each.definition) == family]
+        rows.append([f"[{title}](docs/losses/{family}.md)", ", ".join(f"`{name}`" for name in members)])
     return tables.markdown(("family", "losses"), rows)
 
 
@@ -139,6 +140,11 @@ def on_pages() -> list[Declared]:
     return [each for each in DECLARED.values() if each.name or each.docs not in OWN_PAGES]
 
 
+def functions() -> list[Declared]:
+    """Return the losses of the families that are not in the registry: functions with arguments of their own."""
+    return [each for each in on_pages() if not each.name]
+
+
 def reference(modules: bool) -> str:
     """Return the entries of the reference: functions, or modules, by family."""
     shown, parts = on_pages(), []
@@ -149,8 +155,14 @@ def reference(modules: bool) -> str:
     return "\n\n".join(parts)
 
 
+def row_of_function(declared: Declared) -> list[str]:
+    name = declared.definition.__name__
+    link = f"[`{name}`]({family_of(declared.definition)}.md#{name})"
+    return [link, f"`{name}`", f"`{formula(declared.definition)}`", declared.docs.targets, ""]
+
+
 def losses() -> str:
-    return tables.markdown(HEADER, [row(loss) for loss in LOSSES.values()])
+    return tables.markdown(HEADER, [*(row(loss) for loss in LOSSES.values()), *map(row_of_function, functions())])
 
 
 def results(bench: Path, fused: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError, unknown
+from lab.config.terminal import fitted
 from lab.processes.ranks import refuse_several
 
 CONFIG_FOLDERS = "LOSSFORGE_CONFIG_DIR"
@@ -77,7 +78,7 @@ def run_app(
     try:
         given = command(argv)
         if "--help" in given.flags:
-            print(help_of(given.overrides))
+            print(fitted(help_of(given.overrides)))
             return 0
         refuse_several(f"experiments/{name}.py")
         settings, work = load(given.overrides)

@@ -111,7 +111,7 @@ groups and their options (conf/):
 {options}
 
 of a sweep:
-  search      {", ".join(groups(SEARCH)["search"])}
+  search          {", ".join(groups(SEARCH)["search"])}
   hydra/launcher  basic; with uv sync --extra sweeps: joblib, submitit_local, submitit_slurm
 
 settings, each with its value and what it takes:

@@ -1,4 +1,4 @@
-"""Which anchor or query answers for which box: task-aligned assignment, on the device alone."""
+"""Assign boxes to the anchors that predict them: task-aligned assignment, on the device alone."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ MOST = 64
 
 
 class Assignment(NamedTuple):
-    """What each anchor of each image is to predict.
+    """What each anchor of each image must predict.
 
     Attributes:
         labels: (B, A), int64: the class, -1 for background, as our losses take them.
@@ -67,7 +67,7 @@ def task_aligned_assign(
     `topk` anchors inside it with the largest t. An anchor that several boxes chose goes to the one that overlaps its prediction most. The
     target is t, scaled for each box so that its largest is its largest u.
 
-    The device is not waited for, and no memory of anchors × boxes is taken. Anchors of which t is 0 are never chosen (YOLOv8's are, where
+    It does not wait for the device, and takes no memory of anchors × boxes. Anchors with t = 0 are never chosen (in YOLOv8 they are, where
     fewer than topk others are inside; their target is 0). Ties go to the anchor and the box that come first. The same input gives the same
     result to the bit. No gradient goes through any of it.
 

@@ -678,7 +678,7 @@ def general_robust_loss(
         input: of any shape and floating dtype.
         target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is no outlier, in the units of input.
+        scale: c above 0, the size of a residual that is not an outlier, in the units of input.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
@@ -757,7 +757,7 @@ def binary_cross_entropy_with_logits(
     When to use it: Take it where a sample may have several labels, or none. Each class is a decision of its own.
 
     When not: Leave it where classes exclude each other; cross entropy ties them together. Where negatives outnumber positives by thousands,
-    as in dense detection, `focal` keeps them from drowning the rest.
+    as in dense detection, take `focal`, under which easy negatives count little.
 
     Args:
         input: of any shape and floating dtype.
@@ -842,7 +842,7 @@ def multilabel_soft_margin_loss(
 
     L = 1/C Σ w [y softplus(-x) + (1 - y) softplus(x)], the sum over the C classes of a row.
 
-    When to use it: Take it where a row's loss is wanted, or code that has it already is moved here. Its mean is that of `bce`.
+    When to use it: Take it where you want one loss a row, or where your code already calls torch's function. Its mean equals that of `bce`.
 
     When not: Leave it where each class needs its own loss or weight of positives; `bce` gives both.
 
@@ -1547,12 +1547,12 @@ def distribution_balanced_loss(
     L = w v b [y σ(-z)^γ softplus(-z) + (1 - y) σ(λz)^γ softplus(λz) / λ], z = x - κ / λ ln(S / n - 1). Class j has n = class_counts[j] of
     S = num_samples, λ = neg_scale, κ = init_bias, γ = focal_gamma, b = focal_balance, or 1 where γ is 0.
 
-    v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, the share of class j in how often its sample is drawn. A sample
-    without positives has r = ∞. Without class_counts v is 1 and z is x. The weights v are a tensor of the input's shape, made of the
-    targets; the logits are read once. The mean divides by the number of elements.
+    v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, how often class j alone would draw its sample, as a share of how
+    often all of the sample's classes draw it. A sample without positives has r = ∞. Without class_counts v is 1 and z is x. The weights v
+    are computed from the targets, as a tensor in the shape of input; the logits are read once. The mean divides by the number of elements.
 
-    When to use it: Take it for samples with several labels under a long tail. It evens out the classes without oversampling, and is
-    gentle on the many negatives of rare classes.
+    When to use it: Take it for samples with several labels under a long tail. It balances the classes without oversampling, and gives the
+    many negatives of rare classes a smaller gradient.
 
     When not: Leave it on balanced classes (`bce`, `asymmetric`). It needs the classes' counts, and has six numbers that could be tuned.
 
@@ -1560,12 +1560,12 @@ def distribution_balanced_loss(
         input: of any shape and floating dtype.
         target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
         class_counts: (C,), the positive samples of each class in the training set; those outside [1, S - 1] count as its ends.
-        num_samples: S of at least 2, the samples of the training set. With class_counts.
+        num_samples: S of at least 2, the samples of the training set; needed with class_counts.
         map_alpha: the least weight of an element.
         map_beta: how steeply the weight rises with the share r.
-        map_mu: the share r at which the weight is in its middle.
-        neg_scale: λ above 0, how much slower negatives grow; 1 for none.
-        init_bias: κ, how far the classes' prior shifts the logits; 0 for none.
+        map_mu: the share r at which the weight is halfway between least and largest.
+        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none. The larger it is, the sooner their gradient fades.
+        init_bias: κ, how far the classes' shares of the training set shift the logits; 0 for none.
         focal_gamma: γ of at least 0, the focusing exponent.
         focal_balance: b, a factor of the loss where γ is not 0.
         smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
@@ -1693,9 +1693,9 @@ def two_way_loss(
     L = softplus(tn ln Σⱼ exp(xⱼ / tn) + tp ln Σₖ exp(-xₖ / tp)) with j over negatives and k over positives, those with a target above ½:
     the mean over the samples that have a positive, plus that over the classes of the batch that have one.
 
-    Each direction is one pass over the logits, and one for its gradient. Logits are scores that rank, no calibrated probabilities.
+    Each direction is one pass over the logits, and one for its gradient. Logits are scores for a ranking, not calibrated probabilities.
 
-    When to use it: Take it for labels that are ranked, both within a sample and among the samples of a label, as retrieval is judged.
+    When to use it: Take it where labels are ranked within a sample, and samples within a label, as retrieval is judged.
 
     When not: Leave it where logits must become probabilities (`bce`), and where batches are so small that most labels have no positive.
 
@@ -1925,7 +1925,7 @@ def gaussian_nll_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean divides by the number of elements nevertheless.
+        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
         validate: raise a ValueError where a variance is negative on CUDA, too, which waits for the device. On CPU it always raises.
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, such an element has loss and gradient nan.
 
@@ -1934,7 +1934,6 @@ def gaussian_nll_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -1971,7 +1970,7 @@ def poisson_nll_loss(
 
     When to use it: Take it for counts, such as of events or photons, whose variance grows with their mean.
 
-    When not: Leave it where the variance of the counts exceeds their mean by much, because it then trusts large counts too far.
+    When not: Leave it where the variance of the counts exceeds their mean by much, because it then gives large counts too much weight.
 
     Args:
         input: logarithms of the expected counts, or with log_input=False these counts, of any shape and floating dtype; gets a gradient.
@@ -1986,7 +1985,7 @@ def poisson_nll_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean divides by the number of elements nevertheless.
+        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
@@ -1997,8 +1996,8 @@ def poisson_nll_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import poisson_nll_loss
-        >>> x = torch.randn(8, 10, requires_grad=True)
-        >>> poisson_nll_loss(x, torch.randn(8, 10).sign()).backward()
+        >>> log_rates = torch.randn(8, 10, requires_grad=True)
+        >>> poisson_nll_loss(log_rates, torch.poisson(4 * torch.rand(8, 10))).backward()
 
     Source: in place of torch.nn.functional.poisson_nll_loss.
     """
@@ -2049,7 +2048,7 @@ def soft_margin_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean divides by the number of elements nevertheless.
+        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
@@ -2088,15 +2087,15 @@ def hinge_embedding_loss(
 
     L = w [x if y = 1 else max(0, m - x)], m = margin; a label other than 1 and -1 has the sum of both, as in torch.
 
-    When to use it: Take it for distances of pairs that are alike (1) or not (-1), which are computed already.
+    When to use it: Take it for distances that you have already, of pairs that belong together (1) or not (-1).
 
-    When not: Leave it where the pairs are embeddings; `cosine_embedding` takes these. With more than one other example,
-    cross entropy over similarities learns faster.
+    When not: Leave it where the pairs are embeddings; `cosine_embedding` takes these. Where a batch has many negatives for each,
+    `info_nce_loss` uses them all.
 
     Args:
         input: distances, of any shape and floating dtype; gets a gradient.
         target: 1 or -1 in the shape of input, of any real dtype; has no gradient.
-        margin: m, the distance from which unlike pairs add nothing.
+        margin: m, the distance beyond which a pair that does not belong together adds nothing.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -2104,7 +2103,7 @@ def hinge_embedding_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean divides by the number of elements nevertheless.
+        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
@@ -2144,16 +2143,16 @@ def margin_ranking_loss(
 
     L = w max(0, m - y (x₁ - x₂)), m = margin.
 
-    When to use it: Take it where of two items one must be scored above the other, by at least the margin.
+    When to use it: Take it where one of two items must score above the other, by at least the margin.
 
-    When not: Leave it where all pairs are to be ordered in proportion to how wrong they are; `preference_bce_with_logits` of the
-    difference has no point where its gradient ends.
+    When not: Leave it where every pair must keep a gradient; `soft_margin` of the difference x₁ - x₂, which is RankNet's loss, has one
+    everywhere.
 
     Args:
         input1: scores of any shape and floating dtype; gets a gradient.
         input2: scores in the shape of input1; gets a gradient.
         target: 1 where input1 must be larger, -1 where input2, in the shape of input1; gets a gradient where it asks for one.
-        margin: m, by how much the one score must exceed the other.
+        margin: m, by how much one score must exceed the other.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -2212,7 +2211,7 @@ def multi_margin_loss(
 
     L = 1/C Σ w_t max(0, m - x_t + x_i)^p, the sum over the classes i that are not the target t; m = margin.
 
-    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin shall add nothing.
+    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin must add nothing.
 
     When not: Leave it where probabilities are wanted, or there are many classes; cross entropy learns from every row.
 
@@ -2220,8 +2219,8 @@ def multi_margin_loss(
         input: logits (C,) or (N, C), of any floating dtype; gets a gradient.
         target: class indices of any integer dtype, () or (N,).
         p: the power, 1 or 2.
-        margin: m, by how much the target's logit must exceed each other.
-        weight: (C,), a factor of what the target's class adds. A mean divides by the number of rows nevertheless.
+        margin: m, by how much the target's logit must exceed each other logit.
+        weight: (C,), a factor of what the target's class adds. A mean still divides by the number of rows.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
@@ -2280,7 +2279,7 @@ def multilabel_margin_loss(
 
     L = 1/C Σ max(0, 1 - (x_j - x_i)), the sum over the row's classes j and all other classes i. A class that is listed twice counts twice.
 
-    When to use it: Take it where a row has several classes, and only their order before the others counts.
+    When to use it: Take it where a row has several classes, and all that counts is that they score above the other classes.
 
     When not: Leave it where labels are multi-hot, or a row may have no class: it then adds nothing. `bce` takes both.
 
@@ -2338,9 +2337,9 @@ def cosine_embedding_loss(
     L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
     other than 1 and -1, as in torch.
 
-    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths shall not count.
+    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths must not count.
 
-    When not: Leave it where a batch gives many other examples for each; cross entropy over similarities uses them all.
+    When not: Leave it where a batch has many negatives for each vector; `info_nce_loss` uses them all.
 
     Args:
         input1: vectors (..., D) of any floating dtype; gets a gradient.
@@ -2354,7 +2353,7 @@ def cosine_embedding_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a row, or what broadcasts to (...). A mean divides by the number of rows nevertheless.
+        weight: one a row, or what broadcasts to (...). A mean still divides by the number of rows.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one value a row, (...), in float32.
@@ -2408,9 +2407,9 @@ def triplet_margin_loss(
     L = w max(0, m + d(a, p) - d(a, n)) with d(x, y) the norm of x - y + ε and m = margin; with `swap` the smaller of d(a, n) and d(p, n)
     stands in place of d(a, n).
 
-    When to use it: Take it for triplets that were chosen, such as the hardest of a batch, where distances are what is searched by.
+    When to use it: Take it for triplets that you choose, such as the hardest of a batch, and for search by distance.
 
-    When not: Leave it where all others of a batch may serve as negatives; cross entropy over similarities uses them all.
+    When not: Leave it where all other vectors of a batch may serve as negatives; `info_nce_loss` uses them all.
 
     Args:
         anchor: vectors (..., D) of any floating dtype; gets a gradient.
@@ -2427,7 +2426,7 @@ def triplet_margin_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a row, or what broadcasts to (...). A mean divides by the number of rows nevertheless.
+        weight: one a row, or what broadcasts to (...). A mean still divides by the number of rows.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one value a row, (...), in float32.
@@ -2486,7 +2485,8 @@ def quality_focal_loss(
     When to use it: Take it for detectors whose class score should say how good the box is, as GFL does. Its targets are qualities such as
     the IoU.
 
-    When not: Leave it where targets are 0 and 1; it is then focal loss without α. Qualities that are noisy early on steer the score astray.
+    When not: Leave it where targets are 0 and 1; it is then focal loss without α. Qualities that are noisy early in training mislead the
+    score.
 
     Args:
         input: of any shape and floating dtype.
@@ -2654,8 +2654,8 @@ def gaussian_focal_loss(
     L = w c₊ (1 - p)^α softplus(-x) where y = 1 and w c₋ (1 - y)^γ p^α softplus(x) elsewhere, p = σ(x), with c₊ = pos_weight and
     c₋ = neg_weight. mmdetection takes p, to whose logarithms it adds 1e-12; the logits need no such bound.
 
-    When to use it: Take it for heatmaps of points, as in CornerNet, CenterNet and pose estimation: 1 at an object, a Gaussian around it,
-    which spares near misses. Divide by the number of objects with `normalizer=`.
+    When to use it: Take it for heatmaps of points, as in CornerNet, CenterNet and pose estimation: 1 at an object, a Gaussian around it, so
+    that near misses cost less. Divide by the number of objects with `normalizer=`.
 
     When not: Leave it where targets are 0 and 1 only; it is then `focal` without its α. A peak must be exactly 1: a Gaussian that is drawn
     between pixels has none.
@@ -2795,13 +2795,13 @@ def siglip_loss(
 ) -> Tensor:
     """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
 
-    L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" is their sum over the number of rows N.
+    L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" divides their sum by the number of rows N.
 
-    The logits are x = scale · (images @ texts.T) + bias, computed outside: what gives x gives scale and bias their gradients through
-    autograd. `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), adds the bias within the matrix product.
+    The logits are x = scale · (images @ texts.T) + bias, computed outside, so that autograd gives scale and bias their gradients.
+    `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), adds the bias within the matrix product.
 
-    It takes no embeddings: siglip_loss(images, texts) is refused where the texts show that they are no dense target, by a shape that is not
-    that of the images, by values outside [0, 1] (looked at on CPU, on CUDA with validate), or by being a network's output.
+    It takes no embeddings. siglip_loss(images, texts) is refused where the texts are seen not to be a dense target: their shape is not that
+    of the images, they hold values outside [0, 1] (checked on CPU; on CUDA with validate), or a network gave them.
 
     When to use it: Take it for pairs of images and texts. Each pair is a decision of its own, so a batch can be split over devices without
     a softmax over all of it.
@@ -3359,8 +3359,8 @@ def poly_cross_entropy(
     L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] + s / C with s = label_smoothing. As in the paper's code,
     smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
 
-    When to use it: Take it where cross entropy works and you can tune one more number, ε. A larger ε pushes harder on samples of middling
-    confidence.
+    When to use it: Take it where cross entropy works and you can tune one more number, ε. A larger ε gives samples of medium confidence a
+    larger gradient.
 
     When not: Leave it where you cannot tune ε. It changes little on saturated tasks.
 
@@ -3542,7 +3542,7 @@ def taylor_cross_entropy(
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
-        order: in [1, 6], how many terms of the logarithm's series count; between whole numbers the last in part.
+        order: in [1, 6], how many terms of the logarithm's series count. Between whole numbers the last term counts in part.
         reduction: "mean", "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
@@ -3893,20 +3893,20 @@ def arcface_loss(
 ) -> Tensor:
     """Additive angular margin loss of cosines, as insightface's ArcFace (Deng et al. 2019, arXiv 1801.07698).
 
-    L = -w_t ln(exp(s ψ(x_t)) / (exp(s ψ(x_t)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, ψ(x) = cos(θ + m), s = scale, m = margin. Beyond
-    θ = π - m, ψ(x) = x - m sin m, so that the loss falls with x throughout.
+    L = -w_t ln(exp(s ψ(x_t)) / (exp(s ψ(x_t)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, ψ(x) = cos(θ + m), s = scale, m = margin.
+    Beyond θ = π - m, ψ(x) = x - m sin m, as in insightface: the loss has a step there, and still falls as x grows.
 
-    The cosines are those of unit features and unit class vectors. Over many identities compute none of them:
-    `fuse_linear(arcface_loss)(F.normalize(features), F.normalize(weight), target)` takes them by chunks, and autograd goes through both
-    normalisations. The sine is at least 3.2e-4, so that the gradient is finite where x_t is 1.
+    The cosines are those of unit features and unit class vectors. Over many identities they need not be in memory:
+    `fuse_linear(arcface_loss)(F.normalize(features), F.normalize(weight), target)` computes them by chunks, and autograd goes through both
+    normalisations. sin θ is taken as at least 3.2e-4, so that the gradient is finite where x_t is 1.
 
     When to use it: Take it to learn features whose angles tell identities, products or speakers that training has not seen.
 
-    When not: Leave it for a closed set of classes, where cross entropy classifies as well without two more numbers. Start with a smaller
-    margin where the labels are wrong or training does not begin to converge.
+    When not: Leave it for a closed set of classes, where cross entropy classifies as well without a margin and a scale to tune. Start with
+    a smaller margin where labels are wrong or training does not begin to converge.
 
     Args:
-        input: cosines in [-1, 1]; what rounding puts beyond counts as ±1.
+        input: cosines in [-1, 1]; values that rounding put beyond count as ±1.
         target: class indices of any integer dtype, in the shape of input without the classes.
         margin: m in [0, π], the angle in radians that is added to the target's; 0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
@@ -3932,8 +3932,9 @@ def arcface_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import arcface_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> arcface_loss(logits, torch.randint(10, (8,))).backward()
+        >>> features, centres = (torch.nn.functional.normalize(torch.randn(n, 32)) for n in (8, 10))
+        >>> cosines = (features @ centres.T).requires_grad_()
+        >>> arcface_loss(cosines, torch.randint(10, (8,))).backward()
 
     Source: arXiv 1801.07698.
     """
@@ -3973,17 +3974,18 @@ def cosface_loss(
 
     L = -w_t ln(exp(s (x_t - m)) / (exp(s (x_t - m)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, s = scale, m = margin.
 
-    Over many identities compute no cosines: `fuse_linear(cosface_loss)(F.normalize(features), F.normalize(weight), target)` takes them by
-    chunks.
+    Over many identities the cosines need not be in memory:
+    `fuse_linear(cosface_loss)(F.normalize(features), F.normalize(weight), target)` computes them by chunks.
 
-    When to use it: Take it as `arcface`, where its angle does not begin to converge: the margin is the same at every angle.
+    When to use it: Take it in place of `arcface` where training does not begin to converge under that. Its margin is subtracted from the
+    cosine itself, so it is the same at every angle.
 
-    When not: Leave it for a closed set of classes, where cross entropy classifies as well without two more numbers.
+    When not: Leave it for a closed set of classes, where cross entropy classifies as well without a margin and a scale to tune.
 
     Args:
         input: cosines in [-1, 1].
         target: class indices of any integer dtype, in the shape of input without the classes.
-        margin: m of at least 0, what the target's cosine must exceed the others' by; 0 for a scaled cross entropy.
+        margin: m of at least 0, by how much the target's cosine must exceed the others'; 0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
         ignore_index: class index of the rows that add nothing, whatever their logits hold.
@@ -4007,8 +4009,9 @@ def cosface_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import cosface_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> cosface_loss(logits, torch.randint(10, (8,))).backward()
+        >>> features, centres = (torch.nn.functional.normalize(torch.randn(n, 32)) for n in (8, 10))
+        >>> cosines = (features @ centres.T).requires_grad_()
+        >>> cosface_loss(cosines, torch.randint(10, (8,))).backward()
 
     Source: arXiv 1801.09414.
     """
@@ -4066,7 +4069,8 @@ def ohem_cross_entropy(
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b), and is kept or not as one.
         threshold: θ in [0, 1], the probability below which a row is hard.
-        min_kept: the least number of rows that are kept of a batch. Rows as hard as the last of them are kept, too.
+        min_kept: the least number of rows that are kept of a batch; of a batch with fewer rows all are kept. Rows as hard as the last of
+            them are kept, too.
         weight: (C,), a factor of each class, which the mean divides by. It does not change which rows are hard.
         ignore_index: class index of the rows that add nothing, whatever their logits hold.
         reduction: "mean", "sum" or "none".
@@ -4155,7 +4159,7 @@ def box_iou_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
             LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
@@ -4167,7 +4171,6 @@ def box_iou_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -4226,7 +4229,7 @@ def generalized_box_iou_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
             LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
@@ -4236,7 +4239,6 @@ def generalized_box_iou_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -4293,7 +4295,7 @@ def distance_box_iou_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
             LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
@@ -4303,7 +4305,6 @@ def distance_box_iou_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -4360,7 +4361,7 @@ def complete_box_iou_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
             LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
@@ -4370,7 +4371,6 @@ def complete_box_iou_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -4427,7 +4427,7 @@ def efficient_box_iou_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
             LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
@@ -4437,7 +4437,6 @@ def efficient_box_iou_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -4497,7 +4496,7 @@ def scylla_box_iou_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
             LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
@@ -4507,7 +4506,6 @@ def scylla_box_iou_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -4561,7 +4559,7 @@ def box_l1_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
@@ -4610,7 +4608,7 @@ def box_smooth_l1_loss(
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
@@ -4660,8 +4658,8 @@ def dice_loss(
 
     When to use it: Take it for the segmentation of small regions. Each region counts the same, however few pixels it has.
 
-    When not: Leave it alone at the start of training and for calibrated probabilities; `dice_ce` is steadier. Regions that are empty in
-    many images need `batch=True` or care with the smoothing.
+    When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated; `dice_ce` is steadier.
+    Regions that are empty in many images need `batch=True` or care with the smoothing.
 
     Args:
         input: logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.
@@ -4676,7 +4674,7 @@ def dice_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -4749,7 +4747,8 @@ def jaccard_loss(
 
     When to use it: Take it where a model is judged by IoU. It punishes errors of good regions more than `dice` does.
 
-    When not: Leave it where `dice` must be left. Both have the same minimum, so the choice between them matters little.
+    When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated. It and `dice` have the
+    same minimum, so the choice between them matters little.
 
     Args:
         input: logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.
@@ -4764,7 +4763,7 @@ def jaccard_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -4853,7 +4852,7 @@ def tversky_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -4949,7 +4948,7 @@ def focal_tversky_loss(
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -5045,7 +5044,7 @@ def dice_ce_loss(
         lambda_dice: λ_dice of at least 0, a factor of the Dice loss.
         lambda_ce: λ_ce of at least 0, a factor of the cross entropy.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -5120,8 +5119,8 @@ def lovasz_softmax_loss(
     Args:
         input: logits (N, C, d…) with any number of spatial dimensions and at least two classes.
         target: class indices (N, d…) or (N, 1, d…) of any integer dtype.
-        classes: "present" averages the classes that have pixels, "all" every class. A list of class indices counts absent ones too, and one
-            that is listed twice, twice.
+        classes: "present" averages the classes that have pixels, "all" every class. With a list of class indices absent classes count too,
+            and a class that is listed twice counts twice.
         per_image: a region is of one image, and the mean that of the images' losses; else of the whole batch.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
         reduction: "mean", as the authors have it, "sum" over the regions that count, or "none": (C,), with per_image (N, C), 0 where a
@@ -5235,8 +5234,8 @@ def kl_div_with_logits(
 
     When to use it: Take it for distillation from a teacher's logits. A temperature above 1 shows more of the teacher's small probabilities.
 
-    When not: Leave it where the teacher's logits do not fit in memory (`topk_kl`, `linear_kl_div`). A student much smaller than its teacher
-    spreads too thin under it; try `reverse=True` or `js`.
+    When not: Leave it where the teacher's logits do not fit in memory (`topk_kl`, `linear_kl_div`). Under it a student much smaller than
+    its teacher gives too many classes some probability; try `reverse=True` or `js`.
 
     Args:
         input: the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.
@@ -5636,10 +5635,7 @@ def clip_loss(
     empty: Empty = "nan",
     gradient: Gradient | None = None,
     inplace: bool = False,
-    validate: bool | None = None,
     normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
     """Symmetric InfoNCE over one similarity matrix, the loss of CLIP, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
@@ -5648,16 +5644,16 @@ def clip_loss(
     text) and over columns (text to image). Both directions come from one reading of the matrix, the gradient from another; no transposed
     copy and no tensor of targets is made. The mean divides by the number of pairs N.
 
-    When to use it: Take it where the matrix of similarities is there already, or is changed before the loss.
+    When to use it: Take it where you have the matrix of similarities already, or change it before the loss.
 
-    When not: Leave it where features are; `clip_loss_from_features` never makes the matrix.
+    When not: Leave it where you have the features; `clip_loss_from_features` never makes the matrix.
 
     In one direction (InfoNCE of a query against a positive and negatives; open_clip's local_loss, once for images and once for texts) the
     loss is cross_entropy(similarity, torch.arange(N) + offset).
 
     Args:
         similarity: logits (N, M), such as logit_scale · image_features @ text_features.T: row i and column i + offset belong together. With
-            M > N the other columns are negatives of the rows alone, as with texts gathered from other devices or a queue.
+            M > N the other columns are negatives of the rows only, as with texts gathered from other devices or a queue.
         offset: the column of the first row's pair.
         reduction: "mean", "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
@@ -5665,11 +5661,7 @@ def clip_loss(
             where the result is a scalar, but for float16 and under torch.compile.
         inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
             of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
         scale: a number that multiplies the similarities.
 
     Returns:
@@ -5677,7 +5669,6 @@ def clip_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -5686,17 +5677,7 @@ def clip_loss(
         >>> clip_loss(similarities).backward()
     """
     return definitions.contrastive.clip_loss(
-        similarity,
-        offset,
-        reduction,
-        empty=empty,
-        gradient=gradient,
-        inplace=inplace,
-        validate=validate,
-        normalizer=normalizer,
-        target_b=target_b,
-        lam=lam,
-        scale=scale,
+        similarity, offset, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer, scale=scale
     )
 
 
@@ -5718,11 +5699,11 @@ def info_nce_loss(
 ) -> Tensor:
     """InfoNCE of features, as info_nce.info_nce and sentence-transformers' MultipleNegativesRankingLoss (arXiv 1807.03748).
 
-    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T: of a query against the positives of the batch and the negatives, which all queries share.
+    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T, the sum over the positives of the batch and over the negatives, which all queries share.
 
     - MultipleNegativesRankingLoss is temperature=1/20, with the hard negatives of all anchors, (N, K, D), as negatives.flatten(0, 1).
-    - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: then a query meets its own positive and the queue.
-    - On several devices gather the positives of all, and give the column of this device's first pair as offset.
+    - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: a query is then compared with its own positive and the queue.
+    - On several devices gather the positives of all, and give the row of this device's first positive as offset.
 
     No matrix of similarities is in memory, neither in forward nor in backward.
 
@@ -5731,8 +5712,9 @@ def info_nce_loss(
     When not: Leave it where several positives share a label; `supervised_contrastive_loss` takes them as positives.
 
     Args:
-        query: (N, D).
-        positive: (M, D), of which row i + offset belongs to query i; the others are its negatives, with M > N those of other devices too.
+        query: (N, D), the features of N queries.
+        positive: (M, D), of which row i + offset belongs to query i; the other rows are its negatives. M > N where those of other devices
+            are among them.
         negatives: (K, D), further negatives of every query.
         temperature: T above 0, a number or a tensor of one element, which gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
@@ -5787,8 +5769,8 @@ def nt_xent_loss(
 ) -> Tensor:
     """Normalised temperature-scaled cross entropy of two views, the loss of SimCLR (Chen et al. 2020, arXiv 2002.05709).
 
-    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: of each view against its sample's other and the 2 N - 2 of other
-    samples.
+    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: each view is compared with its sample's other view and with
+    the 2 N - 2 views of other samples.
 
     When to use it: Take it for self-supervised features of images in two augmentations.
 
@@ -5796,7 +5778,7 @@ def nt_xent_loss(
 
     Args:
         input1: (N, D), the features of one view.
-        input2: (N, D), of the other, in the same order.
+        input2: (N, D), the features of the other view, in the same order.
         temperature: T above 0, a number or a tensor of one element, which gets a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         normalize: divide each row by its length first.
@@ -5903,7 +5885,7 @@ def clip_loss_from_features(
 
     When to use it: Take it to align images and texts, or any two kinds of data that come in pairs.
 
-    When not: Leave it where one loss for all devices is too much traffic; `siglip_loss_from_features` needs no sum over them.
+    When not: Leave it where it costs too much to gather the features of all devices; `siglip_loss_from_features` needs no sum over devices.
 
     Args:
         image_features: (N, D), unit vectors as a CLIP model gives them.
@@ -6064,10 +6046,11 @@ def load_balancing_loss(
     router z-loss (Zoph et al. 2022, arXiv 2202.08906).
 
     L = balance E Σₑ fₑ Pₑ + z_loss · mean lse(x)². fₑ is the number of tokens that have expert e among the top_k largest of their E logits,
-    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. It is balance · top_k where all experts are used alike.
+    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. The first part is balance · top_k where all experts are used
+    equally.
 
-    Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Of equal
-    logits the lower expert comes first. Tokens of mask 0 count nowhere, whatever their logits hold.
+    Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Where
+    logits are equal, the expert of the lower index is taken. Tokens of mask 0 count nowhere, whatever their logits hold.
 
     Logits of several layers are one tensor, stacked or concatenated: f and P are then those of all layers together, as in transformers.
     For a loss of each layer call it for each.
@@ -6076,9 +6059,9 @@ def load_balancing_loss(
         router_logits: (…, E), of any floating dtype, the experts last; at most 4,096.
         top_k: experts that each token takes.
         attention_mask: 1 where a token counts, 0 where it is padding, of any dtype; broadcasts to the leading dimensions.
-        balance: coefficient of the load balancing; 0 leaves the z-loss alone.
+        balance: coefficient of the load balancing; with 0 the loss is the z-loss.
         z_loss: coefficient of the router z-loss, such as 1e-3.
-        return_z_loss: give the part of z_loss beside the loss, without gradient, for logs.
+        return_z_loss: return the part of z_loss beside the loss, without gradient, for logs.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -6136,7 +6119,7 @@ def jsd_cross_entropy(
     Args:
         input: logits (S N, C) of S views of N samples, one view of all samples after the other.
         target: class indices of any integer dtype, of the clean samples (N,), or of all rows, of which the first N are used.
-        num_splits: S of at least 2, the number of views.
+        num_splits: S in [2, 64], the number of views.
         alpha: α of at least 0, the weight of the divergence.
         smoothing: in [0, 1], the share of label smoothing of the cross entropy.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
@@ -6221,13 +6204,13 @@ def selective_log_softmax(
 
     Args:
         logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
-        index: tokens (…) or (…, K), of any integer dtype. Of K a row, the gradient of the logits is the sum of two.
+        index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
         lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse. The logits are then read
             at the indices alone. It is an input like others: a gradient of the whole row arrives through it.
-        ignore_index: tokens whose log-probability is 0, without gradient, and whose H is computed nevertheless.
+        ignore_index: tokens whose log-probability is 0, without gradient, but whose H is still computed.
         inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
             of them raises; a plain read gets the gradient.
         validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a

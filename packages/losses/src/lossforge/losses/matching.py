@@ -159,8 +159,8 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
         counts: how many boxes each image has; best as numbers of the host.
 
     Returns:
-        of each image the queries and the boxes that belong together, int64 on the CPU, by ascending queries; min(Q, boxes) of each. A box
-        is counted within its image.
+        of each image the queries and the boxes that belong together, int64 on the CPU, by ascending queries; min(Q, boxes) of each. Boxes
+        are numbered within their image.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.

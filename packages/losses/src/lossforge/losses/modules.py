@@ -901,7 +901,7 @@ class CosFaceLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        margin: m of at least 0, what the target's cosine must exceed the others' by; 0 for a scaled cross entropy.
+        margin: m of at least 0, by how much the target's cosine must exceed the others'; 0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
         ignore_index: class index of the rows that add nothing, whatever their logits hold.
@@ -1402,7 +1402,7 @@ class DiceCELoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_ce_loss)
@@ -1508,7 +1508,7 @@ class DiceLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_loss)
@@ -1638,12 +1638,12 @@ class DistributionBalancedLoss(LossModule):
 
     Args:
         class_counts: (C,), the positive samples of each class in the training set; those outside [1, S - 1] count as its ends.
-        num_samples: S of at least 2, the samples of the training set. With class_counts.
+        num_samples: S of at least 2, the samples of the training set; needed with class_counts.
         map_alpha: the least weight of an element.
         map_beta: how steeply the weight rises with the share r.
-        map_mu: the share r at which the weight is in its middle.
-        neg_scale: λ above 0, how much slower negatives grow; 1 for none.
-        init_bias: κ, how far the classes' prior shifts the logits; 0 for none.
+        map_mu: the share r at which the weight is halfway between least and largest.
+        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none. The larger it is, the sooner their gradient fades.
+        init_bias: κ, how far the classes' shares of the training set shift the logits; 0 for none.
         focal_gamma: γ of at least 0, the focusing exponent.
         focal_balance: b, a factor of the loss where γ is not 0.
         smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
@@ -1840,7 +1840,7 @@ class FocalTverskyLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.focal_tversky_loss)
@@ -2113,7 +2113,7 @@ class GeneralRobustLoss(LossModule):
 
     Args:
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is no outlier, in the units of input.
+        scale: c above 0, the size of a residual that is not an outlier, in the units of input.
         reduction: "mean", "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
@@ -2298,7 +2298,7 @@ class HingeEmbeddingLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        margin: m, the distance from which unlike pairs add nothing.
+        margin: m, the distance beyond which a pair that does not belong together adds nothing.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -2539,7 +2539,7 @@ class JaccardLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.jaccard_loss)
@@ -3668,8 +3668,8 @@ class LovaszSoftmaxLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        classes: "present" averages the classes that have pixels, "all" every class. A list of class indices counts absent ones too, and one
-            that is listed twice, twice.
+        classes: "present" averages the classes that have pixels, "all" every class. With a list of class indices absent classes count too,
+            and a class that is listed twice counts twice.
         per_image: a region is of one image, and the mean that of the images' losses; else of the whole batch.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
         reduction: "mean", as the authors have it, "sum" over the regions that count, or "none": (C,), with per_image (N, C), 0 where a
@@ -3790,7 +3790,7 @@ class MarginRankingLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        margin: m, by how much the one score must exceed the other.
+        margin: m, by how much one score must exceed the other.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -3944,8 +3944,8 @@ class MultiMarginLoss(LossModule):
 
     Args:
         p: the power, 1 or 2.
-        margin: m, by how much the target's logit must exceed each other.
-        weight: (C,), a factor of what the target's class adds. A mean divides by the number of rows nevertheless.
+        margin: m, by how much the target's logit must exceed each other logit.
+        weight: (C,), a factor of what the target's class adds. A mean still divides by the number of rows.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
@@ -4109,7 +4109,8 @@ class OHEMCrossEntropyLoss(LossModule):
 
     Args:
         threshold: θ in [0, 1], the probability below which a row is hard.
-        min_kept: the least number of rows that are kept of a batch. Rows as hard as the last of them are kept, too.
+        min_kept: the least number of rows that are kept of a batch; of a batch with fewer rows all are kept. Rows as hard as the last of
+            them are kept, too.
         weight: (C,), a factor of each class, which the mean divides by. It does not change which rows are hard.
         ignore_index: class index of the rows that add nothing, whatever their logits hold.
         reduction: "mean", "sum" or "none".
@@ -5253,7 +5254,7 @@ class TaylorCrossEntropyLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        order: in [1, 6], how many terms of the logarithm's series count; between whole numbers the last in part.
+        order: in [1, 6], how many terms of the logarithm's series count. Between whole numbers the last term counts in part.
         reduction: "mean", "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
@@ -5605,7 +5606,7 @@ class TverskyLoss(LossModule):
         batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless.
+        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.tversky_loss)

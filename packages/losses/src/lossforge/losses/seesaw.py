@@ -37,8 +37,8 @@ def seesaw_loss(
     """Seesaw loss for long-tailed classes, as mmdetection's seesaw_ce_loss (Wang et al. 2021, arXiv 2008.10032).
 
     L = cross_entropy(x + ln S_t, t) with S_tj = min(1, Nⱼ / N_t)^p · max(1, σⱼ / max(σ_t, eps))^q beside the target and S_tt = 1, where
-    σ = softmax(x) and N are the class counts. Rare classes are spared as negatives of frequent ones, unless the row takes them for its
-    own. No gradient goes through S.
+    σ = softmax(x) and N are the class counts. Rare classes get a smaller gradient as negatives of frequent ones, unless the row scores them
+    above its own class. No gradient goes through S.
 
     One launch writes the shifted logits, then cross entropy's reads them: a tensor of the logits' size in float32 beside the gradient.
 
@@ -51,8 +51,8 @@ def seesaw_loss(
         input: logits (N, C), of any floating dtype and strides. mmdetection's objectness is a cross entropy of its own, beside this.
         target: class indices (N,), of any integer dtype.
         class_counts: (C,), the samples of each class so far, N; those below 1 count as 1.
-        p: of at least 0, how far rare classes are spared; 0 for none.
-        q: of at least 0, how far classes with a larger score than the target's are pushed down again; 0 for none.
+        p: of at least 0, how much smaller the gradient of rarer classes is; at 0 it is not smaller.
+        q: of at least 0, how much larger the gradient of classes is that score above the target's; at 0 it is not larger.
         eps: in (0, 1], the least score of the target.
         reduction: "mean" over the rows that count, "sum" or "none".
         weight: (C,), a factor of each class, which the mean divides by.
@@ -113,8 +113,8 @@ class SeesawLoss(nn.Module):
 
     Args:
         num_classes: C, the number of classes.
-        p: of at least 0, how far rare classes are spared; 0 for none.
-        q: of at least 0, how far classes with a larger score than the target's are pushed down again; 0 for none.
+        p: of at least 0, how much smaller the gradient of rarer classes is; at 0 it is not smaller.
+        q: of at least 0, how much larger the gradient of classes is that score above the target's; at 0 it is not larger.
         eps: in (0, 1], the least score of the target.
         reduction: "mean" over the rows that count, "sum" or "none".
         weight: (C,), a factor of each class, which the mean divides by.

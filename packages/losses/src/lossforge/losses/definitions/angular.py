@@ -1,4 +1,4 @@
-"""Losses of cosines with a margin on the target's, for very many classes, such as identities."""
+"""Losses of cosines, with a margin on the target's: for very many classes, such as identities."""
 
 import math
 from typing import Annotated, Unpack
@@ -47,23 +47,28 @@ def arcface_loss(
 ) -> Tensor:
     """Additive angular margin loss of cosines, as insightface's ArcFace (Deng et al. 2019, arXiv 1801.07698).
 
-    L = -w_t ln(exp(s ψ(x_t)) / (exp(s ψ(x_t)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, ψ(x) = cos(θ + m), s = scale, m = margin. Beyond
-    θ = π - m, ψ(x) = x - m sin m, so that the loss falls with x throughout.
+    L = -w_t ln(exp(s ψ(x_t)) / (exp(s ψ(x_t)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, ψ(x) = cos(θ + m), s = scale, m = margin.
+    Beyond θ = π - m, ψ(x) = x - m sin m, as in insightface: the loss has a step there, and still falls as x grows.
 
-    The cosines are those of unit features and unit class vectors. Over many identities compute none of them:
-    `fuse_linear(arcface_loss)(F.normalize(features), F.normalize(weight), target)` takes them by chunks, and autograd goes through both
-    normalisations. The sine is at least 3.2e-4, so that the gradient is finite where x_t is 1.
+    The cosines are those of unit features and unit class vectors. Over many identities they need not be in memory:
+    `fuse_linear(arcface_loss)(F.normalize(features), F.normalize(weight), target)` computes them by chunks, and autograd goes through both
+    normalisations. sin θ is taken as at least 3.2e-4, so that the gradient is finite where x_t is 1.
 
     When to use it: Take it to learn features whose angles tell identities, products or speakers that training has not seen.
 
-    When not: Leave it for a closed set of classes, where cross entropy classifies as well without two more numbers. Start with a smaller
-    margin where the labels are wrong or training does not begin to converge.
+    When not: Leave it for a closed set of classes, where cross entropy classifies as well without a margin and a scale to tune. Start with
+    a smaller margin where labels are wrong or training does not begin to converge.
 
     Args:
-        input: cosines in [-1, 1]; what rounding puts beyond counts as ±1.
+        input: cosines in [-1, 1]; values that rounding put beyond count as ±1.
         target: class indices of any integer dtype, in the shape of input without the classes.
         margin: m in [0, π], the angle in radians that is added to the target's; 0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
+
+    Examples:
+        >>> features, centres = (torch.nn.functional.normalize(torch.randn(n, 32)) for n in (8, 10))
+        >>> cosines = (features @ centres.T).requires_grad_()
+        >>> arcface_loss(cosines, torch.randint(10, (8,))).backward()
     """
     call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     return _of_cosines(call._replace(angle=checks.number("margin", margin, 0.0, math.pi)), scale, options)
@@ -95,18 +100,24 @@ def cosface_loss(
 
     L = -w_t ln(exp(s (x_t - m)) / (exp(s (x_t - m)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, s = scale, m = margin.
 
-    Over many identities compute no cosines: `fuse_linear(cosface_loss)(F.normalize(features), F.normalize(weight), target)` takes them by
-    chunks.
+    Over many identities the cosines need not be in memory:
+    `fuse_linear(cosface_loss)(F.normalize(features), F.normalize(weight), target)` computes them by chunks.
 
-    When to use it: Take it as `arcface`, where its angle does not begin to converge: the margin is the same at every angle.
+    When to use it: Take it in place of `arcface` where training does not begin to converge under that. Its margin is subtracted from the
+    cosine itself, so it is the same at every angle.
 
-    When not: Leave it for a closed set of classes, where cross entropy classifies as well without two more numbers.
+    When not: Leave it for a closed set of classes, where cross entropy classifies as well without a margin and a scale to tune.
 
     Args:
         input: cosines in [-1, 1].
         target: class indices of any integer dtype, in the shape of input without the classes.
-        margin: m of at least 0, what the target's cosine must exceed the others' by; 0 for a scaled cross entropy.
+        margin: m of at least 0, by how much the target's cosine must exceed the others'; 0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
+
+    Examples:
+        >>> features, centres = (torch.nn.functional.normalize(torch.randn(n, 32)) for n in (8, 10))
+        >>> cosines = (features @ centres.T).requires_grad_()
+        >>> cosface_loss(cosines, torch.randint(10, (8,))).backward()
     """
     call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     return _of_cosines(call._replace(margin=checks.number("margin", margin, 0.0)), scale, options)

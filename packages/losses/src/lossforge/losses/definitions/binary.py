@@ -58,7 +58,7 @@ def binary_cross_entropy_with_logits(
     When to use it: Take it where a sample may have several labels, or none. Each class is a decision of its own.
 
     When not: Leave it where classes exclude each other; cross entropy ties them together. Where negatives outnumber positives by thousands,
-    as in dense detection, `focal` keeps them from drowning the rest.
+    as in dense detection, take `focal`, under which easy negatives count little.
 
     Args:
         target: in [0, 1], dense; or class indices, one against all: the row's class has 1, the others 0, -1 is background and -2 ignored.
@@ -94,7 +94,7 @@ def multilabel_soft_margin_loss(
 
     L = 1/C Σ w [y softplus(-x) + (1 - y) softplus(x)], the sum over the C classes of a row.
 
-    When to use it: Take it where a row's loss is wanted, or code that has it already is moved here. Its mean is that of `bce`.
+    When to use it: Take it where you want one loss a row, or where your code already calls torch's function. Its mean equals that of `bce`.
 
     When not: Leave it where each class needs its own loss or weight of positives; `bce` gives both.
 

@@ -115,8 +115,8 @@ def poly_cross_entropy(
     L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] + s / C with s = label_smoothing. As in the paper's code,
     smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
 
-    When to use it: Take it where cross entropy works and you can tune one more number, ε. A larger ε pushes harder on samples of middling
-    confidence.
+    When to use it: Take it where cross entropy works and you can tune one more number, ε. A larger ε gives samples of medium confidence a
+    larger gradient.
 
     When not: Leave it where you cannot tune ε. It changes little on saturated tasks.
 
@@ -223,7 +223,7 @@ def taylor_cross_entropy(
 
     Args:
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
-        order: in [1, 6], how many terms of the logarithm's series count; between whole numbers the last in part.
+        order: in [1, 6], how many terms of the logarithm's series count. Between whole numbers the last term counts in part.
     """
     return class_loss("taylor_ce", input, target, [checks.number("order", order, 1.0, 6.0)], reduction, options)
 

@@ -1,6 +1,6 @@
 """Losses over similarities of two views, of which pairs belong together."""
 
-from typing import Unpack
+from typing import TypedDict, Unpack, cast
 
 from torch import Tensor
 
@@ -8,14 +8,16 @@ from lossforge.kernels.call import ContrastiveCall
 from lossforge.losses import checks
 from lossforge.losses.templates.contrastive import CONTRASTIVE
 from lossforge.losses.templates.declare import Module, public
-from lossforge.losses.templates.options import Options, check_options, with_options
+from lossforge.losses.templates.options import CallOptions, check_options, with_options
 from lossforge.losses.templates.record import prepared
-from lossforge.losses.types import Reduction
+from lossforge.losses.types import Empty, Gradient, Reduction
 
 
-class ContrastiveOptions(Options, total=False):
-    """scale: a number that multiplies the similarities."""
-
+class ContrastiveOptions(TypedDict, total=False):
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    normalizer: float | Tensor | None
     scale: float
 
 
@@ -25,7 +27,6 @@ class ContrastiveOptions(Options, total=False):
         "ClipLoss",
         "Symmetric InfoNCE over one similarity matrix",
         " Its input is the matrix, open_clip's are the features.",
-        without=("validate",),
     ),
     repeats=True,
 )
@@ -41,16 +42,16 @@ def clip_loss(
     text) and over columns (text to image). Both directions come from one reading of the matrix, the gradient from another; no transposed
     copy and no tensor of targets is made. The mean divides by the number of pairs N.
 
-    When to use it: Take it where the matrix of similarities is there already, or is changed before the loss.
+    When to use it: Take it where you have the matrix of similarities already, or change it before the loss.
 
-    When not: Leave it where features are; `clip_loss_from_features` never makes the matrix.
+    When not: Leave it where you have the features; `clip_loss_from_features` never makes the matrix.
 
     In one direction (InfoNCE of a query against a positive and negatives; open_clip's local_loss, once for images and once for texts) the
     loss is cross_entropy(similarity, torch.arange(N) + offset).
 
     Args:
         similarity: logits (N, M), such as logit_scale · image_features @ text_features.T: row i and column i + offset belong together. With
-            M > N the other columns are negatives of the rows alone, as with texts gathered from other devices or a queue.
+            M > N the other columns are negatives of the rows only, as with texts gathered from other devices or a queue.
         offset: the column of the first row's pair.
         scale: a number that multiplies the similarities.
 
@@ -65,12 +66,10 @@ def clip_loss(
             "similarities first: clip_loss(logit_scale * images @ texts.T)"
         )
     offset = checks.whole_number("offset", offset)
-    for name in ("target_b", "lam", "validate"):
-        if options.get(name) is not None:
-            raise TypeError(f"clip_loss takes no {name}: its targets are the pairs")
-    divisor = check_options(similarity, reduction, options, ContrastiveOptions)
+    given = cast(CallOptions, options)
+    divisor = check_options(similarity, reduction, given, ContrastiveOptions)
     if similarity.ndim != 2 or not 0 <= offset <= similarity.shape[1] - similarity.shape[0]:
         raise ValueError(f"similarity must have shape (N, M) with 0 ≤ offset ≤ M - N, got {tuple(similarity.shape)} with offset {offset}")
     scale = checks.number("scale", options.get("scale", 1.0))
     call = ContrastiveCall("clip", similarity, offset=offset, logit_scale=1.0 * scale, reduction=reduction)
-    return prepared(with_options(call, options, divisor), options)
+    return prepared(with_options(call, given, divisor), options)

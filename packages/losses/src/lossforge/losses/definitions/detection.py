@@ -54,7 +54,8 @@ def quality_focal_loss(
     When to use it: Take it for detectors whose class score should say how good the box is, as GFL does. Its targets are qualities such as
     the IoU.
 
-    When not: Leave it where targets are 0 and 1; it is then focal loss without α. Qualities that are noisy early on steer the score astray.
+    When not: Leave it where targets are 0 and 1; it is then focal loss without α. Qualities that are noisy early in training mislead the
+    score.
 
     Args:
         target: class indices, -1 background (mmdetection: the number of classes) and -2 ignored; or the qualities y in [0, 1] themselves,
@@ -167,8 +168,8 @@ def gaussian_focal_loss(
     L = w c₊ (1 - p)^α softplus(-x) where y = 1 and w c₋ (1 - y)^γ p^α softplus(x) elsewhere, p = σ(x), with c₊ = pos_weight and
     c₋ = neg_weight. mmdetection takes p, to whose logarithms it adds 1e-12; the logits need no such bound.
 
-    When to use it: Take it for heatmaps of points, as in CornerNet, CenterNet and pose estimation: 1 at an object, a Gaussian around it,
-    which spares near misses. Divide by the number of objects with `normalizer=`.
+    When to use it: Take it for heatmaps of points, as in CornerNet, CenterNet and pose estimation: 1 at an object, a Gaussian around it, so
+    that near misses cost less. Divide by the number of objects with `normalizer=`.
 
     When not: Leave it where targets are 0 and 1 only; it is then `focal` without its α. A peak must be exactly 1: a Gaussian that is drawn
     between pixels has none.

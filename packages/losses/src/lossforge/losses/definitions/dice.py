@@ -57,8 +57,8 @@ def dice_loss(
 
     When to use it: Take it for the segmentation of small regions. Each region counts the same, however few pixels it has.
 
-    When not: Leave it alone at the start of training and for calibrated probabilities; `dice_ce` is steadier. Regions that are empty in
-    many images need `batch=True` or care with the smoothing.
+    When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated; `dice_ce` is steadier.
+    Regions that are empty in many images need `batch=True` or care with the smoothing.
     """
     call = OverlapCall("dice", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)
@@ -98,7 +98,8 @@ def jaccard_loss(
 
     When to use it: Take it where a model is judged by IoU. It punishes errors of good regions more than `dice` does.
 
-    When not: Leave it where `dice` must be left. Both have the same minimum, so the choice between them matters little.
+    When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated. It and `dice` have the
+    same minimum, so the choice between them matters little.
     """
     call = OverlapCall("jaccard", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)

@@ -64,8 +64,8 @@ def kl_div_with_logits(
 
     When to use it: Take it for distillation from a teacher's logits. A temperature above 1 shows more of the teacher's small probabilities.
 
-    When not: Leave it where the teacher's logits do not fit in memory (`topk_kl`, `linear_kl_div`). A student much smaller than its teacher
-    spreads too thin under it; try `reverse=True` or `js`.
+    When not: Leave it where the teacher's logits do not fit in memory (`topk_kl`, `linear_kl_div`). Under it a student much smaller than
+    its teacher gives too many classes some probability; try `reverse=True` or `js`.
 
     Args:
         reverse: KL(student ‖ teacher) in place of KL(teacher ‖ student).

@@ -1,4 +1,4 @@
-"""Losses of embeddings: two vectors a row that are alike or not, or three of which one is nearer."""
+"""Losses of embeddings: of two vectors a row that belong together or not, or of an anchor, a positive and a negative."""
 
 from typing import Unpack
 
@@ -53,9 +53,9 @@ def cosine_embedding_loss(
     L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
     other than 1 and -1, as in torch.
 
-    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths shall not count.
+    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths must not count.
 
-    When not: Leave it where a batch gives many other examples for each; cross entropy over similarities uses them all.
+    When not: Leave it where a batch has many negatives for each vector; `info_nce_loss` uses them all.
 
     Args:
         input1: vectors (..., D) of any floating dtype; gets a gradient.
@@ -119,9 +119,9 @@ def triplet_margin_loss(
     L = w max(0, m + d(a, p) - d(a, n)) with d(x, y) the norm of x - y + ε and m = margin; with `swap` the smaller of d(a, n) and d(p, n)
     stands in place of d(a, n).
 
-    When to use it: Take it for triplets that were chosen, such as the hardest of a batch, where distances are what is searched by.
+    When to use it: Take it for triplets that you choose, such as the hardest of a batch, and for search by distance.
 
-    When not: Leave it where all others of a batch may serve as negatives; cross entropy over similarities uses them all.
+    When not: Leave it where all other vectors of a batch may serve as negatives; `info_nce_loss` uses them all.
 
     Args:
         anchor: vectors (..., D) of any floating dtype; gets a gradient.

@@ -24,8 +24,8 @@ class LoadBalancingOutput(NamedTuple):
     """What `load_balancing_loss` returns with return_z_loss.
 
     Attributes:
-        loss: the whole, 0-d.
-        z_loss: the part of it that z_loss adds, 0-d, without gradient.
+        loss: the sum of both parts, 0-d.
+        z_loss: the part that z_loss adds, 0-d, without gradient.
     """
 
     loss: Tensor
@@ -55,10 +55,11 @@ def load_balancing_loss(
     router z-loss (Zoph et al. 2022, arXiv 2202.08906).
 
     L = balance E Σₑ fₑ Pₑ + z_loss · mean lse(x)². fₑ is the number of tokens that have expert e among the top_k largest of their E logits,
-    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. It is balance · top_k where all experts are used alike.
+    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. The first part is balance · top_k where all experts are used
+    equally.
 
-    Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Of equal
-    logits the lower expert comes first. Tokens of mask 0 count nowhere, whatever their logits hold.
+    Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Where
+    logits are equal, the expert of the lower index is taken. Tokens of mask 0 count nowhere, whatever their logits hold.
 
     Logits of several layers are one tensor, stacked or concatenated: f and P are then those of all layers together, as in transformers.
     For a loss of each layer call it for each.
@@ -67,9 +68,9 @@ def load_balancing_loss(
         router_logits: (…, E), of any floating dtype, the experts last; at most 4,096.
         top_k: experts that each token takes.
         attention_mask: 1 where a token counts, 0 where it is padding, of any dtype; broadcasts to the leading dimensions.
-        balance: coefficient of the load balancing; 0 leaves the z-loss alone.
+        balance: coefficient of the load balancing; with 0 the loss is the z-loss.
         z_loss: coefficient of the router z-loss, such as 1e-3.
-        return_z_loss: give the part of z_loss beside the loss, without gradient, for logs.
+        return_z_loss: return the part of z_loss beside the loss, without gradient, for logs.
 
     Examples:
         >>> router_logits = torch.randn(4, 128, 8, requires_grad=True)

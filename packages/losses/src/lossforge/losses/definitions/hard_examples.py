@@ -51,7 +51,8 @@ def ohem_cross_entropy(
     Args:
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b), and is kept or not as one.
         threshold: θ in [0, 1], the probability below which a row is hard.
-        min_kept: the least number of rows that are kept of a batch. Rows as hard as the last of them are kept, too.
+        min_kept: the least number of rows that are kept of a batch; of a batch with fewer rows all are kept. Rows as hard as the last of
+            them are kept, too.
         weight: (C,), a factor of each class, which the mean divides by. It does not change which rows are hard.
     """
     min_kept = checks.whole_number("min_kept", min_kept)

@@ -72,24 +72,24 @@ def distribution_balanced_loss(
     L = w v b [y σ(-z)^γ softplus(-z) + (1 - y) σ(λz)^γ softplus(λz) / λ], z = x - κ / λ ln(S / n - 1). Class j has n = class_counts[j] of
     S = num_samples, λ = neg_scale, κ = init_bias, γ = focal_gamma, b = focal_balance, or 1 where γ is 0.
 
-    v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, the share of class j in how often its sample is drawn. A sample
-    without positives has r = ∞. Without class_counts v is 1 and z is x. The weights v are a tensor of the input's shape, made of the
-    targets; the logits are read once. The mean divides by the number of elements.
+    v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, how often class j alone would draw its sample, as a share of how
+    often all of the sample's classes draw it. A sample without positives has r = ∞. Without class_counts v is 1 and z is x. The weights v
+    are computed from the targets, as a tensor in the shape of input; the logits are read once. The mean divides by the number of elements.
 
-    When to use it: Take it for samples with several labels under a long tail. It evens out the classes without oversampling, and is
-    gentle on the many negatives of rare classes.
+    When to use it: Take it for samples with several labels under a long tail. It balances the classes without oversampling, and gives the
+    many negatives of rare classes a smaller gradient.
 
     When not: Leave it on balanced classes (`bce`, `asymmetric`). It needs the classes' counts, and has six numbers that could be tuned.
 
     Args:
         target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
         class_counts: (C,), the positive samples of each class in the training set; those outside [1, S - 1] count as its ends.
-        num_samples: S of at least 2, the samples of the training set. With class_counts.
+        num_samples: S of at least 2, the samples of the training set; needed with class_counts.
         map_alpha: the least weight of an element.
         map_beta: how steeply the weight rises with the share r.
-        map_mu: the share r at which the weight is in its middle.
-        neg_scale: λ above 0, how much slower negatives grow; 1 for none.
-        init_bias: κ, how far the classes' prior shifts the logits; 0 for none.
+        map_mu: the share r at which the weight is halfway between least and largest.
+        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none. The larger it is, the sooner their gradient fades.
+        init_bias: κ, how far the classes' shares of the training set shift the logits; 0 for none.
         focal_gamma: γ of at least 0, the focusing exponent.
         focal_balance: b, a factor of the loss where γ is not 0.
         smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.

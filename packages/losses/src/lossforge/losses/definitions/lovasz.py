@@ -58,8 +58,8 @@ def lovasz_softmax_loss(
     `jaccard` needs no sort, which takes most of the time here.
 
     Args:
-        classes: "present" averages the classes that have pixels, "all" every class. A list of class indices counts absent ones too, and
-            one that is listed twice, twice.
+        classes: "present" averages the classes that have pixels, "all" every class. With a list of class indices absent classes count too,
+            and a class that is listed twice counts twice.
     """
     checks.whole("input", input)
     if input.ndim < 2 or input.shape[1] < 2:

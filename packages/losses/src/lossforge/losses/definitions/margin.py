@@ -1,4 +1,4 @@
-"""Losses of a margin: a score must exceed another, or 0, by so much."""
+"""Losses of a margin, by which a score must exceed another score, or 0."""
 
 from typing import Unpack
 
@@ -92,15 +92,15 @@ def hinge_embedding_loss(
 
     L = w [x if y = 1 else max(0, m - x)], m = margin; a label other than 1 and -1 has the sum of both, as in torch.
 
-    When to use it: Take it for distances of pairs that are alike (1) or not (-1), which are computed already.
+    When to use it: Take it for distances that you have already, of pairs that belong together (1) or not (-1).
 
-    When not: Leave it where the pairs are embeddings; `cosine_embedding` takes these. With more than one other example,
-    cross entropy over similarities learns faster.
+    When not: Leave it where the pairs are embeddings; `cosine_embedding` takes these. Where a batch has many negatives for each,
+    `info_nce_loss` uses them all.
 
     Args:
         input: distances, of any shape and floating dtype; gets a gradient.
         target: 1 or -1 in the shape of input, of any real dtype; has no gradient.
-        margin: m, the distance from which unlike pairs add nothing.
+        margin: m, the distance beyond which a pair that does not belong together adds nothing.
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     hyper = [checks.number("margin", margin)]
@@ -143,16 +143,16 @@ def margin_ranking_loss(
 
     L = w max(0, m - y (x₁ - x₂)), m = margin.
 
-    When to use it: Take it where of two items one must be scored above the other, by at least the margin.
+    When to use it: Take it where one of two items must score above the other, by at least the margin.
 
-    When not: Leave it where all pairs are to be ordered in proportion to how wrong they are; `preference_bce_with_logits` of the
-    difference has no point where its gradient ends.
+    When not: Leave it where every pair must keep a gradient; `soft_margin` of the difference x₁ - x₂, which is RankNet's loss, has one
+    everywhere.
 
     Args:
         input1: scores of any shape and floating dtype; gets a gradient.
         input2: scores in the shape of input1; gets a gradient.
         target: 1 where input1 must be larger, -1 where input2, in the shape of input1; gets a gradient where it asks for one.
-        margin: m, by how much the one score must exceed the other.
+        margin: m, by how much one score must exceed the other.
         weight: broadcasts to input1, a factor of each element's loss.
 
     Examples:
@@ -200,13 +200,13 @@ def multi_margin_loss(
 
     L = 1/C Σ w_t max(0, m - x_t + x_i)^p, the sum over the classes i that are not the target t; m = margin.
 
-    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin shall add nothing.
+    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin must add nothing.
 
     When not: Leave it where probabilities are wanted, or there are many classes; cross entropy learns from every row.
 
     Args:
         p: the power, 1 or 2.
-        margin: m, by how much the target's logit must exceed each other.
+        margin: m, by how much the target's logit must exceed each other logit.
     """
     checks.one_of("p", checks.of_host("p", p), (1, 2))
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
@@ -233,7 +233,7 @@ def multilabel_margin_loss(
 
     L = 1/C Σ max(0, 1 - (x_j - x_i)), the sum over the row's classes j and all other classes i. A class that is listed twice counts twice.
 
-    When to use it: Take it where a row has several classes, and only their order before the others counts.
+    When to use it: Take it where a row has several classes, and all that counts is that they score above the other classes.
 
     When not: Leave it where labels are multi-hot, or a row may have no class: it then adds nothing. `bce` takes both.
     """

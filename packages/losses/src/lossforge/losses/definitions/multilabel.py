@@ -105,9 +105,9 @@ def two_way_loss(
     L = softplus(tn ln Σⱼ exp(xⱼ / tn) + tp ln Σₖ exp(-xₖ / tp)) with j over negatives and k over positives, those with a target above ½:
     the mean over the samples that have a positive, plus that over the classes of the batch that have one.
 
-    Each direction is one pass over the logits, and one for its gradient. Logits are scores that rank, no calibrated probabilities.
+    Each direction is one pass over the logits, and one for its gradient. Logits are scores for a ranking, not calibrated probabilities.
 
-    When to use it: Take it for labels that are ranked, both within a sample and among the samples of a label, as retrieval is judged.
+    When to use it: Take it where labels are ranked within a sample, and samples within a label, as retrieval is judged.
 
     When not: Leave it where logits must become probabilities (`bce`), and where batches are so small that most labels have no positive.
 

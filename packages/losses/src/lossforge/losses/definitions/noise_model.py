@@ -136,7 +136,7 @@ def poisson_nll_loss(
 
     When to use it: Take it for counts, such as of events or photons, whose variance grows with their mean.
 
-    When not: Leave it where the variance of the counts exceeds their mean by much, because it then trusts large counts too far.
+    When not: Leave it where the variance of the counts exceeds their mean by much, because it then gives large counts too much weight.
 
     Args:
         input: logarithms of the expected counts, or with log_input=False these counts, of any shape and floating dtype; gets a gradient.
@@ -144,6 +144,10 @@ def poisson_nll_loss(
         log_input: input holds logarithms.
         full: add Stirling's approximation of ln y!.
         eps: ε above 0, added to a rate before its logarithm.
+
+    Examples:
+        >>> log_rates = torch.randn(8, 10, requires_grad=True)
+        >>> poisson_nll_loss(log_rates, torch.poisson(4 * torch.rand(8, 10))).backward()
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     hyper = [checks.flag("log_input", log_input), checks.flag("full", full), checks.number("eps", eps, 0.0, exclusive=True)]

@@ -42,13 +42,13 @@ def siglip_loss(
 ) -> Tensor:
     """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
 
-    L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" is their sum over the number of rows N.
+    L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" divides their sum by the number of rows N.
 
-    The logits are x = scale · (images @ texts.T) + bias, computed outside: what gives x gives scale and bias their gradients through
-    autograd. `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), adds the bias within the matrix product.
+    The logits are x = scale · (images @ texts.T) + bias, computed outside, so that autograd gives scale and bias their gradients.
+    `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), adds the bias within the matrix product.
 
-    It takes no embeddings: siglip_loss(images, texts) is refused where the texts show that they are no dense target, by a shape that is not
-    that of the images, by values outside [0, 1] (looked at on CPU, on CUDA with validate), or by being a network's output.
+    It takes no embeddings. siglip_loss(images, texts) is refused where the texts are seen not to be a dense target: their shape is not that
+    of the images, they hold values outside [0, 1] (checked on CPU; on CUDA with validate), or a network gave them.
 
     When to use it: Take it for pairs of images and texts. Each pair is a decision of its own, so a batch can be split over devices without
     a softmax over all of it.

@@ -98,11 +98,11 @@ def info_nce_loss(
 ) -> Tensor:
     """InfoNCE of features, as info_nce.info_nce and sentence-transformers' MultipleNegativesRankingLoss (arXiv 1807.03748).
 
-    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T: of a query against the positives of the batch and the negatives, which all queries share.
+    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T, the sum over the positives of the batch and over the negatives, which all queries share.
 
     - MultipleNegativesRankingLoss is temperature=1/20, with the hard negatives of all anchors, (N, K, D), as negatives.flatten(0, 1).
-    - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: then a query meets its own positive and the queue.
-    - On several devices gather the positives of all, and give the column of this device's first pair as offset.
+    - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: a query is then compared with its own positive and the queue.
+    - On several devices gather the positives of all, and give the row of this device's first positive as offset.
 
     No matrix of similarities is in memory, neither in forward nor in backward.
 
@@ -111,8 +111,9 @@ def info_nce_loss(
     When not: Leave it where several positives share a label; `supervised_contrastive_loss` takes them as positives.
 
     Args:
-        query: (N, D).
-        positive: (M, D), of which row i + offset belongs to query i; the others are its negatives, with M > N those of other devices too.
+        query: (N, D), the features of N queries.
+        positive: (M, D), of which row i + offset belongs to query i; the other rows are its negatives. M > N where those of other devices
+            are among them.
         negatives: (K, D), further negatives of every query.
         temperature: T above 0, a number or a tensor of one element, which gets a gradient.
         in_batch: compare a query with the positives of the others; without, negatives must be given.
@@ -152,8 +153,8 @@ def nt_xent_loss(
 ) -> Tensor:
     """Normalised temperature-scaled cross entropy of two views, the loss of SimCLR (Chen et al. 2020, arXiv 2002.05709).
 
-    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: of each view against its sample's other and the 2 N - 2 of other
-    samples.
+    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: each view is compared with its sample's other view and with
+    the 2 N - 2 views of other samples.
 
     When to use it: Take it for self-supervised features of images in two augmentations.
 
@@ -161,7 +162,7 @@ def nt_xent_loss(
 
     Args:
         input1: (N, D), the features of one view.
-        input2: (N, D), of the other, in the same order.
+        input2: (N, D), the features of the other view, in the same order.
         temperature: T above 0, a number or a tensor of one element, which gets a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
 
@@ -262,7 +263,7 @@ def clip_loss_from_features(
 
     When to use it: Take it to align images and texts, or any two kinds of data that come in pairs.
 
-    When not: Leave it where one loss for all devices is too much traffic; `siglip_loss_from_features` needs no sum over them.
+    When not: Leave it where it costs too much to gather the features of all devices; `siglip_loss_from_features` needs no sum over devices.
 
     Args:
         image_features: (N, D), unit vectors as a CLIP model gives them.

@@ -50,13 +50,13 @@ def selective_log_softmax(
 
     Args:
         logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
-        index: tokens (…) or (…, K), of any integer dtype. Of K a row, the gradient of the logits is the sum of two.
+        index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
         lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse. The logits are then read
             at the indices alone. It is an input like others: a gradient of the whole row arrives through it.
-        ignore_index: tokens whose log-probability is 0, without gradient, and whose H is computed nevertheless.
+        ignore_index: tokens whose log-probability is 0, without gradient, but whose H is still computed.
 
     Returns:
         as index, float32 (float64 for float64), or TokenLogps(logps, entropy), whose entropy is (…). `sequence_logps` adds

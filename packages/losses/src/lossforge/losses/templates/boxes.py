@@ -124,7 +124,7 @@ DOCS = TemplateDocs(
         "boxes2": "(..., 4), likewise; gets a gradient, too.",
         "reduction": '"none", "mean" over the pairs, or "sum".',
         "eps": "of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.",
-        "weight": "one a pair, or what broadcasts to (...). A mean divides by the number of pairs also then; see normalizer.",
+        "weight": "one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.",
         "format": '"xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).',
         "empty": 'what a mean over no pairs gives: "zero", as in torchvision, or "nan".',
         "validate": (

@@ -30,5 +30,5 @@ CONTRASTIVE = Template(
     ContrastiveCall,
     kept=("row_lse", "column_lse"),
     reference=contrastive_reference,
-    docs=replace(rowwise.DOCS, keeping=Keeping(forward="similarity: Tensor, offset: int = 0")),
+    docs=replace(rowwise.DOCS, targets="the diagonal", keeping=Keeping(forward="similarity: Tensor, offset: int = 0")),
 )

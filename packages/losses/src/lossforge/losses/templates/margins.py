@@ -122,7 +122,7 @@ DOCS = TemplateDocs(
     arguments={
         "input": "logits (C,) or (N, C), of any floating dtype; gets a gradient.",
         "target": "class indices of any integer dtype, () or (N,).",
-        "weight": "(C,), a factor of what the target's class adds. A mean divides by the number of rows nevertheless.",
+        "weight": "(C,), a factor of what the target's class adds. A mean still divides by the number of rows.",
         "reduction": '"mean" over the rows, "sum", or "none" for one value a row.',
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',

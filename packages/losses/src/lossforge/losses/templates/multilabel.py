@@ -32,5 +32,8 @@ MULTILABEL = Template(
     MultilabelCall,
     kept=("divisor", "stats"),
     reference=multilabel_reference,
-    docs=TemplateDocs(returns=f'{SCALAR}; with reduction "none" one value a sample, in float32.'),
+    docs=TemplateDocs(
+        targets="several classes a sample, dense",
+        returns=f'{SCALAR}; with reduction "none" one value a sample, in float32.',
+    ),
 )

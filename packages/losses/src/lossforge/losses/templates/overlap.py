@@ -171,9 +171,7 @@ DOCS = TemplateDocs(
         "batch": "a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.",
         "weight": "(C,), one a class; a mean does not divide by them.",
         "ignore_index": "pixels with this class index belong to no region and get gradient 0, whatever their logits are.",
-        "present_only": (
-            "the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean counts it nevertheless."
-        ),
+        "present_only": ("the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it."),
         "smooth_nr": "n, added to the numerator.",
         "smooth_dr": "d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.",
     },

@@ -105,7 +105,7 @@ DOCS = TemplateDocs(
     arguments={
         "input": "of any shape and floating dtype; gets a gradient.",
         "target": "in the shape of input, of any real dtype; gets a gradient where it asks for one.",
-        "weight": "broadcasts to input, a factor of each element's loss. A mean divides by the number of elements nevertheless.",
+        "weight": "broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.",
     },
     returns=f'{SCALAR}; with reduction "none" a tensor in the shape and dtype of input.',
     example=("x = torch.randn(8, 10, requires_grad=True)", "x, torch.randn(8, 10).sign()"),

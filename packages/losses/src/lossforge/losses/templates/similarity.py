@@ -59,6 +59,7 @@ def _softmax(x: Tensor, counts: Tensor, together: Tensor) -> Tensor:
 
 
 DOCS = TemplateDocs(
+    targets="pairs of features, or their labels",
     arguments={
         "reduction": '"mean" over the rows, "sum", or "none", one value a row.',
         "normalize": "divide each row by its length first.",

@@ -105,7 +105,7 @@ def large_vectors(make: Make, rows: int, classes: int) -> Sample:
 DOCS = TemplateDocs(
     arguments={
         "target": "1 or -1 for each row, (...), of any real dtype; has no gradient.",
-        "weight": "one a row, or what broadcasts to (...). A mean divides by the number of rows nevertheless.",
+        "weight": "one a row, or what broadcasts to (...). A mean still divides by the number of rows.",
         "reduction": '"mean" over the rows, "sum", or "none" for one value a row.',
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, (...), in float32.',

@@ -18,4 +18,6 @@ def views_reference(a: ViewsCall) -> Tensor:
     return reduced(values, a.loss_scale, torch.tensor(len(values), device=values.device), "mean", False)
 
 
-VIEWS = Template("views", ViewsCall, kept=("stats",), reference=views_reference, docs=TemplateDocs(returns=f"{SCALAR}."))
+VIEWS = Template(
+    "views", ViewsCall, kept=("stats",), reference=views_reference, docs=TemplateDocs(targets="class index", returns=f"{SCALAR}.")
+)
