@@ -236,6 +236,23 @@ def test_views_of_samples(device):
     assert error(supervised_contrastive_loss(features, of), flat.mean()) < 3e-6
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [((), torch.float64), ((1,), torch.float32), ((1, 1), torch.bfloat16)], ids=str)
+def test_a_temperature_changes_neither_shape_nor_dtype(shape, dtype, device):
+    """Of the loss, which the temperature also multiplies in the supervised one."""
+    z, which = rows(12, 8, device).requires_grad_(), labels(12, 3, device)
+    t = torch.full(shape, 0.5, dtype=dtype, device=device, requires_grad=True)
+    for call in (
+        lambda t: supervised_contrastive_loss(z, which, t),
+        lambda t: nt_xent_loss(z[:6], z[6:], t),
+        lambda t: info_nce_loss(z, z, None, t),
+    ):
+        found, expected = call(t), call(0.5)
+        assert found.shape == ()
+        assert found.dtype == torch.float32
+        assert error(found, expected) < 1e-6
+        assert torch.autograd.grad(found, t)[0].shape == shape
+
+
 def test_rows_without_a_positive(device):
     """They have loss and gradient 0, and count in the mean."""
     features, of = rows(5, 16, device), torch.tensor([0, 1, 0, 2, 3], device=device)
