@@ -195,6 +195,16 @@ def test_features_without_elements(device):
     assert info_nce_loss(a, a, normalize=False).item() == pytest.approx(math.log(4))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_sigmoid_without_texts(reduction, device):
+    """A device that has no texts of its own adds 0."""
+    a, b = rows(4, 8, device).requires_grad_(), rows(0, 8, device).requires_grad_()
+    value = siglip_loss_from_features(a, b, 2.0, -1.0, reduction)
+    assert value.shape == ((4,) if reduction == "none" else ())
+    assert not value.any()
+    assert [(g.shape, g.any().item()) for g in torch.autograd.grad(value.sum(), (a, b))] == [(a.shape, False), (b.shape, False)]
+
+
 def test_by_hand(device):
     """Similarities of 1 and 0: ln(1 + e^-1) each way; the sigmoid ln(1 + e^-1) + ln 2; two classes of one sample each have no positive."""
     a = torch.eye(2, device=device)
