@@ -163,6 +163,9 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
             last = torch.ones(rows) if third == "target" else leaves[1]
             yield Sample(f"{count} elements", x, x.clone(), {third: last.detach()})
             yield Sample(f"{count} elements, all differentiated", x, leaves[0], {third: last})
+        if dtype == torch.float16:  # untouched pages take no memory
+            far = torch.empty(2**31, dtype=dtype).as_strided((64, 16), (1, 2**27))
+            yield Sample("64-bit", far, far, {third: torch.ones(64) if third == "target" else far})
         return
     if loss.template.name in ("margins", "margin_lists"):
         lists = loss.template.name == "margin_lists"

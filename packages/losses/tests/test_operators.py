@@ -1,5 +1,6 @@
 """The losses as PyTorch operators: opcheck, compile, export, torch.func, forward mode, saved graphs, autocast, data parallel."""
 
+import copy
 import gc
 import inspect
 import math
@@ -15,7 +16,7 @@ import torch._dynamo.testing
 from loss_calls import Operators
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from lossforge.losses import cross_entropy, sigmoid_focal_loss
+from lossforge.losses import BCEWithLogitsLoss, MSELoss, cross_entropy, sigmoid_focal_loss
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.templates import TEMPLATES
@@ -101,6 +102,25 @@ def test_compile_without_graph_breaks(loss, device, all_cases):
             compiled(x, sample.target, upstream, **sample.kwargs).backward()
             exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")
             assert error(x.grad, exact.gradient * upstream) < 3e-6, sample.name
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 0.5, 3.0, 1.5])),
+        BCEWithLogitsLoss(weight=torch.tensor([[1.0, 2.0, 0.5, 3.0, 1.5]])),
+        MSELoss(weight=torch.tensor([1.0, 2.0, 0.5, 3.0, 1.5])),
+    ],
+    ids=["pos_weight", "weight", "weight of mse"],
+)
+def test_compile_with_buffers_of_known_sizes(module, device):
+    """A module's buffers have sizes that are constants of the graph, and broadcast to sizes that it traces."""
+    torch._dynamo.reset()
+    module = copy.deepcopy(module).to(device)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (6, 7):
+        x, target = torch.randn(rows, 5, device=device), torch.rand(rows, 5, device=device)
+        assert error(compiled(x, target), module(x, target)) < 1e-6
 
 
 @pytest.mark.each("template")

@@ -140,10 +140,12 @@ def test_gradients_twice_and_operator(device):
 def test_mistakes(device):
     x, target, counts = problem(device)
     for arguments, options, kind, message in (
-        ((x[0], target, counts), {}, ValueError, r"input must have shape \(N, C\), got \(11,\)"),
+        ((x[0], target, counts), {}, ValueError, r"input must have shape \(N, C\) with at least one class, got \(11,\)"),
         ((x, target[:3], counts), {}, ValueError, r"target must have shape \(17,\), got \(3,\)"),
         ((x, target, counts[:3]), {}, ValueError, r"class_counts must hold one class_counts a class, shape \(11,\), got \(3,\)"),
         ((x, target, [1, 2]), {}, TypeError, "class_counts must be a tensor, got list"),
+        ((x, target, counts.float().requires_grad_()), {}, ValueError, "class_counts has no gradient"),
+        ((x[:, :0], target, counts[:0]), {}, ValueError, "input must have shape .* with at least one class"),
         ((x, target, counts), {"eps": 0.0}, ValueError, "eps must be finite and above 0 and at most 1, got 0.0"),
         ((x, target, counts), {"p": -1}, ValueError, "p must be finite and at least 0, got -1"),
         ((x, target, counts), {"r": 1}, TypeError, "unexpected keyword argument 'r'"),

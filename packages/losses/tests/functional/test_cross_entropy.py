@@ -121,3 +121,19 @@ def test_outputs_for_logs_of_an_image_and_of_one_row(device):
     one = cross_entropy(x[0, :, 0, 0], target[0, 0, 0], return_argmax=True)
     assert one.argmax.shape == ()
     assert one.argmax == out.argmax[0, 0, 0]
+
+
+@pytest.mark.parametrize("result", ["lse", "entropy", "argmax", "z_loss"])
+@pytest.mark.parametrize("classes", [20, 9000])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_ignored_row_of_nan_beside_further_results(value, classes, result, device):
+    """These are computed of ignored rows too. Only the loss is differentiated: the row's gradient is 0."""
+    x = torch.randn(4, classes, device=device)
+    target = torch.tensor([1, -100, 2, 3], device=device)
+    expected = torch.autograd.grad(cross_entropy(x.requires_grad_(), target, reduction="sum"), x)[0]
+    x = x.detach().clone()
+    x[1] = value
+    for options in ({"reduction": "none"}, {"reduction": "sum", "gradient": "backward"}, {"reduction": "sum", "gradient": "forward"}):
+        x.requires_grad_()
+        found = cross_entropy(x, target, z_loss=0.0, **{f"return_{result}": True}, **options)
+        torch.testing.assert_close(torch.autograd.grad(found.loss.sum(), x)[0], expected)

@@ -177,6 +177,7 @@ def test_operator_and_compile(mode, device):
         (ValueError, {"top_k": 0}, "top_k must be at least 1 and at most the 4 experts, got 0"),
         (ValueError, {"attention_mask": torch.ones(3)}, r"attention_mask must broadcast to \(6,\), got shape \(3,\)"),
         (TypeError, {"attention_mask": [1]}, "attention_mask must be a tensor, got list"),
+        (TypeError, {"attention_mask": torch.ones(6, dtype=torch.complex64)}, "attention_mask must be of a real dtype or bool"),
         (TypeError, {"reduction": "sum"}, "unexpected keyword argument 'reduction'"),
         (ValueError, {"z_loss": INF}, "z_loss must be finite"),
     ],

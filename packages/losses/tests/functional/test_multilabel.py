@@ -181,6 +181,9 @@ def test_operator_and_compile(function, mode, device):
     [
         (ValueError, lambda x: zlpr_loss(x, x[:, :3]), r"target must have the shape of input, \(6, 4\).* got shape \(6, 3\)"),
         (TypeError, lambda x: zlpr_loss(x, [1]), "target must be a tensor, got list"),
+        (TypeError, lambda x: two_way_loss(x, x.to(torch.complex64)), "target must be of a real dtype or bool, got torch.complex64"),
+        (ValueError, lambda x: zlpr_loss(x, x.detach().requires_grad_()), "target has no gradient"),
+        (ValueError, lambda x: two_way_loss(x, x.detach().requires_grad_()), "target has no gradient"),
         (ValueError, lambda x: zlpr_loss(x, x, "avg"), "reduction must be one of"),
         (ValueError, lambda x: two_way_loss(x, x, tp=0.0), "tp must be finite and above 0"),
         (ValueError, lambda x: two_way_loss(x, x, reduction="none"), "reduction must be one of 'mean', 'sum', got 'none'"),

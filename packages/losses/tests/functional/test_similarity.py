@@ -195,6 +195,16 @@ def test_features_without_elements(device):
     assert info_nce_loss(a, a, normalize=False).item() == pytest.approx(math.log(4))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_sigmoid_without_texts(reduction, device):
+    """A device that has no texts of its own adds 0."""
+    a, b = rows(4, 8, device).requires_grad_(), rows(0, 8, device).requires_grad_()
+    value = siglip_loss_from_features(a, b, 2.0, -1.0, reduction)
+    assert value.shape == ((4,) if reduction == "none" else ())
+    assert not value.any()
+    assert [(g.shape, g.any().item()) for g in torch.autograd.grad(value.sum(), (a, b))] == [(a.shape, False), (b.shape, False)]
+
+
 def test_by_hand(device):
     """Similarities of 1 and 0: ln(1 + e^-1) each way; the sigmoid ln(1 + e^-1) + ln 2; two classes of one sample each have no positive."""
     a = torch.eye(2, device=device)
@@ -234,6 +244,23 @@ def test_views_of_samples(device):
     flat = sup_contrast(features.flatten(0, 1).double(), of.repeat_interleave(2), reduction="none")
     assert error(supervised_contrastive_loss(features, of, reduction="none"), flat.view(5, 2)) < 3e-6
     assert error(supervised_contrastive_loss(features, of), flat.mean()) < 3e-6
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((), torch.float64), ((1,), torch.float32), ((1, 1), torch.bfloat16)], ids=str)
+def test_a_temperature_changes_neither_shape_nor_dtype(shape, dtype, device):
+    """Of the loss, which the temperature also multiplies in the supervised one."""
+    z, which = rows(12, 8, device).requires_grad_(), labels(12, 3, device)
+    t = torch.full(shape, 0.5, dtype=dtype, device=device, requires_grad=True)
+    for call in (
+        lambda t: supervised_contrastive_loss(z, which, t),
+        lambda t: nt_xent_loss(z[:6], z[6:], t),
+        lambda t: info_nce_loss(z, z, None, t),
+    ):
+        found, expected = call(t), call(0.5)
+        assert found.shape == ()
+        assert found.dtype == torch.float32
+        assert error(found, expected) < 1e-6
+        assert torch.autograd.grad(found, t)[0].shape == shape
 
 
 def test_rows_without_a_positive(device):

@@ -173,6 +173,19 @@ def test_edges(device):
     assert gradient[rest].isfinite().all()
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}], ids=["plain", "smoothing"])
+def test_an_ignored_row_of_nan_beside_further_results(options, device, product):
+    (x, w, _), target = layer(7, 64, 300, device)
+    with torch.no_grad():
+        x[1] = torch.nan
+    found = linear_cross_entropy(x, w, target, reduction="none", **EVERY, **options)
+    (of_x,) = torch.autograd.grad(found.loss.sum(), x)
+    assert target[1] == -100
+    assert not of_x[1].any()
+    assert of_x.isfinite().all()
+    assert product() == 2
+
+
 def test_nothing_to_sum(device):
     """No rows; and all of them ignored."""
     (x, w, b), target = layer(20, 64, 300, device)

@@ -183,7 +183,8 @@ def floating_beside(name: str, t: object, x: Tensor, of: str = "input") -> None:
 
 
 def expands(t: Tensor, shape: Sequence[int]) -> bool:
-    return t.ndim <= len(shape) and all(a in (1, b) for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
+    """Whether t broadcasts to a shape. By ==, because torch.compile finds no size that it traces `in` a tuple."""
+    return t.ndim <= len(shape) and all(a == 1 or a == b for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
 
 
 def broadcasts(name: str, t: Tensor, x: Tensor) -> None:

@@ -73,12 +73,13 @@ def seesaw_loss(
         >>> seesaw_loss(logits, torch.randint(5, (8,)), torch.tensor([900, 400, 30, 5, 1])).backward()
     """
     checks.whole("input", input)
-    if input.ndim != 2:
-        raise ValueError(f"input must have shape (N, C), got {tuple(input.shape)}")
+    if input.ndim != 2 or input.shape[1] == 0:
+        raise ValueError(f"input must have shape (N, C) with at least one class, got {tuple(input.shape)}")
     rows, classes = input.shape
     target = checks.indices("target", target, input, checks.Allowed(0, classes, ignore_index, None), (rows,))
     if not isinstance(class_counts, Tensor):
         raise TypeError(f"class_counts must be a tensor, got {type(class_counts).__name__}")
+    checks.without_gradient("class_counts", class_counts)
     wide = torch.float64 if input.dtype == torch.float64 else torch.float32
     counts = weights_of_classes("class_counts", class_counts.to(wide), input, classes)
     assert counts is not None

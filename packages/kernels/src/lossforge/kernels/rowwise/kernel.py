@@ -151,7 +151,7 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
         _, c_b = rows.hard_loss(c_b, terms.logit_b, top, ls, loss)
     of_row = row_shares((top, ls, q), terms, grad_outputs, kept.entropy, target, loss, scale, place, span, config)
     turn = rows.turn_of(x, target, span, terms)
-    shares = rows.Shares(top, of_row.p, of_row.q, of_row.q * c_a, of_row.q * c_b, of_row.h, of_row.shift, of_row.even, turn)
+    shares = rows.Shares(of_row.top, of_row.p, of_row.q, of_row.q * c_a, of_row.q * c_b, of_row.h, of_row.shift, of_row.even, turn)
     sweep.write_one(
         stored,
         (x,),

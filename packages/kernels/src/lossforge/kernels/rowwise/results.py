@@ -82,6 +82,8 @@ def row_shares(stats, terms, grad_outputs, entropy_ptr, target, loss, scale, pla
     """
     top, ls, q = stats
     inside = span.inside
+    if grad_outputs.lse is None and not config.ENTROPY:  # forward may have kept nan of rows that do not count, for further results
+        top, ls = tl.where(terms.keep, top, 0.0), tl.where(terms.keep, ls, 0.0)
     p_share = tl.full([config.BR], 0.0, tl.float32)
     q_share = tl.full([config.BR], 0.0, tl.float32)
     if grad_outputs.loss is not None:

@@ -87,6 +87,8 @@ def load_balancing_loss(
     if attention_mask is not None:
         if not isinstance(attention_mask, Tensor):
             raise TypeError(f"attention_mask must be a tensor, got {type(attention_mask).__name__}")
+        if attention_mask.is_complex():
+            raise TypeError(f"attention_mask must be of a real dtype or bool, got {attention_mask.dtype}")
         checks.beside("attention_mask", attention_mask, router_logits, "router_logits")
         if not checks.expands(attention_mask, tuple(lead)):
             raise ValueError(f"attention_mask must broadcast to {tuple(lead)}, got shape {tuple(attention_mask.shape)}")

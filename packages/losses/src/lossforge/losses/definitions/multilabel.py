@@ -35,6 +35,9 @@ def _check(input: Tensor, target: Tensor) -> None:
         raise ValueError(f"input must have at least one class in its last dimension, got shape {tuple(input.shape)}")
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    if target.is_complex():
+        raise TypeError(f"target must be of a real dtype or bool, got {target.dtype}")
+    checks.without_gradient("target", target)
     checks.beside("target", target, input)
     if target.shape != input.shape:
         raise ValueError(

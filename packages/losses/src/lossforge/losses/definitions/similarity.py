@@ -58,8 +58,8 @@ def _number(name: str, value: Number, a: Tensor, low: float | None = None) -> tu
     return 1.0, value.reshape(())
 
 
-def _softened(call: SimilarityCall, temperature: Number) -> SimilarityCall:
-    number, t = _number("temperature", temperature, call.a, 0.0)
+def _softened(call: SimilarityCall, number: float, t: Tensor | None) -> SimilarityCall:
+    """Return a call with similarities over a temperature, as _number returns it."""
     return call._replace(logit_scale=1.0 / number, scale=None if t is None else 1.0 / t)
 
 
@@ -135,7 +135,7 @@ def info_nce_loss(
         if negatives is None or symmetric or columns != rows:
             raise ValueError("in_batch=False needs negatives, as many positives as queries, and symmetric=False")
         call = call._replace(skip=OTHERS, pairs=columns)
-    return _prepared(_softened(call, temperature), options, "query")
+    return _prepared(_softened(call, *_number("temperature", temperature, a, 0.0)), options, "query")
 
 
 @public(
@@ -174,7 +174,7 @@ def nt_xent_loss(
         raise ValueError(f"input2 must have the shape of input1, {tuple(a.shape)}, got {tuple(b.shape)}")
     z, labels = torch.cat([a, b]), torch.arange(len(a), device=a.device).repeat(2)
     call = SimilarityCall("softmax", z, z, row_labels=labels, column_labels=labels, skip=OWN, reduction=reduction)
-    return _prepared(_softened(call, temperature), options, "input1")
+    return _prepared(_softened(call, *_number("temperature", temperature, a, 0.0)), options, "input1")
 
 
 @public(
@@ -230,9 +230,10 @@ def supervised_contrastive_loss(
     def finish(results: Sequence[Tensor | None]) -> Tensor:
         loss = first(results)
         loss = loss.unflatten(0, shape[:2]) if loss.ndim and len(shape) == 3 else loss
-        return loss if base is None else loss * (temperature / base)
+        return loss if base is None else loss * (number / base if t is None else t.to(loss.dtype) / base)
 
-    return _prepared(_softened(call, temperature), options, "features", finish)
+    number, t = _number("temperature", temperature, z, 0.0)
+    return _prepared(_softened(call, number, t), options, "features", finish)
 
 
 @public(
