@@ -1,15 +1,17 @@
 """Images of 1 to 12 channels, of 8 bits, 16 bits and floats: read as they are, normalised by what was measured, and predicted."""
 
 import json
+import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from folder_parts import digit_files
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from lab.config.errors import UserError
-from lab.data.images import UNREADABLE
+from lab.data.images import UNREADABLE, ImageBytes
 from lab.data.pixels import alpha_note, measured, read_pixels, shown
 from lab.results.prediction import predict
 from lab.runs.predict import predictor
@@ -66,10 +68,10 @@ def test_every_pixel_is_read_as_it_is(tmp_path, name, channels, dtype, scale):
 @pytest.mark.parametrize(
     ("array", "channels", "said"),
     [
-        (pixels(3, np.uint8), 4, "has 3 channels; data.channels=4 is expected"),
+        (pixels(3, np.uint8), 4, "has 3 channels; 4 are expected, or data.channels=3"),
         (pixels(3, np.float32).astype(np.int32), 3, "has pixels of int32; 8 or 16 bits without sign, or floats, are expected"),
         (np.full((SIDE, SIDE, 2), np.nan, np.float32), 2, "nan or infinite"),
-        (np.zeros((2, 2, 2, 2), np.uint8), 2, r"has \(2, 2, 2, 2\) channels"),
+        (np.zeros((2, 2, 2, 2), np.uint8), 2, r"has \(2, 2, 2, 2\) channels; 2 are expected$"),
         (np.array([object()]), 1, "Object arrays cannot be loaded"),
     ],
 )
@@ -77,6 +79,42 @@ def test_other_files_are_named(tmp_path, array, channels, said):
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     with pytest.raises(UNREADABLE, match=said):
         read_pixels(tmp_path / "a.npy", channels)
+
+
+def deep_png(path, array):
+    """Write a PNG of 16 bits (H, W, channels), which Pillow cannot write."""
+    height, width, channels = array.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
+    head = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    parts = (struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    return path
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("of_shard", [False, True])
+def test_a_png_of_16_bits_keeps_them_in_every_channel(tmp_path, channels, of_shard):
+    array = pixels(channels, np.uint16)
+    path = deep_png(tmp_path / "a.png", array)
+    found = read_pixels(ImageBytes(path.read_bytes(), path.name) if of_shard else path, channels)
+    assert torch.equal(found, torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1) / 65535)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UNREADABLE, match="cannot be read as an image"):
+        read_pixels(path, channels)
+
+
+def test_a_tiff_whose_16_bits_would_be_read_as_8_is_refused(tmp_path):
+    path, array = tmp_path / "a.tif", pixels(3, np.uint16)
+    tags = {256: SIDE, 257: SIDE, 258: (16, 16, 16), 259: 1, 262: 2, 273: 0, 277: 3, 278: SIDE, 279: array.nbytes}
+    directory = TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, value in tags.items():
+        directory[tag] = value
+    path.write_bytes(b"II*\0" + struct.pack("<I", 8) + directory.tobytes(8) + array.astype("<u2").tobytes())  # the pixels after the tags
+    with Image.open(path) as image:
+        assert np.array_equal(np.array(image), array >> 8)
+    with pytest.raises(UNREADABLE, match=r"16 bits side by side, of which Pillow reads 8; a page a channel, or .npy, is expected"):
+        read_pixels(path, 3)
 
 
 @pytest.fixture
@@ -129,8 +167,10 @@ def test_a_model_trains_on_them_and_says_what_they_show(make_trainer, folder, ru
 
 def test_wrong_channels_are_named_before_the_run(make_trainer, folder, tmp_path):
     saved(folder / "train" / "c0" / "0.tif", pixels(3, np.uint16))
-    with pytest.raises(UserError, match=r"1 corrupt entries.*\ntrain/c0/0.tif: has 3 channels; data.channels=12 is expected"):
+    with pytest.raises(UserError, match=r"1 corrupt entries.*\ntrain/c0/0.tif: has 3 channels; 12 are expected, or data.channels=3"):
         make_trainer(*words(folder))
+    with pytest.raises(UserError, match=r"18 corrupt entries; no entry is left to use, so look at the settings, too.\n"):
+        make_trainer(*words(folder, "data.channels=5", "data.skip_corrupt=true"))
     with pytest.raises(UserError, match=r"data.normalization=model: the model knows 3 channels"):
         make_trainer(*words(folder, "data.skip_corrupt=true", "data.normalization=model"))
     with pytest.raises(UserError, match=r"data.auto_augment=original: changes images in RGB"):
@@ -179,3 +219,11 @@ def test_any_channels_are_shown_from_darkest_to_brightest():
     grey = shown(torch.linspace(-3, 5, 16).view(1, 4, 4))
     assert (grey.mode, grey.getextrema()) == ("RGB", ((0, 255),) * 3)
     assert shown(torch.rand(12, 4, 4)).size == (4, 4)
+
+
+def test_files_that_need_channels_are_named(make_trainer, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "arrays" / "train" / name).mkdir(parents=True)
+        np.save(tmp_path / "arrays" / "train" / name / "0.npy", np.zeros((8, 8, 5), np.float32))
+    with pytest.raises(UserError, match=r"Found no valid file .*Files .npy are read with data.channels=NUMBER"):
+        make_trainer("data=folder", f"data.root={tmp_path / 'arrays'}", "data.image_size=16")

@@ -80,8 +80,10 @@ def test_a_function_of_the_targets_gives_the_chances(make_trainer, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     train = make_trainer("data.sampler=own.py:first").data.train
     assert {label for batch in train for label in batch.target.tolist()} == {0}
-    for name in ("short", "below"):
-        with pytest.raises(UserError, match=rf"data.sampler=own.py:{name}: finite numbers of at least 0, one for each of the"):
+    for name, said in (("short", r"numbers of shape \(1,\)"), ("below", r"the number -\d")):
+        with pytest.raises(
+            UserError, match=rf"data.sampler=own.py:{name}: gives {said}; finite numbers of at least 0, one for each of the"
+        ):
             make_trainer(f"data.sampler=own.py:{name}")
     with pytest.raises(UserError, match=r"data.sampler=own.py:fails: fails: AttributeError"):
         make_trainer("data.sampler=own.py:fails")

@@ -1,6 +1,7 @@
 """Damaged files among a folder's images: all named before anything starts, or left out."""
 
 import json
+import os
 
 import pytest
 from folder_parts import digit_files
@@ -53,6 +54,22 @@ def test_every_damaged_image_is_named_at_once(make_trainer, pictures):
     assert head == f"{pictures}: 6 corrupt entries; data.skip_corrupt=true leaves them out."
     assert [line.partition(": ")[0] for line in lines] == list(wrong)
     assert [line for line, said in zip(lines, wrong.values(), strict=True) if said not in line] == []
+
+
+@pytest.mark.parametrize("more", [[], ["data.channels=1"]])
+def test_a_pipe_is_named_and_not_waited_for(make_trainer, pictures, more):
+    os.mkfifo(pictures / "train" / "cat" / "pipe.png")
+    (pictures / "val" / "dog" / "gone.png").symlink_to("/nowhere.png")
+    with pytest.raises(UserError) as caught:
+        make_trainer(*words(pictures, *more))
+    lines = str(caught.value).splitlines()
+    assert {"train/cat/pipe.png: is not a regular file.", "val/dog/gone.png: no such file."} <= set(lines)
+
+
+def test_a_folder_without_an_image_is_named(make_trainer, pictures):
+    (pictures / "train" / "empty").mkdir()
+    with pytest.raises(UserError, match=r"Found no valid file for the classes empty\. Remove a folder that is not a class\."):
+        make_trainer(*words(pictures))
 
 
 def test_hidden_files_and_folders_are_not_seen(make_trainer, pictures):

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from lab.config.errors import UserError
+from lab.config.settings import load
 
 datasets = pytest.importorskip("datasets")
 
@@ -98,6 +99,11 @@ def test_a_name_that_is_nowhere_is_refused(make_trainer, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"data.path=.*nothing: cannot be opened"):
         make_trainer(*words(tmp_path / "nothing"))
+
+
+def test_the_library_s_name_for_it_leads_to_ours():
+    with pytest.raises(UserError, match=r"data=beans: 'beans' is not known(.|\n)*data=hf asks for data.path"):
+        load(["data=hf", "data.name=beans"])
 
 
 def test_without_the_library_it_is_said(make_trainer, monkeypatch):

@@ -1,11 +1,13 @@
 """Numbers for each image: the loss in standard deviations, and figures and predictions in the targets' units."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from lab.config.choices import TASKS
@@ -14,8 +16,9 @@ from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.data.sets import Norm
 from lab.runs.predict import predictor
+from lab.tasks.regression import plots
 from lab.tasks.regression.data import digit_turns, spread
-from lab.tasks.regression.metrics import RegressionCounts
+from lab.tasks.regression.metrics import RegressionCounts, RegressionResult
 from lab.tasks.regression.spec import DigitTurnsConfig
 from lab.tasks.regression.task import ValueLoss
 
@@ -201,3 +204,18 @@ def test_weights_without_measured_buffers_are_taken(make_trainer, tmp_path):
     for name, value in names.items():
         torch.testing.assert_close(again.model.state_dict()[name], value)
     torch.testing.assert_close(again.model.target_mean, trainer.model.target_mean)
+
+
+def test_the_numbers_below_a_histogram_do_not_overlap(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, *rest, **options: kept.append(figure))
+    target = torch.linspace(0.5, 1, 100)[:, None]
+    residual = torch.linspace(-0.1, 0.093, 100)[:, None]
+    figures = {"r2": torch.tensor([0.9]), "mae": torch.tensor([0.03])}
+    result = RegressionResult({}, figures, target + residual, target)
+    plots.residual_picture(result, ["size"], tmp_path / "a.png")
+    (figure,) = kept
+    FigureCanvasAgg(figure).draw()
+    boxes = [text.get_window_extent() for text in figure.axes[1].get_xticklabels() if text.get_text()]
+    assert len(boxes) > 3
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))

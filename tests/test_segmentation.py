@@ -1,6 +1,7 @@
 """The segmentation task: its losses, its metrics, its data."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -152,6 +153,10 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
     [
         (lambda root: (root / "val" / "masks" / "1.png").unlink(), "an image and a mask of one stem are expected; of 1 there is only one"),
         (lambda root: (root / "train" / "images" / "0.png").write_bytes(b"no"), "train/images/0.png: cannot be read as an image"),
+        (
+            lambda root: ((path := root / "train" / "masks" / "2.png").unlink(), os.mkfifo(path)),
+            "train/masks/2.png: is not a regular file",
+        ),
         (lambda root: Image.new("L", (3, 3)).save(root / "train" / "masks" / "2.png"), "train/masks/2.png: is 3×3, its image 40×40"),
         (
             lambda root: Image.new("L", (40, 40), 7).save(root / "train" / "masks" / "2.png"),
@@ -159,7 +164,7 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
         ),
         (lambda root: (root / "val" / "masks").rename(root / "val" / "mask"), "masks: no such folder"),
     ],
-    ids=["no mask", "no image", "another size", "a class too many", "no folder"],
+    ids=["no mask", "no image", "a pipe", "another size", "a class too many", "no folder"],
 )
 def test_what_is_wrong_in_a_folder_is_named(make_trainer, folder, damage, said):
     damage(folder)

@@ -63,6 +63,7 @@ def test_an_evaluation_scores_the_mean(tmp_path, monkeypatch, capsys):
     )
     for name in ("flip", "five_crop"):
         values, tags = scored(f"tta={name}")
+        assert f"split=val, the mean of tta={name} on cpu" in capsys.readouterr().out
         assert tags["tta"] == name
         assert values["val/loss"] != pytest.approx(plain["val/loss"], rel=1e-6)
     assert main([f"checkpoint={run}", "tta=flp", "trainer.device=cpu"]) == 1

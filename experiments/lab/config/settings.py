@@ -324,7 +324,12 @@ def _apply(app: App[Any], tree: Any, override: Any, known: dict[str, list[str]])
     key = override.key_or_group.replace("/", ".")
     if key in app.named_by_group:
         group = key.removesuffix(".name")
-        option = _option(group, override, known[group])
+        try:
+            option = _option(group, override, known[group])
+        except UserError as error:
+            if asked := sorted(OmegaConf.missing_keys(tree[group])):
+                error = UserError(f"{error}\n{group}={tree[group].name} asks for {', '.join(asked)}.")
+            raise error from None
         raise UserError(f"{override.input_line}: write {group}={option}; the name decides which settings {group} has.")
     owner, item = _locate(tree, key)
     if item is None and (owner is None or is_dataclass(OmegaConf.get_type(owner))):  # else it is an entry of a map

@@ -49,7 +49,7 @@ def texts(table: Any, name: str, where: Where) -> list[str]:
     """Return a column's cells as texts; an empty one is an error."""
     found = ["" if each is None or each != each else str(each).strip() for each in table[name]]
     if "" in found:
-        raise UserError(f"{where(found.index(''))}, column {name}: is empty.")
+        raise UserError(f"{where(found.index(''))}, column {name}: is empty; fill it in, or leave the row out.")
     return found
 
 

@@ -95,7 +95,7 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
     images = _readable(images, folder, faults, check, settings)
     rows = _rows(tree, names, images, faults)
     _refuse_relative(path, settings[0], rows)
-    faults.raise_or_report(skip_corrupt)
+    faults.raise_or_report(skip_corrupt, usable=bool(images))
     if not images:
         raise UserError(f"{settings[0]}={path}: has no image to use.")
     flat = [row for image_id in images for row in rows[image_id]]

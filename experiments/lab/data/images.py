@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -56,18 +57,26 @@ class Faults:
     def add(self, line: str) -> None:
         self.lines.append(f"{line}.")
 
-    def raise_or_report(self, skip: bool) -> None:
-        if self.lines and skip:
+    def raise_or_report(self, skip: bool, *, usable: bool = True) -> None:
+        """Raise UserError with the faults, or print that they are left out; `usable`: whether entries without a fault remain."""
+        if self.lines and skip and usable:
             print(f"{self.path}: {len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}")
         elif self.lines:
             more = f"\n... and {len(self.lines) - SHOWN} more" if len(self.lines) > SHOWN else ""
             shown = "\n".join(self.lines[:SHOWN])
-            raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; data.skip_corrupt=true leaves them out.\n{shown}{more}")
+            remedy = "data.skip_corrupt=true leaves them out" if usable else "no entry is left to use, so look at the settings, too"
+            raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; {remedy}.\n{shown}{more}")
 
 
 def hidden(path: Path, folder: Path) -> bool:
     """Return whether a file, or a folder between `folder` and it, is hidden; macOS writes such files beside images (._x.jpg)."""
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def refuse_pipe(path: ImageFile) -> None:
+    """Raise CorruptError for a path that is not a regular file, because opening a pipe waits for ever; OSError if there is nothing."""
+    if not isinstance(path, ImageBytes) and not stat.S_ISREG(os.stat(path).st_mode):
+        raise CorruptError("is not a regular file")
 
 
 def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:
@@ -80,6 +89,7 @@ def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:
     Raises:
         one of UNREADABLE.
     """
+    refuse_pipe(path)
     image: Image.Image = Image.open(path)
     if size and (image.height, image.width) != size:
         image = ImageOps.exif_transpose(image)
@@ -147,6 +157,8 @@ def _ends(path: ImageFile, kind: str | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
     return str(error) if isinstance(error, CorruptError) else f"cannot be read as an image ({error})"
 
 

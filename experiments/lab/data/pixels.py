@@ -10,11 +10,14 @@ import torch
 from PIL import Image, ImageOps, ImageSequence
 from torch import Tensor
 
-from lab.data.images import UNREADABLE, CorruptError, ImageFile, read_rgb, reason
+from lab.data.images import UNREADABLE, CorruptError, ImageBytes, ImageFile, read_rgb, reason, refuse_pipe
 from lab.data.sets import Norm
 
 MOST = 1000  # images by which mean and deviation are measured
+MOST_CHANNELS = 12
 ARRAY = ".npy"
+PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a file; byte 24 has the bits of a channel
+BITS_PER_SAMPLE = 258  # a TIFF's tag
 LARGEST = {np.dtype(np.bool_): 1.0, np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 
@@ -30,7 +33,8 @@ def read_pixels(path: ImageFile, channels: int) -> Tensor:
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[2] != channels:
-        raise CorruptError(f"has {array.shape[2] if array.ndim == 3 else array.shape} channels; data.channels={channels} is expected")
+        remedy = f", or data.channels={array.shape[2]}" if array.ndim == 3 and array.shape[2] <= MOST_CHANNELS else ""
+        raise CorruptError(f"has {array.shape[2] if array.ndim == 3 else array.shape} channels; {channels} are expected{remedy}")
     if array.dtype.kind != "f" and array.dtype not in LARGEST:
         raise CorruptError(f"has pixels of {array.dtype}; 8 or 16 bits without sign, or floats, are expected")
     pixels = torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1).contiguous() / LARGEST.get(array.dtype, 1.0)
@@ -63,15 +67,36 @@ def read_image(path: ImageFile, channels: int | None) -> Image.Image | Tensor:
 
 
 def _array(path: ImageFile) -> Any:
+    refuse_pipe(path)
     if str(getattr(path, "name", path)).lower().endswith(ARRAY):
         return np.load(path, allow_pickle=False)
+    if (deep := _deep_png(path)) is not None:
+        return deep
     with Image.open(path) as opened:
         image: Image.Image = opened
         if getattr(image, "n_frames", 1) > 1 and image.format == "TIFF":
             return np.stack([np.array(page) for page in ImageSequence.Iterator(image)], axis=-1)
+        if image.format == "TIFF" and image.mode.startswith("RGB") and 16 in image.tag_v2.get(BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
+            raise CorruptError("has channels of 16 bits side by side, of which Pillow reads 8; a page a channel, or .npy, is expected")
         if image.mode in ("P", "PA"):
             image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
         return np.array(ImageOps.exif_transpose(image))
+
+
+def _deep_png(path: ImageFile) -> Any:
+    """Return the pixels (H, W, channels) of a PNG of 16 bits with several channels, of which Pillow reads 8; None of another file."""
+    with ImageBytes(path.getvalue(), path.name) if isinstance(path, ImageBytes) else open(path, "rb") as file:
+        head = file.read(25)
+        if not head.startswith(PNG) or head[24:] != b"\x10":
+            return None
+        content = bytearray(head + file.read())
+    from torchvision.io import ImageReadMode, decode_image
+
+    try:
+        image = decode_image(torch.frombuffer(content, dtype=torch.uint8), ImageReadMode.UNCHANGED, apply_exif_orientation=True)
+    except RuntimeError as error:
+        raise CorruptError(f"cannot be read as an image ({str(error).splitlines()[0]})") from None
+    return image.permute(1, 2, 0).numpy()
 
 
 def measured(samples: Any) -> Norm:

@@ -61,6 +61,10 @@ def _balanced(targets: Tensor) -> Tensor:
 
 def _checked(setting: str, given: Any, samples: int) -> Tensor:
     chances = torch.as_tensor(given).double()
-    if tuple(chances.shape) != (samples,) or not bool(chances.isfinite().all()) or not bool((chances >= 0).all()) or not chances.sum() > 0:
-        raise UserError(f"{setting}: finite numbers of at least 0, one for each of the {samples} training images, not all 0, are expected.")
+    expected = f"finite numbers of at least 0, one for each of the {samples} training images, not all 0, are expected"
+    if tuple(chances.shape) != (samples,):
+        raise UserError(f"{setting}: gives numbers of shape {tuple(chances.shape)}; {expected}.")
+    if bool((wrong := ~(chances.isfinite() & (chances >= 0))).any()) or not chances.sum() > 0:
+        came = f"the number {chances[wrong][0]:g}" if wrong.any() else "only 0"
+        raise UserError(f"{setting}: gives {came}; {expected}.")
     return chances

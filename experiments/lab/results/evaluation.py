@@ -145,7 +145,7 @@ def evaluate(asked: Evaluation) -> EvaluationResult:
     run = Run.start("evaluate", settings, name, _runs(config.trainer.runs), tags)
     console = Console(1, "evaluation")
     console.log = run.folder.path / LOG
-    console.say(f"{name}: {loader.samples} samples of split={split} on {trainer.device}")
+    console.say(f"{name}: {loader.samples} samples of split={split}{f', the mean of tta={tta}' if tta else ''} on {trainer.device}")
     for each in asked.changed:
         console.say(f"changed: {each}")
     run.folder.record("data", sets=data_sets(config, data, **{split: "test"}))

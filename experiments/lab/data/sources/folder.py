@@ -216,7 +216,11 @@ def _files(setting: str, path: Path, channels: int | None) -> Files:
     try:
         found = Seen(str(existing_folder(setting, path)), is_valid_file=wanted)
     except FileNotFoundError as error:
-        raise UserError(f"{setting}={path}: one folder of images per class is expected. {error}") from None
+        arrays = "" if channels else f" Files {ARRAY} are read with data.channels=NUMBER."
+        raise UserError(
+            f"{setting}={path}: one folder of images per class is expected. "
+            f"{str(error).strip()} Remove a folder that is not a class.{arrays}"
+        ) from None
     return Files(path, list(found.classes), [name for name, _ in found.samples], torch.tensor(found.targets), channels)
 
 
@@ -235,10 +239,10 @@ def without_corrupt(root: Path, parts: list[Files], config: FolderConfig | Table
         PixelFault(config.channels) if config.channels else None,
     )
     faults = Faults(root)
-    for number, said in wrong.items():
+    for number, said in sorted(wrong.items(), key=lambda fault: paths[fault[0]]):
         hint = "; data.channels reads it as it is" if "8 bits a channel" in said else ""
         faults.add(f"{os.path.relpath(paths[number], root)}: {said}{hint}")
-    faults.raise_or_report(config.skip_corrupt)
+    faults.raise_or_report(config.skip_corrupt, usable=len(wrong) < len(paths))
     left_out = {paths[number] for number in wrong}
     kept = [files.only(i for i, path in enumerate(files.paths) if path not in left_out) for files in parts]
     for files in kept:

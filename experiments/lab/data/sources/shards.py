@@ -170,7 +170,7 @@ def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
     wrong = find_corrupt(entries, paths, config.check, ImageFault(config.check, config.channels, found))
     for index, said in wrong.items():
         faults.add(f"{paths[members[index][0]].name}: sample {keys[index]}: {said}")
-    faults.raise_or_report(config.skip_corrupt)
+    faults.raise_or_report(config.skip_corrupt, usable=len(wrong) < len(keys))
     if len(wrong) == len(keys):
         raise UserError(f"{paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''}: hold no sample to use.")
     return found.only(index for index in range(len(keys)) if index not in wrong) if wrong else found

@@ -62,6 +62,7 @@ def table_data(
         raise UserError(f"{where(number)}, column {config.image}: {keys[number]!r} is given twice.")
     classes, targets = _targets(config, kind, table, names, where)
     notes = _annotations(config, table, where)
+    _refuse_no_image(config, root, keys)
     everything = Files(root, classes, [str(root / key) for key in keys], targets, config.channels)
     positions = _parts(config, table, everything, kind, where)
     found = without_corrupt(root, [everything.only(each) for each in positions.values()], config)
@@ -118,6 +119,15 @@ def _refuse_unfit(config: TableConfig, kind: str) -> None:
         raise UserError(f"data.split={config.split}: the column says which images are held out; leave data.test and data.fold out.")
 
 
+def _refuse_no_image(config: TableConfig, root: Path, keys: list[str]) -> None:
+    """Raise UserError if none of the images exists, because it is then the folder that is wrong, or the column."""
+    if not any((root / key).exists() for key in keys):
+        raise UserError(
+            f"data.root={root}: has none of the images that the column data.image={config.image} names, such as {keys[0]}; "
+            "give the folder in which these paths begin."
+        )
+
+
 def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where: Where) -> tuple[list[str], Tensor]:
     """Return the classes' or numbers' names, and the targets."""
     if kind == "numbers":
@@ -136,6 +146,11 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
     for number, cell in enumerate(cells):
         if strange := [each for each in cell if each not in index]:
             raise unknown(f"{where(number)}, column {names[0]}: class", strange[0], classes)
+    if kind == "class" and not config.classes and not config.split and 2 * len(classes) > len(cells):
+        raise UserError(
+            f"data.label={names[0]}: has {len(classes)} different values in {len(cells)} rows; "
+            "a column of classes, of several images each, is expected. Numbers are for task=regression."
+        )
     if len(classes) < 2 and kind == "class":
         raise UserError(f"data.label={names[0]}: has only the class {', '.join(classes) or 'of no name'}; two or more are expected.")
     if kind == "class":

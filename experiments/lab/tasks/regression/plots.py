@@ -24,6 +24,7 @@ def residual_picture(result: RegressionResult, names: list[str], path: Path) -> 
         left.scatter(true, said, s=6, alpha=0.5)
         figures = " · ".join(f"{title} {result.figures[key][number]:.4g}" for key, title in (("r2", "R²"), ("mae", "MAE")))
         left.set(xlabel=f"true {shown[number]}", ylabel="predicted", title=figures)
+        right.locator_params(axis="x", nbins=6)  # long numbers would overlap
         right.hist(residual, bins=40)
         right.axvline(0, linestyle="--", color="grey")
         right.set(xlabel=f"residual of {shown[number]}: predicted - true", ylabel="samples")

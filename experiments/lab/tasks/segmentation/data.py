@@ -19,7 +19,19 @@ from lab.config.errors import UserError
 from lab.config.schema import DigitsConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
-from lab.data.images import UNREADABLE, CorruptError, Faults, cached, faulty, find_corrupt, hidden, read_rgb, reason, unreadable
+from lab.data.images import (
+    UNREADABLE,
+    CorruptError,
+    Faults,
+    cached,
+    faulty,
+    find_corrupt,
+    hidden,
+    read_rgb,
+    reason,
+    refuse_pipe,
+    unreadable,
+)
 from lab.data.loading import WorkerLoader
 from lab.data.samples import Annotations
 from lab.data.seeds import seeded
@@ -159,7 +171,7 @@ def _read(config: MaskFolderConfig) -> dict[str, Pairs]:
         wrong |= {number: f"{pairs[number][1].relative_to(root)}: {said}" for number, said in odd.items()}
     for _, said in sorted(wrong.items()):
         faults.add(said)
-    faults.raise_or_report(config.skip_corrupt)
+    faults.raise_or_report(config.skip_corrupt, usable=len(wrong) < len(pairs))
     parts: dict[str, Pairs] = {path.parent.name: Pairs([], [], []) for path in about}
     for number, ((part, _), (image, mask)) in enumerate(found.items()):
         if number not in wrong:
@@ -201,6 +213,7 @@ def read_mask(path: Path, classes: int) -> Tensor:
     Raises:
         one of UNREADABLE.
     """
+    refuse_pipe(path)
     with Image.open(path) as image:
         if image.mode not in ("1", "L", "P"):
             raise CorruptError(f"has pixels of mode {image.mode}; one channel of class numbers is expected")
