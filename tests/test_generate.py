@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import shutil
 import subprocess
 import sys
 
@@ -9,12 +10,17 @@ import pytest
 from pages import ROOT
 
 sys.path.append(str(ROOT / "tools"))
-from loss_code import function_of
+import tables
+from loss_code import LOSSES as PACKAGE
+from loss_code import check_lists, function_of
 from loss_configs import in_short
+from loss_pages import page
 from loss_text import MissingError, arguments, whole_docstring
 
+from lossforge.kernels.call import BoxesCall
 from lossforge.losses.definitions.linear import LINEAR
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.templates import TEMPLATES
 from lossforge.losses.templates.declare import DECLARED
 
 FOCAL = DECLARED["sigmoid_focal_loss"]
@@ -59,3 +65,24 @@ def test_a_generated_function_passes_every_argument_on():
     made = function_of(FOCAL)
     assert made.startswith("@entry_point\ndef sigmoid_focal_loss(inputs: Tensor, targets: Tensor, alpha: float | Tensor = 0.25, ")
     assert "return definitions.binary.sigmoid_focal_loss(inputs, targets, alpha, gamma, reduction, weight=weight, empty=empty, " in made
+
+
+def test_a_file_of_definitions_that_nothing_imports_is_named(tmp_path):
+    shutil.copytree(PACKAGE / "definitions", tmp_path / "definitions")
+    check_lists(tmp_path)
+    (tmp_path / "definitions" / "key_points.py").write_text('"""Losses of key points."""\n')
+    with pytest.raises(MissingError, match=r"definitions/__init__\.py: nothing imports key_points\.py\. Add the line `from lossforge"):
+        check_lists(tmp_path)
+
+
+def test_a_template_that_is_not_entered_is_named(monkeypatch):
+    monkeypatch.delitem(TEMPLATES, BoxesCall)
+    with pytest.raises(MissingError, match=r"templates/__init__\.py: TEMPLATES lacks boxes, the template of iou"):
+        check_lists()
+
+
+def test_a_new_family_has_a_page_without_an_edit_of_the_tools(monkeypatch):
+    monkeypatch.delitem(tables.JOINED, "hard_examples")  # as if its file were new
+    assert list(tables.titles().items())[-1] == ("hard_examples", "Hard examples")
+    assert "## Hard examples\n\n::: lossforge.losses.ohem_cross_entropy" in tables.reference(modules=False)
+    assert page("hard_examples", []).startswith('# Hard examples\n\n<a id="ohem_ce"></a>')

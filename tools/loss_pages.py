@@ -10,7 +10,7 @@ from typing import Any, get_args
 import tables as results
 import torch
 from loss_text import MissingError, described, file_of, sections
-from tables import FAMILIES, ROOT, family_of, formula, on_pages, targets_of
+from tables import ROOT, family_of, formula, on_pages, targets_of, titles
 from torch import Tensor
 
 import lossforge.losses
@@ -156,10 +156,10 @@ def function_section(declared: Declared) -> str:
 
 def page(family: str, rows: list[Row]) -> str:
     members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
-    picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)\n\n{CURVES[family][0]}"
+    picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)"
     others = [each for each in on_pages() if not each.name and family_of(each.definition) == family]
     parts = [*(section(loss, rows) for loss in members), *map(function_section, others)]
-    return "\n\n".join([f"# {FAMILIES[family]}", picture, *parts]) + "\n"
+    return "\n\n".join([f"# {titles()[family]}", *([picture, CURVES[family][0]] if family in CURVES else []), *parts]) + "\n"
 
 
 def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
@@ -351,13 +351,13 @@ def draw(family: str) -> None:
 def files() -> dict[Path, str]:
     """Return the page of each family."""
     rows = load(results.BENCH).rows
-    return {DOCS / "losses" / f"{family}.md": page(family, rows) for family in FAMILIES}
+    return {DOCS / "losses" / f"{family}.md": page(family, rows) for family in titles()}
 
 
 def stale_drawings() -> dict[Path, Callable[[], object]]:
     """Return the curves to draw, which are missing or lack a loss, and what draws each. Their last digits depend on the processor."""
     stale: dict[Path, Callable[[], object]] = {}
-    for family in FAMILIES:
+    for family in CURVES:
         path = PICTURES / f"{family}.svg"
         drawn = path.read_text(encoding="utf-8") if path.is_file() else ""
         if any(f">{loss.name}<" not in drawn for loss in LOSSES.values() if family_of(loss.definition) == family):
