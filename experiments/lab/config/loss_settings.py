@@ -13,7 +13,7 @@ LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "smooth_l1": ("softmax", "softmax", {"beta": (float, number(1.0, "β of at least 0, the distance at which the square becomes a line, in the units of input", least=0))}),
     "log_cosh": ("softmax", "softmax", {}),
     "quantile": ("softmax", "softmax", {"quantile": (float, number(0.5, "τ in [0, 1], the share of targets that should lie below the prediction", least=0, most=1))}),
-    "general_robust": ("softmax", "softmax", {"alpha": (float, number(1.0, "α, the shape; any number, or -inf")), "scale": (float, number(1.0, "c above 0, the size of a residual that is no outlier, in the units of input", above=0))}),
+    "general_robust": ("softmax", "softmax", {"alpha": (float, number(1.0, "α, the shape; any number, or -inf")), "scale": (float, number(1.0, "c above 0, the largest usual size of a residual, in the units of input", above=0))}),
     "bce": ("logits", "sigmoid", {}),
     "multilabel_soft_margin": ("logits", "sigmoid", {}),
     "bce_smoothed": ("logits", "sigmoid", {"smoothing": (float, number(0.1, "s in [0, 1], the share of the target that is spread", least=0, below=1)), "target_threshold": (float | None, number(None, "smoothed targets above it become 1, others 0; null leaves them"))}),

@@ -678,7 +678,7 @@ def general_robust_loss(
         input: of any shape and floating dtype.
         target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is no outlier, in the units of input.
+        scale: c above 0, the largest usual size of a residual, in the units of input.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
@@ -2088,7 +2088,7 @@ def hinge_embedding_loss(
 
     L = w [x if y = 1 else max(0, m - x)], m = margin; a label other than 1 and -1 has the sum of both, as in torch.
 
-    When to use it: Take it for distances of pairs that are alike (1) or not (-1), which are computed already.
+    When to use it: Take it for distances of pairs that belong together (1) or not (-1), which are computed already.
 
     When not: Leave it where the pairs are embeddings; `cosine_embedding` takes these. With more than one other example,
     cross entropy over similarities learns faster.
@@ -2212,7 +2212,7 @@ def multi_margin_loss(
 
     L = 1/C Σ w_t max(0, m - x_t + x_i)^p, the sum over the classes i that are not the target t; m = margin.
 
-    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin shall add nothing.
+    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin should add nothing.
 
     When not: Leave it where probabilities are wanted, or there are many classes; cross entropy learns from every row.
 
@@ -2338,7 +2338,7 @@ def cosine_embedding_loss(
     L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
     other than 1 and -1, as in torch.
 
-    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths shall not count.
+    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths must not count.
 
     When not: Leave it where a batch gives many other examples for each; cross entropy over similarities uses them all.
 
@@ -4492,7 +4492,8 @@ def scylla_box_iou_loss(
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
         neg_gamma: the exponent is -γ, as in the paper and in mmdetection's siou_loss with neg_gamma=True. False is mmdetection's default,
-            +γ, kept in [0, 2] as there: its cost falls as the centres move apart. Take it only to repeat a training of mmdetection.
+            +γ, kept in [0, 2] as there: its cost falls as the distance of the centres grows. Take it only to repeat a training of
+            mmdetection.
         empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.
@@ -6064,7 +6065,7 @@ def load_balancing_loss(
     router z-loss (Zoph et al. 2022, arXiv 2202.08906).
 
     L = balance E Σₑ fₑ Pₑ + z_loss · mean lse(x)². fₑ is the number of tokens that have expert e among the top_k largest of their E logits,
-    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. It is balance · top_k where all experts are used alike.
+    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. It is balance · top_k where all experts are used equally.
 
     Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Of equal
     logits the lower expert comes first. Tokens of mask 0 count nowhere, whatever their logits hold.

@@ -2113,7 +2113,7 @@ class GeneralRobustLoss(LossModule):
 
     Args:
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is no outlier, in the units of input.
+        scale: c above 0, the largest usual size of a residual, in the units of input.
         reduction: "mean", "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
@@ -4662,7 +4662,8 @@ class ScyllaBoxIoULoss(LossModule):
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
         neg_gamma: the exponent is -γ, as in the paper and in mmdetection's siou_loss with neg_gamma=True. False is mmdetection's default,
-            +γ, kept in [0, 2] as there: its cost falls as the centres move apart. Take it only to repeat a training of mmdetection.
+            +γ, kept in [0, 2] as there: its cost falls as the distance of the centres grows. Take it only to repeat a training of
+            mmdetection.
         empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
         gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
             where the result is a scalar, but for float16 and under torch.compile.

@@ -1,4 +1,4 @@
-"""Losses of embeddings: two vectors a row that are alike or not, or three of which one is nearer."""
+"""Losses of embeddings: two vectors a row that belong together or not, or three of which one is nearer."""
 
 from typing import Unpack
 
@@ -53,7 +53,7 @@ def cosine_embedding_loss(
     L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
     other than 1 and -1, as in torch.
 
-    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths shall not count.
+    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths must not count.
 
     When not: Leave it where a batch gives many other examples for each; cross entropy over similarities uses them all.
 

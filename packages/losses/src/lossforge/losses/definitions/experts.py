@@ -55,7 +55,7 @@ def load_balancing_loss(
     router z-loss (Zoph et al. 2022, arXiv 2202.08906).
 
     L = balance E Σₑ fₑ Pₑ + z_loss · mean lse(x)². fₑ is the number of tokens that have expert e among the top_k largest of their E logits,
-    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. It is balance · top_k where all experts are used alike.
+    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. It is balance · top_k where all experts are used equally.
 
     Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Of equal
     logits the lower expert comes first. Tokens of mask 0 count nowhere, whatever their logits hold.

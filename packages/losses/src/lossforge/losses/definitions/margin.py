@@ -92,7 +92,7 @@ def hinge_embedding_loss(
 
     L = w [x if y = 1 else max(0, m - x)], m = margin; a label other than 1 and -1 has the sum of both, as in torch.
 
-    When to use it: Take it for distances of pairs that are alike (1) or not (-1), which are computed already.
+    When to use it: Take it for distances of pairs that belong together (1) or not (-1), which are computed already.
 
     When not: Leave it where the pairs are embeddings; `cosine_embedding` takes these. With more than one other example,
     cross entropy over similarities learns faster.
@@ -200,7 +200,7 @@ def multi_margin_loss(
 
     L = 1/C Σ w_t max(0, m - x_t + x_i)^p, the sum over the classes i that are not the target t; m = margin.
 
-    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin shall add nothing.
+    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin should add nothing.
 
     When not: Leave it where probabilities are wanted, or there are many classes; cross entropy learns from every row.
 

@@ -346,7 +346,7 @@ def general_robust_loss(
 
     Args:
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is no outlier, in the units of input.
+        scale: c above 0, the largest usual size of a residual, in the units of input.
         reduction: "mean", "sum" or "none".
     """
     hyper = [checks.number("scale", scale, 0.0, exclusive=True)]
