@@ -15,7 +15,7 @@ from loss_code import LOSSES as PACKAGE
 from loss_code import check_lists, function_of
 from loss_configs import in_short
 from loss_pages import page
-from loss_text import MissingError, arguments, whole_docstring
+from loss_text import MissingError, arguments, filled, whole_docstring
 
 from lossforge.kernels.call import BoxesCall
 from lossforge.losses.definitions.linear import LINEAR
@@ -86,3 +86,23 @@ def test_a_new_family_has_a_page_without_an_edit_of_the_tools(monkeypatch):
     assert list(tables.titles().items())[-1] == ("hard_examples", "Hard examples")
     assert "## Hard examples\n\n::: lossforge.losses.ohem_cross_entropy" in tables.reference(modules=False)
     assert page("hard_examples", []).startswith('# Hard examples\n\n<a id="ohem_ce"></a>')
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "sigmoid_focal_loss", "generalized_box_iou_loss", "linear_cross_entropy", "dpo_loss"])
+def test_help_fits_a_terminal_of_80_columns(name):
+    """All but a definition's tables, whose rows begin with spaces, and examples."""
+    text = whole_docstring(DECLARED[name]).partition("Examples:")[0]
+    table = [row for block in text.split("\n\n") if block.startswith("    ") for row in block.splitlines()]
+    assert not [row for row in text.splitlines() if len(row) > 76 and row not in table]
+
+
+def test_a_paragraph_is_not_broken_within_a_formula_or_a_table():
+    assert filled("the share that is (1 - ε) yⱼ of arXiv 1606.04797", 22) == "the share that is\n(1 - ε) yⱼ of\narXiv 1606.04797"
+    table = '    "hinge"  max(0, 1 - βh)\n    "ipo"    (h - 1 / (2β))²'
+    assert filled(table, 10) == table
+
+
+def test_only_a_loss_with_class_indices_raises_an_index_error():
+    assert "IndexError: a class index is out of range" in whole_docstring(FOCAL)
+    assert "IndexError" not in whole_docstring(DECLARED["generalized_box_iou_loss"])
+    assert "IndexError" not in whole_docstring(DECLARED["gaussian_nll_loss"])

@@ -12,7 +12,7 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
-from loss_text import ROOT, WIDTH, MissingError, arguments, line, whole_docstring
+from loss_text import ROOT, MissingError, arguments, filled, line, whole_docstring
 
 from lossforge.losses import checks, definitions
 from lossforge.losses import types as aliases
@@ -184,8 +184,7 @@ def _module_docstring(each: Declared, module: Module, constructor: Signature) ->
     meanings = arguments(each) | {name: how.meaning for name, how in module.converted.items()}
     names = {name: module.converted[name].name if name in module.converted else name for name in constructor.parameters}
     told = "\n".join(line(shown, meanings[name]) for name, shown in names.items())
-    paragraphs = [*textwrap.wrap(first, WIDTH - 8), "", *textwrap.wrap(" ".join(rest), WIDTH - 4)]
-    return "\n".join([*paragraphs, "", "Args:", textwrap.indent(told, "    ")])
+    return "\n\n".join([filled(first), filled(" ".join(rest)), f"Args:\n{textwrap.indent(told, '    ')}"])
 
 
 ABOUT_MODULES = '''"""The losses as modules: functions of lossforge.losses.functional that keep their options, of which tensors are buffers.

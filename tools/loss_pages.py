@@ -59,7 +59,7 @@ def example(function: Callable[..., Any]) -> str:
 
 def about(loss: Loss) -> str:
     """Return what the docstring says between its first line and the arguments."""
-    _, *paragraphs = documented(loss.function)[0].split("\n\n")
+    _, *paragraphs = documented(loss.definition)[0].split("\n\n")
     told = (each for each in paragraphs if not each.startswith(("Source: ", *GUIDE)))
     return "\n\n".join(f"```text\n{each}\n```" if each.startswith("L =") or " = " in each.splitlines()[0][:24] else each for each in told)
 
