@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import shutil
 import subprocess
 import sys
 
@@ -9,12 +10,17 @@ import pytest
 from pages import ROOT
 
 sys.path.append(str(ROOT / "tools"))
-from loss_code import function_of
+import tables
+from loss_code import LOSSES as PACKAGE
+from loss_code import check_lists, function_of
 from loss_configs import in_short
-from loss_text import MissingError, arguments, whole_docstring
+from loss_pages import page
+from loss_text import MissingError, arguments, filled, whole_docstring
 
+from lossforge.kernels.call import BoxesCall
 from lossforge.losses.definitions.linear import LINEAR
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.templates import TEMPLATES
 from lossforge.losses.templates.declare import DECLARED
 
 FOCAL = DECLARED["sigmoid_focal_loss"]
@@ -59,3 +65,44 @@ def test_a_generated_function_passes_every_argument_on():
     made = function_of(FOCAL)
     assert made.startswith("@entry_point\ndef sigmoid_focal_loss(inputs: Tensor, targets: Tensor, alpha: float | Tensor = 0.25, ")
     assert "return definitions.binary.sigmoid_focal_loss(inputs, targets, alpha, gamma, reduction, weight=weight, empty=empty, " in made
+
+
+def test_a_file_of_definitions_that_nothing_imports_is_named(tmp_path):
+    shutil.copytree(PACKAGE / "definitions", tmp_path / "definitions")
+    check_lists(tmp_path)
+    (tmp_path / "definitions" / "key_points.py").write_text('"""Losses of key points."""\n')
+    with pytest.raises(MissingError, match=r"definitions/__init__\.py: nothing imports key_points\.py\. Add the line `from lossforge"):
+        check_lists(tmp_path)
+
+
+def test_a_template_that_is_not_entered_is_named(monkeypatch):
+    monkeypatch.delitem(TEMPLATES, BoxesCall)
+    with pytest.raises(MissingError, match=r"templates/__init__\.py: TEMPLATES lacks boxes, the template of iou"):
+        check_lists()
+
+
+def test_a_new_family_has_a_page_without_an_edit_of_the_tools(monkeypatch):
+    monkeypatch.delitem(tables.JOINED, "hard_examples")  # as if its file were new
+    assert list(tables.titles().items())[-1] == ("hard_examples", "Hard examples")
+    assert "## Hard examples\n\n::: lossforge.losses.ohem_cross_entropy" in tables.reference(modules=False)
+    assert page("hard_examples", []).startswith('# Hard examples\n\n<a id="ohem_ce"></a>')
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "sigmoid_focal_loss", "generalized_box_iou_loss", "linear_cross_entropy", "dpo_loss"])
+def test_help_fits_a_terminal_of_80_columns(name):
+    """All but a definition's tables, whose rows begin with spaces, and examples."""
+    text = whole_docstring(DECLARED[name]).partition("Examples:")[0]
+    table = [row for block in text.split("\n\n") if block.startswith("    ") for row in block.splitlines()]
+    assert not [row for row in text.splitlines() if len(row) > 76 and row not in table]
+
+
+def test_a_paragraph_is_not_broken_within_a_formula_or_a_table():
+    assert filled("the share that is (1 - ε) yⱼ of arXiv 1606.04797", 22) == "the share that is\n(1 - ε) yⱼ of\narXiv 1606.04797"
+    table = '    "hinge"  max(0, 1 - βh)\n    "ipo"    (h - 1 / (2β))²'
+    assert filled(table, 10) == table
+
+
+def test_only_a_loss_with_class_indices_raises_an_index_error():
+    assert "IndexError: a class index is out of range" in whole_docstring(FOCAL)
+    assert "IndexError" not in whole_docstring(DECLARED["generalized_box_iou_loss"])
+    assert "IndexError" not in whole_docstring(DECLARED["gaussian_nll_loss"])

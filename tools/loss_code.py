@@ -12,10 +12,11 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
-from loss_text import ROOT, WIDTH, arguments, line, whole_docstring
+from loss_text import ROOT, MissingError, arguments, filled, line, whole_docstring
 
 from lossforge.losses import checks, definitions
 from lossforge.losses import types as aliases
+from lossforge.losses.templates import TEMPLATES
 from lossforge.losses.templates.declare import DECLARED, Declared, Module, constructor_of, whole_signature
 
 LOSSES = ROOT / "packages" / "losses" / "src" / "lossforge" / "losses"
@@ -183,8 +184,7 @@ def _module_docstring(each: Declared, module: Module, constructor: Signature) ->
     meanings = arguments(each) | {name: how.meaning for name, how in module.converted.items()}
     names = {name: module.converted[name].name if name in module.converted else name for name in constructor.parameters}
     told = "\n".join(line(shown, meanings[name]) for name, shown in names.items())
-    paragraphs = [*textwrap.wrap(first, WIDTH - 8), "", *textwrap.wrap(" ".join(rest), WIDTH - 4)]
-    return "\n".join([*paragraphs, "", "Args:", textwrap.indent(told, "    ")])
+    return "\n\n".join([filled(first), filled(" ".join(rest)), f"Args:\n{textwrap.indent(told, '    ')}"])
 
 
 ABOUT_MODULES = '''"""The losses as modules: functions of lossforge.losses.functional that keep their options, of which tensors are buffers.
@@ -238,7 +238,24 @@ def formatted(text: str, path: Path) -> str:
     return text
 
 
+def check_lists(folder: Path = LOSSES) -> None:
+    """Refuse a definition or a template that its folder's list lacks, which would otherwise be left out in silence.
+
+    Raises:
+        MissingError: the list to edit, and the line that it lacks.
+    """
+    place = folder / "definitions" / "__init__.py"
+    imported = place.read_text(encoding="utf-8").splitlines()
+    for path in sorted(place.parent.glob("[!_]*.py")):
+        if (import_of := f"from lossforge.losses.definitions import {path.stem} as {path.stem}") not in imported:
+            raise MissingError(f"{place}: nothing imports {path.name}. Add the line `{import_of}` where its losses stand in the tables")
+    for each in DECLARED.values():
+        if each.template and each.template.call not in TEMPLATES:
+            raise MissingError(f"{folder / 'templates' / '__init__.py'}: TEMPLATES lacks {each.template.name}, the template of {each.name}")
+
+
 def files() -> dict[Path, str]:
     """Return what this writes, by path."""
+    check_lists()
     made = {LOSSES / "functional.py": functional(), LOSSES / "modules.py": modules(), LOSSES / "__init__.py": exported()}
     return {path: formatted(text, path) for path, text in made.items()}

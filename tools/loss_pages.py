@@ -10,7 +10,7 @@ from typing import Any, get_args
 import tables as results
 import torch
 from loss_text import MissingError, described, file_of, sections
-from tables import FAMILIES, ROOT, family_of, formula, functions, targets_of
+from tables import ROOT, family_of, formula, functions, targets_of, titles
 from torch import Tensor
 
 import lossforge.losses
@@ -61,9 +61,9 @@ EQUATION = re.compile(r"\S+(?:\(.*?\))? = ")
 """How a paragraph begins that is mathematics."""
 
 
-def about(function: Callable[..., Any]) -> str:
+def about(definition: Callable[..., Any]) -> str:
     """Return what the docstring says between its first line and the arguments, folded."""
-    _, *paragraphs = documented(function)[0].split("\n\n")
+    _, *paragraphs = documented(definition)[0].split("\n\n")
     told = (each for each in paragraphs if not each.startswith(("Source: ", *GUIDE)))
     text = "\n\n".join(f"```text\n{each}\n```" if EQUATION.match(each) else each for each in told)
     return f'<details markdown="1"><summary>The formula and its edges, in full</summary>\n\n{text}\n\n</details>' if text else ""
@@ -134,12 +134,12 @@ def section(loss: Loss, rows: list[Row]) -> str:
     parts = [
         f'<a id="{loss.name}"></a>',
         f"## {title(loss.function)}: `{loss.name}`",
-        f"```text\n{formula(loss.function)}\n```",
+        f"```text\n{formula(loss.definition)}\n```",
         *guide(loss.declared),
         links(loss),
         example(loss.function),
         arguments(loss.function, loss.definition),
-        about(loss.function),
+        about(loss.definition),
     ]
     if figures := measured(loss, rows):
         parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
@@ -156,17 +156,17 @@ def function_section(declared: Declared) -> str:
     facts = [f"- function: [`{name}`](../reference/losses.md#lossforge.losses.{name})"]
     facts += [f"- module: `{declared.module.name}`"] if declared.module else []
     facts += [f"- template: [{template}](../know/template_{template}.md)"]
-    parts = [f'<a id="{name}"></a>', f"## {title(function)}: `{name}`", f"```text\n{formula(function)}\n```"]
-    told = [*guide(declared), "\n".join(facts), example(function), arguments(function, declared.definition), about(function)]
+    parts = [f'<a id="{name}"></a>', f"## {title(function)}: `{name}`", f"```text\n{formula(declared.definition)}\n```"]
+    told = [*guide(declared), "\n".join(facts), example(function), arguments(function, declared.definition), about(declared.definition)]
     return "\n\n".join(filter(None, [*parts, *told]))
 
 
 def page(family: str, rows: list[Row]) -> str:
     members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
-    picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)\n\n{CURVES[family][0]}"
+    picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)"
     others = [each for each in functions() if family_of(each.definition) == family]
     parts = [*(section(loss, rows) for loss in members), *map(function_section, others)]
-    return "\n\n".join([f"# {FAMILIES[family]}", picture, *parts]) + "\n"
+    return "\n\n".join([f"# {titles()[family]}", *([picture, CURVES[family][0]] if family in CURVES else []), *parts]) + "\n"
 
 
 def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
@@ -362,13 +362,13 @@ def draw(family: str) -> None:
 def files() -> dict[Path, str]:
     """Return the page of each family."""
     rows = load(results.BENCH).rows
-    return {DOCS / "losses" / f"{family}.md": page(family, rows) for family in FAMILIES}
+    return {DOCS / "losses" / f"{family}.md": page(family, rows) for family in titles()}
 
 
 def stale_drawings() -> dict[Path, Callable[[], object]]:
     """Return the curves to draw, which are missing or lack a loss, and what draws each. Their last digits depend on the processor."""
     stale: dict[Path, Callable[[], object]] = {}
-    for family in FAMILIES:
+    for family in CURVES:
         path = PICTURES / f"{family}.svg"
         drawn = path.read_text(encoding="utf-8") if path.is_file() else ""
         if any(f">{loss.name}<" not in drawn for loss in LOSSES.values() if family_of(loss.definition) == family):

@@ -10,7 +10,9 @@ from lossforge.losses.templates.docs import COMMON, INDEX_ERROR
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADINGS = re.compile(r"^(Args|Returns|Raises|Examples):\n", re.MULTILINE)
-WIDTH = 140
+WIDTH = 76
+"""Of the text of a docstring: `help` indents it by 4 of a terminal's 80 columns."""
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class MissingError(SystemExit):
@@ -39,10 +41,21 @@ def described(block: str) -> dict[str, str]:
     return {name: text.rstrip() for name, text in re.findall(r"^(\w+): (.*(?:\n +.*)*)", block, re.MULTILINE)}
 
 
+def filled(text: str, width: int = WIDTH, indent: str = "") -> str:
+    """Return a paragraph in lines of a width, those after the first indented. A paragraph with its own layout, such as a table, stays.
+
+    No line ends within a difference, quotient or product, or within the name of a source.
+    """
+    if any(each.startswith((" ", "- ")) for each in text.splitlines()) and not indent:
+        return text
+    joined = re.sub(r" ([-/·]) |(arXiv|doi) ", lambda found: found[0].replace(" ", NO_BREAK), " ".join(text.split()))
+    lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines).replace(NO_BREAK, " ")
+
+
 def line(name: str, meaning: str) -> str:
     """Return an argument's line as it stands in a docstring, without the docstring's indentation."""
-    found = textwrap.wrap(f"{name}: {' '.join(meaning.split())}", WIDTH - 8, subsequent_indent="    ", break_on_hyphens=False)
-    return "\n".join(found)
+    return filled(f"{name}: {meaning}", WIDTH - 4, "    ")
 
 
 def arguments(each: Declared) -> dict[str, str]:
@@ -96,11 +109,12 @@ def whole_docstring(each: Declared) -> str:
     text, own = sections(inspect.getdoc(each.definition) or "")
     meanings = arguments(each)
     indices = ["IndexError: " + INDEX_ERROR] if "class indices" in meanings.get("validate", "") else []
+    raised = own.get("Raises") or "\n".join(["TypeError, ValueError: an argument is wrong; the message names it.", *indices])
     parts = {
         "Args": "\n".join(line(name, meaning) for name, meaning in meanings.items()),
-        "Returns": own.get("Returns") or each.docs.returns,
-        "Raises": own.get("Raises") or "\n".join(["TypeError, ValueError: an argument is wrong; the message names it.", *indices]),
+        "Returns": filled(own.get("Returns") or each.docs.returns, WIDTH - 4),
+        "Raises": "\n".join(filled(one, WIDTH - 4, "    ") for one in re.split(r"\n(?! )", raised)),
         "Examples": example(each, own.get("Examples", "")),
     }
-    whole = [text, *(f"{heading}:\n{textwrap.indent(part, '    ')}" for heading, part in parts.items())]
-    return "\n\n".join([*whole, f"Source: {source(each)}."] if source(each) else whole)
+    whole = [*map(filled, text.split("\n\n")), *(f"{heading}:\n{textwrap.indent(part, '    ')}" for heading, part in parts.items())]
+    return "\n\n".join([*whole, filled(f"Source: {source(each)}.")] if source(each) else whole)

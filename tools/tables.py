@@ -110,21 +110,20 @@ JOINED = {
 
 
 def family_of(definition: Callable[..., Any]) -> str:
-    """Return the page of docs/losses that has a loss: the file of its definition, joined with its relatives'.
-
-    Raises:
-        MissingError: the file is new, so that its page has no title.
-    """
+    """Return the page of docs/losses that has a loss: the file of its definition, joined with its relatives'."""
     file = definition.__module__.rpartition(".")[2]
-    family = JOINED.get(file, file)
-    if family not in FAMILIES:
-        raise MissingError(f"tools/tables.py: FAMILIES has no title for definitions/{file}.py, which has {definition.__name__}")
-    return family
+    return JOINED.get(file, file)
+
+
+def titles() -> dict[str, str]:
+    """Return the title of each family's page. A family that FAMILIES does not know comes last, under the name of its file."""
+    found = (family_of(each.definition) for each in on_pages())
+    return FAMILIES | {family: family.replace("_", " ").capitalize() for family in found if family not in FAMILIES}
 
 
 def families() -> str:
     rows = []
-    for family, title in FAMILIES.items():
+    for family, title in titles().items():
         members = [loss.name for loss in LOSSES.values() if family_of(loss.definition) == family]
         members += [each.definition.__name__ for each in functions() if family_of(each.definition) == family]
         rows.append([f"[{title}](docs/losses/{family}.md)", ", ".join(f"`{name}`" for name in members)])
@@ -148,7 +147,7 @@ def functions() -> list[Declared]:
 def reference(modules: bool) -> str:
     """Return the entries of the reference: functions, or modules, by family."""
     shown, parts = on_pages(), []
-    for family, title in FAMILIES.items():
+    for family, title in titles().items():
         members = [each for each in shown if family_of(each.definition) == family]
         names = [each.module.name if modules and each.module else each.definition.__name__ for each in members]
         parts += [f"## {title}", *(f"::: lossforge.losses.{name}" for name in names)]

@@ -25,7 +25,7 @@ def user_default(name: str) -> str | None:
 
 
 def user_settings() -> Mapping[str, str]:
-    """Return what the user's file sets; nothing if there is no such file.
+    """Return what the user's file sets; nothing if the file is missing.
 
     Raises:
         UserError: the file cannot be read, or sets something else.

@@ -20,8 +20,10 @@ from lossforge.losses import (
     generalized_box_iou_loss,
     scylla_box_iou_loss,
 )
+from lossforge.losses.definitions.iou import overlap_ratio
+from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.templates.boxes import SPECIAL_PAIRS
+from lossforge.losses.templates.boxes import SPECIAL_PAIRS, boxes_reference, corner_loss
 from lossforge.losses.testing import error, samples
 
 INF, NAN = float("inf"), float("nan")
@@ -456,3 +458,16 @@ def test_mistakes_in_options():
         TypeError, match=r"BoxIoULoss\(\) got an unexpected keyword argument 'dim'. It takes reduction, eps, log, empty, gradient, format"
     ):
         BoxIoULoss(dim=1)
+
+
+def test_a_formula_of_overlap_takes_its_numbers_after_eps(monkeypatch):
+    """As the loss of a power of the overlap, 1 - (I/U)^α, would be defined in one file."""
+    reference = Formula(lambda b1, b2, eps, alpha: 1 - overlap_ratio(b1, b2, eps) ** alpha, lambda of: pytest.fail("not by a kernel"))
+    monkeypatch.setitem(FORMULAS, "power_of_overlap", reference)
+    boxes1, boxes2 = torch.tensor([[0.0, 0.0, 2.0, 2.0]], requires_grad=True), torch.tensor([[1.0, 1.0, 3.0, 3.0]])
+    call = corner_loss("power_of_overlap", boxes1, boxes2, "sum", 1e-7, {}, 3).call
+    assert call.hyper == [1e-7, 3.0]
+    value = boxes_reference(call)
+    assert value.item() == pytest.approx(1 - 1 / 7**3)
+    (gradient,) = torch.autograd.grad(value, boxes1)  # I = 1 and U = 7: ∂I/∂x₂ = 1, ∂A₁/∂x₂ = 2, ∂(I/U) = (7·1 - 1·(2 - 1)) / 49
+    assert gradient[0, 2].item() == pytest.approx(-3 / 49 * 6 / 49)

@@ -170,39 +170,53 @@ def l1_loss(
 ) -> Tensor:
     """Mean absolute error (MAE), as torch.nn.functional.l1_loss.
 
-    L = w |x - y|; the mean divides by Σ w where weights are given. A class-index target stands for its one-hot vector: on softmax
-    probabilities that is the noise-robust MAE of Ghosh et al. 2017 (arXiv 1712.09482).
+    L = w |x - y|; the mean divides by Σ w where weights are given. A
+    class-index target stands for its one-hot vector: on softmax probabilities
+    that is the noise-robust MAE of Ghosh et al. 2017 (arXiv 1712.09482).
 
-    When to use it: Take it for regression with outliers, because a large residual pulls no harder than a small one. On softmax
-    probabilities it trains classifiers under many wrong labels.
+    When to use it: Take it for regression with outliers, because a large
+    residual pulls no harder than a small one. On softmax probabilities it
+    trains classifiers under many wrong labels.
 
-    When not: Leave it where small residuals matter, because its slope does not shrink near 0. Deep classifiers learn slowly under it;
-    `generalized_ce` is quicker.
+    When not: Leave it where small residuals matter, because its slope does not
+    shrink near 0. Deep classifiers learn slowly under it; `generalized_ce` is
+    quicker.
 
     Args:
         input: of any shape and floating dtype.
-        target: of any real dtype in the shape of input; or class indices in its shape without dim, -1 background and -2 ignored. A floating
-            target of another shape is broadcast, with torch's warning. An integer target (N,) of an input (N, N) is read as class indices,
-            where torch broadcasts it.
+        target: of any real dtype in the shape of input; or class indices in its
+            shape without dim, -1 background and -2 ignored. A floating target
+            of another shape is broadcast, with torch's warning. An integer
+            target (N,) of an input (N, N) is read as class indices, where torch
+            broadcasts it.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -256,37 +270,49 @@ def mse_loss(
 ) -> Tensor:
     """Mean squared error (MSE), as torch.nn.functional.mse_loss.
 
-    L = w (x - y)²; the mean divides by Σ w where weights are given. On softmax probabilities with class indices: the Brier score.
+    L = w (x - y)²; the mean divides by Σ w where weights are given. On softmax
+    probabilities with class indices: the Brier score.
 
-    When to use it: Take it for regression whose noise is about normal; its minimum is the mean. On softmax probabilities it is the Brier
-    score.
+    When to use it: Take it for regression whose noise is about normal; its
+    minimum is the mean. On softmax probabilities it is the Brier score.
 
-    When not: Leave it where outliers occur, because a residual of 100 counts ten thousand times one of 1. Under a sigmoid or softmax its
-    gradient vanishes where the model is sure and wrong; cross entropy's does not.
+    When not: Leave it where outliers occur, because a residual of 100 counts
+    ten thousand times one of 1. Under a sigmoid or softmax its gradient
+    vanishes where the model is sure and wrong; cross entropy's does not.
 
     Args:
         input: of any shape and floating dtype.
-        target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored. A floating target of
+        target: in the shape of input, dense; or class indices in its shape
+            without dim, -1 background and -2 ignored. A floating target of
             another shape is broadcast, with torch's warning.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -337,37 +363,51 @@ def huber_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Huber loss, as torch.nn.functional.huber_loss (Huber 1964, doi 10.1214/aoms/1177703732).
+    """Huber loss, as torch.nn.functional.huber_loss (Huber 1964,
+    doi 10.1214/aoms/1177703732).
 
-    L = w [½ d² if |d| ≤ δ else δ (|d| - ½ δ)] with d = x - y; as in torch the mean divides by the number of elements, also with weights.
+    L = w [½ d² if |d| ≤ δ else δ (|d| - ½ δ)] with d = x - y; as in torch the
+    mean divides by the number of elements, also with weights.
 
-    When to use it: Take it for regression with some outliers, and for temporal-difference errors. It is quadratic up to δ and linear
-    beyond.
+    When to use it: Take it for regression with some outliers, and for
+    temporal-difference errors. It is quadratic up to δ and linear beyond.
 
-    When not: Leave it where you cannot say what a large residual is. δ has the unit of the target, so scale the targets first.
+    When not: Leave it where you cannot say what a large residual is. δ has the
+    unit of the target, so scale the targets first.
 
     Args:
         input: of any shape and floating dtype.
-        target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored. A floating target of
+        target: in the shape of input, dense; or class indices in its shape
+            without dim, -1 background and -2 ignored. A floating target of
             another shape is broadcast, with torch's warning.
         reduction: "mean", "sum" or "none".
-        delta: δ above 0, the distance at which the square becomes a line, in the units of input.
+        delta: δ above 0, the distance at which the square becomes a line, in
+            the units of input.
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -419,39 +459,53 @@ def smooth_l1_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Smooth L1 loss, as torch.nn.functional.smooth_l1_loss (Girshick 2015, arXiv 1504.08083): Huber's divided by β.
+    """Smooth L1 loss, as torch.nn.functional.smooth_l1_loss (Girshick 2015,
+    arXiv 1504.08083): Huber's divided by β.
 
-    L = w [½ d² / β if |d| < β else |d| - ½ β] with d = x - y; the mean divides by Σ w where weights are given. β = 0 is the L1 loss.
+    L = w [½ d² / β if |d| < β else |d| - ½ β] with d = x - y; the mean divides
+    by Σ w where weights are given. β = 0 is the L1 loss.
 
-    When to use it: Take it for offsets of boxes, as Fast R-CNN does. It is Huber's loss divided by β, so its slope far out is 1 for every
-    β.
+    When to use it: Take it for offsets of boxes, as Fast R-CNN does. It is
+    Huber's loss divided by β, so its slope far out is 1 for every β.
 
-    When not: Leave it where β itself is tuned, because the slope near 0 grows as 1 / β. Huber's slope there stays 1.
+    When not: Leave it where β itself is tuned, because the slope near 0 grows
+    as 1 / β. Huber's slope there stays 1.
 
     Args:
         input: of any shape and floating dtype.
-        target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored. A floating target of
+        target: in the shape of input, dense; or class indices in its shape
+            without dim, -1 background and -2 ignored. A floating target of
             another shape is broadcast, with torch's warning.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        beta: β of at least 0, the distance at which the square becomes a line, in the units of input. 0 is the L1 loss.
+        beta: β of at least 0, the distance at which the square becomes a line,
+            in the units of input. 0 is the L1 loss.
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -502,35 +556,49 @@ def log_cosh_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Log-cosh loss (Saleh and Saleh 2022, arXiv 2208.04564): ½ d² where d is small, |d| - ln 2 where it is large; smooth everywhere.
+    """Log-cosh loss (Saleh and Saleh 2022, arXiv 2208.04564): ½ d² where d is
+    small, |d| - ln 2 where it is large; smooth everywhere.
 
-    L = w ln cosh(x - y); the mean divides by the number of elements, also with weights.
+    L = w ln cosh(x - y); the mean divides by the number of elements, also with
+    weights.
 
-    When to use it: Take it in place of Huber's loss where the second derivative must be continuous. It has no threshold to choose.
+    When to use it: Take it in place of Huber's loss where the second derivative
+    must be continuous. It has no threshold to choose.
 
-    When not: Leave it where the target's unit is far from 1, because the turn from quadratic to linear stands at about 1. Scale the
-    targets, or take `huber`.
+    When not: Leave it where the target's unit is far from 1, because the turn
+    from quadratic to linear stands at about 1. Scale the targets, or take
+    `huber`.
 
     Args:
         input: of any shape and floating dtype.
-        target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.
+        target: in the shape of input, dense; or class indices in its shape
+            without dim, -1 background and -2 ignored.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -579,37 +647,52 @@ def quantile_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Quantile loss, also called pinball loss (Koenker and Bassett 1978, doi 10.2307/1913643).
+    """Quantile loss, also called pinball loss (Koenker and Bassett 1978,
+    doi 10.2307/1913643).
 
-    L = w max(τ (y - x), (τ - 1)(y - x)), τ = quantile; at x = y the gradient is ½ - τ, the middle of both sides. The mean divides by the
-    number of elements, also with weights.
+    L = w max(τ (y - x), (τ - 1)(y - x)), τ = quantile; at x = y the gradient is
+    ½ - τ, the middle of both sides. The mean divides by the number of elements,
+    also with weights.
 
-    When to use it: Take it to predict a quantile in place of a mean, such as the load that is exceeded on one day in ten. Several
-    quantiles at once are several outputs, with `quantile` of shape (Q,).
+    When to use it: Take it to predict a quantile in place of a mean, such as
+    the load that is exceeded on one day in ten. Several quantiles at once are
+    several outputs, with `quantile` of shape (Q,).
 
-    When not: Leave it where the mean is wanted (`mse`). It does not stop the predictions of several quantiles from crossing.
+    When not: Leave it where the mean is wanted (`mse`). It does not stop the
+    predictions of several quantiles from crossing.
 
     Args:
         input: of any shape and floating dtype.
-        target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.
-        quantile: τ in [0, 1], the share of targets that should lie below the prediction. Or a tensor that broadcasts to input.
+        target: in the shape of input, dense; or class indices in its shape
+            without dim, -1 background and -2 ignored.
+        quantile: τ in [0, 1], the share of targets that should lie below the
+            prediction. Or a tensor that broadcasts to input.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -660,42 +743,61 @@ def general_robust_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """General and adaptive robust loss (Barron 2019, arXiv 1701.03077): one number chooses among squared, Charbonnier, Cauchy and others.
+    """General and adaptive robust loss (Barron 2019, arXiv 1701.03077): one number
+    chooses among squared, Charbonnier, Cauchy and others.
 
-    L = w |α - 2| / α [((d / c)² / |α - 2| + 1)^(α/2) - 1] with d = x - y, c = scale. The limits: α = 2 is ½ (d / c)², α = 0 is
-    ln(½ (d / c)² + 1), Cauchy's, α = -∞ is 1 - exp(-½ (d / c)²), Welsch's. α = 1 is Charbonnier's (pseudo-Huber), α = -2 Geman and
-    McClure's. Value and gradient are exact at these α and beside them. The mean divides by the number of elements, also with weights.
+    L = w |α - 2| / α [((d / c)² / |α - 2| + 1)^(α/2) - 1] with d = x - y, c =
+    scale. The limits: α = 2 is ½ (d / c)², α = 0 is ln(½ (d / c)² + 1),
+    Cauchy's, α = -∞ is 1 - exp(-½ (d / c)²), Welsch's. α = 1 is Charbonnier's
+    (pseudo-Huber), α = -2 Geman and McClure's. Value and gradient are exact at
+    these α and beside them. The mean divides by the number of elements, also
+    with weights.
 
-    A tensor α that requires grad is differentiated by plain torch. The paper's adaptive form adds ln Z(α), which is not computed here.
+    A tensor α that requires grad is differentiated by plain torch. The paper's
+    adaptive form adds ln Z(α), which is not computed here.
 
-    When to use it: Take it for regression where the share of outliers is unknown: the smaller α, the less outliers count, and α can be
-    tuned like any number.
+    When to use it: Take it for regression where the share of outliers is
+    unknown: the smaller α, the less outliers count, and α can be tuned like any
+    number.
 
-    When not: Leave it where most residuals start far beyond c, because for α below 1 their gradient fades with distance. Start with α = 1
-    or 2, and lower it.
+    When not: Leave it where most residuals start far beyond c, because for α
+    below 1 their gradient fades with distance. Start with α = 1 or 2, and lower
+    it.
 
     Args:
         input: of any shape and floating dtype.
-        target: in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.
-        alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is not an outlier, in the units of input.
+        target: in the shape of input, dense; or class indices in its shape
+            without dim, -1 background and -2 ignored.
+        alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to
+            input.
+        scale: c above 0, the size of a residual that is not an outlier, in the
+            units of input.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -750,40 +852,56 @@ def binary_cross_entropy_with_logits(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross entropy on logits, as torch.nn.functional.binary_cross_entropy_with_logits.
+    """Binary cross entropy on logits, as
+    torch.nn.functional.binary_cross_entropy_with_logits.
 
-    L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight. Exact at any logit.
+    L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight. Exact at
+    any logit.
 
-    When to use it: Take it where a sample may have several labels, or none. Each class is a decision of its own.
+    When to use it: Take it where a sample may have several labels, or none.
+    Each class is a decision of its own.
 
-    When not: Leave it where classes exclude each other; cross entropy ties them together. Where negatives outnumber positives by thousands,
-    as in dense detection, take `focal`, under which easy negatives count little.
+    When not: Leave it where classes exclude each other; cross entropy ties them
+    together. Where negatives outnumber positives by thousands, as in dense
+    detection, take `focal`, under which easy negatives count little.
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, one against all: the row's class has 1, the others 0, -1 is background and -2 ignored.
+        target: in [0, 1], dense; or class indices, one against all: the row's
+            class has 1, the others 0, -1 is background and -2 ignored.
         weight: broadcasts to input, a factor of each element's loss.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        pos_weight: c, a weight of the positives; broadcasts to input, one a class as a rule.
+        pos_weight: c, a weight of the positives; broadcasts to input, one a
+            class as a rule.
         label_smoothing: in [0, 1], of class indices and mixup pairs.
-        target_threshold: smoothed targets above it become 1, others 0; None leaves them.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        target_threshold: smoothed targets above it become 1, others 0; None
+            leaves them.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -838,36 +956,51 @@ def multilabel_soft_margin_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Multi-label soft margin loss, as torch.nn.functional.multilabel_soft_margin_loss: binary cross entropy, averaged over the classes.
+    """Multi-label soft margin loss, as
+    torch.nn.functional.multilabel_soft_margin_loss: binary cross entropy,
+    averaged over the classes.
 
-    L = 1/C Σ w [y softplus(-x) + (1 - y) softplus(x)], the sum over the C classes of a row.
+    L = 1/C Σ w [y softplus(-x) + (1 - y) softplus(x)], the sum over the C
+    classes of a row.
 
-    When to use it: Take it where you want one loss a row, or where your code already calls torch's function. Its mean equals that of `bce`.
+    When to use it: Take it where you want one loss a row, or where your code
+    already calls torch's function. Its mean equals that of `bce`.
 
-    When not: Leave it where each class needs its own loss or weight of positives; `bce` gives both.
+    When not: Leave it where each class needs its own loss or weight of
+    positives; `bce` gives both.
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, one against all: the row's class has 1, the others 0, -1 is background and -2 ignored.
+        target: in [0, 1], dense; or class indices, one against all: the row's
+            class has 1, the others 0, -1 is background and -2 ignored.
         weight: broadcasts to input, a factor of each element's loss.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" or "sum" over the rows, or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in the dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in the dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -922,41 +1055,58 @@ def smoothed_binary_cross_entropy(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross entropy on logits of smoothed labels, as timm.loss.BinaryCrossEntropy (Wightman et al. 2021, arXiv 2110.00476).
+    """Binary cross entropy on logits of smoothed labels, as
+    timm.loss.BinaryCrossEntropy (Wightman et al. 2021, arXiv 2110.00476).
 
-    L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight and, of class indices, y = 1 - s + s / C in the row's class and
-    s / C in the others, s = smoothing. Dense targets, such as those of mixup, count as smoothed already.
+    L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight and, of
+    class indices, y = 1 - s + s / C in the row's class and s / C in the others,
+    s = smoothing. Dense targets, such as those of mixup, count as smoothed
+    already.
 
-    When to use it: Take it for ImageNet recipes that train with sigmoids, such as ResNet Strikes Back, with mixup and cutmix.
+    When to use it: Take it for ImageNet recipes that train with sigmoids, such
+    as ResNet Strikes Back, with mixup and cutmix.
 
-    When not: Leave it where labels are multi-hot already, because dense targets are not smoothed again. Take `bce` there.
+    When not: Leave it where labels are multi-hot already, because dense targets
+    are not smoothed again. Take `bce` there.
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, of which background has s / C in all classes. A mixup pair gives what timm's Mixup with
+        target: in [0, 1], dense; or class indices, of which background has
+            s / C in all classes. A mixup pair gives what timm's Mixup with
             label smoothing gives as dense targets.
         smoothing: s in [0, 1], the share of the target that is spread.
-        target_threshold: smoothed targets above it become 1, others 0; None leaves them.
+        target_threshold: smoothed targets above it become 1, others 0; None
+            leaves them.
         weight: broadcasts to input, a factor of each element's loss.
         reduction: "mean", "sum" or "none".
-        sum_classes: sum the loss over the classes (dim) and average it over the rows, whatever the reduction.
+        sum_classes: sum the loss over the classes (dim) and average it over the
+            rows, whatever the reduction.
         pos_weight: c, a weight of the positives; broadcasts to input.
         smooth_dense: smooth dense targets too: y (1 - s) + s / 2.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1011,41 +1161,57 @@ def sigmoid_focal_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Sigmoid focal loss, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017, arXiv 1708.02002).
+    """Sigmoid focal loss, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017,
+    arXiv 1708.02002).
 
-    L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is negative.
+    L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α y +
+    (1 - α)(1 - y), or 1 where α is negative.
 
-    For γ < 1 and saturated logits the gradient takes its limit (torchvision: nan).
+    For γ < 1 and saturated logits the gradient takes its limit (torchvision:
+    nan).
 
-    When to use it: Take it for dense detectors, in which nearly all anchors are easy background. Divide by the number of positives with
-    `normalizer=`.
+    When to use it: Take it for dense detectors, in which nearly all anchors are
+    easy background. Divide by the number of positives with `normalizer=`.
 
-    When not: Leave it on balanced data or few classes. Easy elements get little gradient, so small models learn more slowly than under
-    `bce`, and its probabilities lean towards 0.5.
+    When not: Leave it on balanced data or few classes. Easy elements get little
+    gradient, so small models learn more slowly than under `bce`, and its
+    probabilities lean towards 0.5.
 
     Args:
         inputs: logits of any shape and floating dtype.
-        targets: in [0, 1], dense; or class indices, -1 background and -2 ignored, so that a detector builds no one-hot tensor.
-        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α; negative for none. Or one a class, which broadcasts to
-            inputs, so of shape (C,) where the classes come last.
-        gamma: γ of at least 0, the focusing exponent: the larger, the less easy examples count.
+        targets: in [0, 1], dense; or class indices, -1 background and -2
+            ignored, so that a detector builds no one-hot tensor.
+        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α;
+            negative for none. Or one a class, which broadcasts to inputs, so of
+            shape (C,) where the classes come last.
+        gamma: γ of at least 0, the focusing exponent: the larger, the less easy
+            examples count.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of positives.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor, such as the number of positives.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1102,46 +1268,64 @@ def asymmetric_loss_multi_label(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Asymmetric loss on logits, as timm.loss.AsymmetricLossMultiLabel (Ben-Baruch et al. 2020, arXiv 2009.14119).
+    """Asymmetric loss on logits, as timm.loss.AsymmetricLossMultiLabel (Ben-Baruch
+    et al. 2020, arXiv 2009.14119).
 
-    L = -w [c y (1 - p)^γ₊ ln p + (1 - y) s^γ₋ ln(1 - s)] with p = σ(x), s = max(p - clip, 0) and c = pos_weight, for y of 0 or 1. Between,
-    as in timm, both terms have one power: (y (1 - p) + (1 - y) s)^(γ₊ y + γ₋ (1 - y)).
+    L = -w [c y (1 - p)^γ₊ ln p + (1 - y) s^γ₋ ln(1 - s)] with p = σ(x), s =
+    max(p - clip, 0) and c = pos_weight, for y of 0 or 1. Between, as in timm,
+    both terms have one power: (y (1 - p) + (1 - y) s)^(γ₊ y + γ₋ (1 - y)).
 
-    Logarithms are exact at any logit: timm keeps them above ln eps, so that its gradient vanishes at a positive with x < -18. Where a
-    power's derivative is infinite the gradient takes its limit (timm: nan).
+    Logarithms are exact at any logit: timm keeps them above ln eps, so that its
+    gradient vanishes at a positive with x < -18. Where a power's derivative is
+    infinite the gradient takes its limit (timm: nan).
 
-    When to use it: Take it for large multi-label data, in which few of many labels hold. It fades out easy negatives, and `clip` drops
-    those that are probably mislabelled.
+    When to use it: Take it for large multi-label data, in which few of many
+    labels hold. It fades out easy negatives, and `clip` drops those that are
+    probably mislabelled.
 
-    When not: Leave it for small networks that begin with nothing learned. In our measurements on ten classes `bce` is better.
+    When not: Leave it for small networks that begin with nothing learned. In
+    our measurements on ten classes `bce` is better.
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
+        target: in [0, 1], dense; or class indices, one against all, -1
+            background and -2 ignored.
         gamma_neg: γ₋ of at least 0, the focusing exponent of negatives.
         gamma_pos: γ₊ of at least 0, the focusing exponent of positives.
-        clip: in [0, 1], how far probabilities of negatives are shifted down; None is 0.
+        clip: in [0, 1], how far probabilities of negatives are shifted down;
+            None is 0.
         eps: timm's, at most 1e-4 and without effect.
         disable_torch_grad_focal_loss: the powers are constants to the gradient.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
-        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
+            s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
+            number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
         pos_weight: c, a weight of the positives; broadcasts to input.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1200,39 +1384,58 @@ def poly_binary_cross_entropy(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Poly-1 binary cross entropy on logits, as timm.loss.PolyBinaryCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
+    """Poly-1 binary cross entropy on logits, as timm.loss.PolyBinaryCrossEntropy
+    (Leng et al. 2022, arXiv 2204.12511).
 
-    L = w α_t (1 - p_t)^γ [BCE(x, y) + ε (1 - p_t)], p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is None or
-    negative. γ = 0 is Poly-1 of the cross entropy, other γ of the focal loss.
+    L = w α_t (1 - p_t)^γ [BCE(x, y) + ε (1 - p_t)], p_t = p y + (1 - p)(1 - y),
+    α_t = α y + (1 - α)(1 - y), or 1 where α is None or negative. γ = 0 is
+    Poly-1 of the cross entropy, other γ of the focal loss.
 
-    When to use it: Take it where `bce` or `focal` works and you can tune one more number, ε.
+    When to use it: Take it where `bce` or `focal` works and you can tune one
+    more number, ε.
 
-    When not: Leave it where you cannot tune ε; its best value differs from task to task, and a wrong one costs accuracy.
+    When not: Leave it where you cannot tune ε; its best value differs from task
+    to task, and a wrong one costs accuracy.
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, -1 background and -2 ignored.
-        epsilon: ε, the coefficient of the polynomial's first term; 0 is the plain loss.
-        gamma: γ of at least 0, the focusing exponent; 0 is Poly-1 of the cross entropy.
-        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α; None or negative for none. Or one a class.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
-        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+        target: in [0, 1], dense; or class indices, -1 background and -2
+            ignored.
+        epsilon: ε, the coefficient of the polynomial's first term; 0 is the
+            plain loss.
+        gamma: γ of at least 0, the focusing exponent; 0 is Poly-1 of the cross
+            entropy.
+        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α;
+            None or negative for none. Or one a class.
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
+            s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
+            number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1288,38 +1491,52 @@ def preference_bce_with_logits(
 ) -> Tensor:
     """Preference-weighted binary cross entropy on logits.
 
-    L = v g [y softplus(-x) + (1 - y) softplus(x)], v the element's preference weight, g = group_weight[group] the weight of its group,
-    so that outcomes of different groups can be weighted for fairness. The mean is over the N elements that are not ignored: gradient
-    v g (σ(x) - y) / N.
+    L = v g [y softplus(-x) + (1 - y) softplus(x)], v the element's preference
+    weight, g = group_weight[group] the weight of its group, so that outcomes of
+    different groups can be weighted for fairness. The mean is over the N
+    elements that are not ignored: gradient v g (σ(x) - y) / N.
 
-    When to use it: Take it where outcomes count differently. Each element has a preference weight, and each group a weight of its own, for
-    instance for fairness.
+    When to use it: Take it where outcomes count differently. Each element has a
+    preference weight, and each group a weight of its own, for instance for
+    fairness.
 
-    When not: Leave it where all weights are 1; that is `bce`. To learn from pairs of a better and a worse answer take the preference
-    objectives, such as `bradley_terry_loss`.
+    When not: Leave it where all weights are 1; that is `bce`. To learn from
+    pairs of a better and a worse answer take the preference objectives, such as
+    `bradley_terry_loss`.
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
-        preference: v, one weight an element, or whatever broadcasts, such as (N, 1) for one a sample.
+        target: in [0, 1], dense; or class indices, one against all, -1
+            background and -2 ignored.
+        preference: v, one weight an element, or whatever broadcasts, such as
+            (N, 1) for one a sample.
         group: ids of any integer dtype, one an element, or whatever broadcasts.
         group_weight: (G,), the weight of each group.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1371,37 +1588,52 @@ def preference_bce(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Preference-weighted binary cross entropy on probabilities. Prefer the one on logits: it is exact at every confidence.
+    """Preference-weighted binary cross entropy on probabilities. Prefer the one on
+    logits: it is exact at every confidence.
 
-    L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in torch.nn.functional.binary_cross_entropy; the gradient
-    v g [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12 (float16: 2⁻¹⁵) and finite at 0 and 1.
+    L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in
+    torch.nn.functional.binary_cross_entropy; the gradient v g
+    [(1 - y) / (1 - p) - y / p] / N is exact down to p or 1 - p = 1e-12
+    (float16: 2⁻¹⁵) and finite at 0 and 1.
 
     When to use it: Take it where a model gives probabilities and nothing else.
 
-    When not: Leave it where you have logits. A probability near 1 has lost its digits, and no loss brings them back.
+    When not: Leave it where you have logits. A probability near 1 has lost its
+    digits, and no loss brings them back.
 
     Args:
         input: probabilities in [0, 1]; outside, loss and gradient are nan.
-        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
-        preference: v, one weight an element, or whatever broadcasts, such as (N, 1) for one a sample.
+        target: in [0, 1], dense; or class indices, one against all, -1
+            background and -2 ignored.
+        preference: v, one weight an element, or whatever broadcasts, such as
+            (N, 1) for one a sample.
         group: ids of any integer dtype, one an element, or whatever broadcasts.
         group_weight: (G,), the weight of each group.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1453,36 +1685,52 @@ def binary_cross_entropy(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross entropy on probabilities, as torch.nn.functional.binary_cross_entropy. Prefer the one on logits, which is exact.
+    """Binary cross entropy on probabilities, as
+    torch.nn.functional.binary_cross_entropy. Prefer the one on logits, which is
+    exact.
 
-    L = -w [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100; the gradient is that of preference_bce, finite at 0 and 1.
+    L = -w [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100; the
+    gradient is that of preference_bce, finite at 0 and 1.
 
-    When to use it: Take it for models that end with a sigmoid that cannot be removed.
+    When to use it: Take it for models that end with a sigmoid that cannot be
+    removed.
 
-    When not: Leave it where you have logits; `bce` is exact at every confidence.
+    When not: Leave it where you have logits; `bce` is exact at every
+    confidence.
 
     Args:
-        input: probabilities in [0, 1]; outside, loss and gradient are nan (torch raises, on CUDA by a device assertion).
-        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
+        input: probabilities in [0, 1]; outside, loss and gradient are nan
+            (torch raises, on CUDA by a device assertion).
+        target: in [0, 1], dense; or class indices, one against all, -1
+            background and -2 ignored.
         weight: broadcasts to input, a factor of each element's loss.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1542,50 +1790,75 @@ def distribution_balanced_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Distribution-balanced loss, as timm.loss.DistributionBalancedLoss (Wu et al. 2020, arXiv 2007.09654).
+    """Distribution-balanced loss, as timm.loss.DistributionBalancedLoss (Wu et al.
+    2020, arXiv 2007.09654).
 
-    L = w v b [y σ(-z)^γ softplus(-z) + (1 - y) σ(λz)^γ softplus(λz) / λ], z = x - κ / λ ln(S / n - 1). Class j has n = class_counts[j] of
-    S = num_samples, λ = neg_scale, κ = init_bias, γ = focal_gamma, b = focal_balance, or 1 where γ is 0.
+    L = w v b [y σ(-z)^γ softplus(-z) + (1 - y) σ(λz)^γ softplus(λz) / λ], z =
+    x - κ / λ ln(S / n - 1). Class j has n = class_counts[j] of S = num_samples,
+    λ = neg_scale, κ = init_bias, γ = focal_gamma, b = focal_balance, or 1 where
+    γ is 0.
 
-    v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, how often class j alone would draw its sample, as a share of how
-    often all of the sample's classes draw it. A sample without positives has r = ∞. Without class_counts v is 1 and z is x. The weights v
-    are computed from the targets, as a tensor in the shape of input; the logits are read once. The mean divides by the number of elements.
+    v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, how
+    often class j alone would draw its sample, as a share of how often all of
+    the sample's classes draw it. A sample without positives has r = ∞. Without
+    class_counts v is 1 and z is x. The weights v are computed from the targets,
+    as a tensor in the shape of input; the logits are read once. The mean
+    divides by the number of elements.
 
-    When to use it: Take it for samples with several labels under a long tail. It balances the classes without oversampling, and gives the
-    many negatives of rare classes a smaller gradient.
+    When to use it: Take it for samples with several labels under a long tail.
+    It balances the classes without oversampling, and gives the many negatives
+    of rare classes a smaller gradient.
 
-    When not: Leave it on balanced classes (`bce`, `asymmetric`). It needs the classes' counts, and has six numbers that could be tuned.
+    When not: Leave it on balanced classes (`bce`, `asymmetric`). It needs the
+    classes' counts, and has six numbers that could be tuned.
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
-        class_counts: (C,), the positive samples of each class in the training set; those outside [1, S - 1] count as its ends.
-        num_samples: S of at least 2, the samples of the training set; needed with class_counts.
+        target: in [0, 1], dense; or class indices, one against all, -1
+            background and -2 ignored.
+        class_counts: (C,), the positive samples of each class in the training
+            set; those outside [1, S - 1] count as its ends.
+        num_samples: S of at least 2, the samples of the training set; needed
+            with class_counts.
         map_alpha: the least weight of an element.
         map_beta: how steeply the weight rises with the share r.
-        map_mu: the share r at which the weight is halfway between least and largest.
-        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none. The larger it is, the sooner their gradient fades.
-        init_bias: κ, how far the classes' shares of the training set shift the logits; 0 for none.
+        map_mu: the share r at which the weight is halfway between least and
+            largest.
+        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none.
+            The larger it is, the sooner their gradient fades.
+        init_bias: κ, how far the classes' shares of the training set shift the
+            logits; 0 for none.
         focal_gamma: γ of at least 0, the focusing exponent.
         focal_balance: b, a factor of the loss where γ is not 0.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
-        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
+            s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
+            number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1637,31 +1910,43 @@ def zlpr_loss(
     inplace: bool = False,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """ZLPR loss, softmax cross entropy of samples with several labels, as timm.loss.ZlprLoss (Su et al. 2022, arXiv 2208.02955).
+    """ZLPR loss, softmax cross entropy of samples with several labels, as
+    timm.loss.ZlprLoss (Su et al. 2022, arXiv 2208.02955).
 
-    L = ln(1 + Σⱼ exp xⱼ) + ln(1 + Σₖ exp(-xₖ)) with j over the negative classes of a sample and k over its positive ones, those with a
-    target above ½. Every positive logit is pushed above every negative one, and 0 is the threshold between them.
+    L = ln(1 + Σⱼ exp xⱼ) + ln(1 + Σₖ exp(-xₖ)) with j over the negative classes
+    of a sample and k over its positive ones, those with a target above ½. Every
+    positive logit is pushed above every negative one, and 0 is the threshold
+    between them.
 
-    One pass over the logits gives the value, another the gradient; no masked copy is made. "mean" divides by the number of samples.
+    One pass over the logits gives the value, another the gradient; no masked
+    copy is made. "mean" divides by the number of samples.
 
-    When to use it: Take it for samples with few of many labels. Its size does not grow with the number of negatives, it has nothing to
-    tune, and 0 is the threshold.
+    When to use it: Take it for samples with few of many labels. Its size does
+    not grow with the number of negatives, it has nothing to tune, and 0 is the
+    threshold.
 
-    When not: Leave it where each label's probability must be calibrated alone; `bce` and `asymmetric` give these.
+    When not: Leave it where each label's probability must be calibrated alone;
+    `bce` and `asymmetric` give these.
 
     Args:
         input: logits (…, C), of any floating dtype, the classes last.
-        target: in the shape of input, of any real dtype or bool; above ½ where a class holds.
+        target: in the shape of input, of any real dtype or bool; above ½ where
+            a class holds.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a sample, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a sample, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1688,29 +1973,38 @@ def two_way_loss(
     empty: Empty = "nan",
     gradient: Gradient | None = None,
 ) -> Tensor:
-    """Two-way multi-label loss, as timm.loss.TwoWayLoss (Kobayashi 2023, CVPR, "Two-way Multi-Label Loss").
+    """Two-way multi-label loss, as timm.loss.TwoWayLoss (Kobayashi 2023, CVPR,
+    "Two-way Multi-Label Loss").
 
-    L = softplus(tn ln Σⱼ exp(xⱼ / tn) + tp ln Σₖ exp(-xₖ / tp)) with j over negatives and k over positives, those with a target above ½:
-    the mean over the samples that have a positive, plus that over the classes of the batch that have one.
+    L = softplus(tn ln Σⱼ exp(xⱼ / tn) + tp ln Σₖ exp(-xₖ / tp)) with j over
+    negatives and k over positives, those with a target above ½: the mean over
+    the samples that have a positive, plus that over the classes of the batch
+    that have one.
 
-    Each direction is one pass over the logits, and one for its gradient. Logits are scores for a ranking, not calibrated probabilities.
+    Each direction is one pass over the logits, and one for its gradient. Logits
+    are scores for a ranking, not calibrated probabilities.
 
-    When to use it: Take it where labels are ranked within a sample, and samples within a label, as retrieval is judged.
+    When to use it: Take it where labels are ranked within a sample, and samples
+    within a label, as retrieval is judged.
 
-    When not: Leave it where logits must become probabilities (`bce`), and where batches are so small that most labels have no positive.
+    When not: Leave it where logits must become probabilities (`bce`), and where
+    batches are so small that most labels have no positive.
 
     Args:
         input: logits (N, C), of any floating dtype.
-        target: in the shape of input, of any real dtype or bool; above ½ where a class holds.
+        target: in the shape of input, of any real dtype or bool; above ½ where
+            a class holds.
         tp: temperature above 0 of the positives' soft minimum.
         tn: temperature above 0 of the negatives' soft maximum.
         reduction: "mean", of each direction; or "sum".
         empty: without effect; the mean of no sample is 0, as timm's.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a sample, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a sample, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1742,32 +2036,45 @@ def nll_loss(
     target_b: Tensor | None = None,
     lam: float | Tensor | None = None,
 ) -> Tensor:
-    """Negative log-likelihood of log-probabilities, as torch.nn.functional.nll_loss.
+    """Negative log-likelihood of log-probabilities, as
+    torch.nn.functional.nll_loss.
 
-    L = -w_t x_t; the mean divides by the weights of the classes of the rows not ignored. Other classes' values do not matter, nan included.
+    L = -w_t x_t; the mean divides by the weights of the classes of the rows not
+    ignored. Other classes' values do not matter, nan included.
 
-    When to use it: Take it for log-probabilities that exist anyway, such as those of a mixture.
+    When to use it: Take it for log-probabilities that exist anyway, such as
+    those of a mixture.
 
-    When not: Leave it where you have logits; `ce` takes less time and memory. On a GPU torch's own `nll_loss` is as quick.
+    When not: Leave it where you have logits; `ce` takes less time and memory.
+    On a GPU torch's own `nll_loss` is as quick.
 
     Args:
-        input: log-probabilities (C,), (N, C) or (N, C, d…), of which only the target's is used.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        input: log-probabilities (C,), (N, C) or (N, C, d…), of which only the
+            target's is used.
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b).
         weight: (C,), a factor of each class, which the mean divides by.
         size_average: torch's deprecated argument, in place of reduction.
         ignore_index: rows with this index have loss and gradient 0.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
 
     Returns:
         a scalar, or (N, d…) in the dtype of input with reduction "none".
@@ -1822,40 +2129,54 @@ def kl_div(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Kullback-Leibler divergence of log-probabilities, element by element, as torch.nn.functional.kl_div.
+    """Kullback-Leibler divergence of log-probabilities, element by element, as
+    torch.nn.functional.kl_div.
 
-    L = w y (ln y - x), or with log_target w exp(y) (y - x). An element of probability 0 adds nothing, whatever x is (torch: nan at -inf).
+    L = w y (ln y - x), or with log_target w exp(y) (y - x). An element of
+    probability 0 adds nothing, whatever x is (torch: nan at -inf).
 
-    When to use it: Take it for a target distribution and log-probabilities that exist anyway. With `reduction="batchmean"` it is the
-    divergence.
+    When to use it: Take it for a target distribution and log-probabilities that
+    exist anyway. With `reduction="batchmean"` it is the divergence.
 
-    When not: Leave it where both are logits; `kl` reads each once. With `reduction="mean"` it divides by the number of elements, as torch's
-    does, which is hardly ever meant.
+    When not: Leave it where both are logits; `kl` reads each once. With
+    `reduction="mean"` it divides by the number of elements, as torch's does,
+    which is hardly ever meant.
 
     Args:
         input: log-probabilities of any shape and floating dtype.
-        target: probabilities in the shape of input, with log_target their logarithms; or class indices, -1 background and -2 ignored.
+        target: probabilities in the shape of input, with log_target their
+            logarithms; or class indices, -1 background and -2 ignored.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
-        reduction: "mean" divides by the number of elements, as torch's does; "batchmean" by input.shape[0], which is the divergence itself;
+        reduction: "mean" divides by the number of elements, as torch's does;
+            "batchmean" by input.shape[0], which is the divergence itself;
             "sum"; "none".
         log_target: target holds logarithms.
         weight: broadcasts to input; a mean does not divide by it.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1904,33 +2225,46 @@ def gaussian_nll_loss(
     weight: Tensor | None = None,
     validate: bool | None = None,
 ) -> Tensor:
-    """Gaussian negative log-likelihood, as torch.nn.functional.gaussian_nll_loss (Nix and Weigend 1994).
+    """Gaussian negative log-likelihood, as torch.nn.functional.gaussian_nll_loss
+    (Nix and Weigend 1994).
 
     L = w ½ [ln v + (x - y)²/v] with v = max(var, ε); `full` adds ½ ln 2π.
 
-    When to use it: Take it where a model predicts a mean and how sure it is of it, so that noisy targets count less.
+    When to use it: Take it where a model predicts a mean and how sure it is of
+    it, so that noisy targets count less.
 
-    When not: Leave it where the variance is the same everywhere; `mse` has the same minimum. Early in a training large variances can keep
-    the mean from being learnt.
+    When not: Leave it where the variance is the same everywhere; `mse` has the
+    same minimum. Early in a training large variances can keep the mean from
+    being learnt.
 
     Args:
-        input: the predicted mean, of any shape and floating dtype; gets a gradient.
-        target: in the shape of input, of any real dtype; gets a gradient where it asks for one.
-        var: the predicted variance, at least 0: in the shape of input, in that without the last dimension, or with one dimension of size 1;
-            or one number. Gets a gradient, below eps that of eps, as in torch.
+        input: the predicted mean, of any shape and floating dtype; gets a
+            gradient.
+        target: in the shape of input, of any real dtype; gets a gradient where
+            it asks for one.
+        var: the predicted variance, at least 0: in the shape of input, in that
+            without the last dimension, or with one dimension of size 1; or one
+            number. Gets a gradient, below eps that of eps, as in torch.
         full: add the constant ½ ln 2π.
         eps: ε above 0, the least variance.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
-        validate: raise a ValueError where a variance is negative on CUDA, too, which waits for the device. On CPU it always raises.
-            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, such an element has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: broadcasts to input, a factor of each element's loss. A mean
+            still divides by the number of elements.
+        validate: raise a ValueError where a variance is negative on CUDA, too,
+            which waits for the device. On CPU it always raises. Default: the
+            environment's LOSSFORGE_VALIDATE. Unchecked, such an element has
+            loss and gradient nan.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1941,7 +2275,8 @@ def gaussian_nll_loss(
         >>> mean, var = torch.randn(8, 10, requires_grad=True), torch.rand(8, 10, requires_grad=True)
         >>> gaussian_nll_loss(mean, torch.randn(8, 10), var).backward()
 
-    Source: doi 10.1109/ICNN.1994.374138; in place of torch.nn.functional.gaussian_nll_loss.
+    Source: doi 10.1109/ICNN.1994.374138; in place of
+    torch.nn.functional.gaussian_nll_loss.
     """
     return definitions.noise_model.gaussian_nll_loss(
         input, target, var, full, eps, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, validate=validate
@@ -1964,31 +2299,42 @@ def poisson_nll_loss(
     normalizer: float | Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Poisson negative log-likelihood of counts, as torch.nn.functional.poisson_nll_loss.
+    """Poisson negative log-likelihood of counts, as
+    torch.nn.functional.poisson_nll_loss.
 
-    L = w [exp(x) - y x], or with log_input=False w [x - y ln(x + ε)]; `full` adds Stirling's y ln y - y + ½ ln 2πy where y > 1.
+    L = w [exp(x) - y x], or with log_input=False w [x - y ln(x + ε)]; `full`
+    adds Stirling's y ln y - y + ½ ln 2πy where y > 1.
 
-    When to use it: Take it for counts, such as of events or photons, whose variance grows with their mean.
+    When to use it: Take it for counts, such as of events or photons, whose
+    variance grows with their mean.
 
-    When not: Leave it where the variance of the counts exceeds their mean by much, because it then gives large counts too much weight.
+    When not: Leave it where the variance of the counts exceeds their mean by
+    much, because it then gives large counts too much weight.
 
     Args:
-        input: logarithms of the expected counts, or with log_input=False these counts, of any shape and floating dtype; gets a gradient.
-        target: counts in the shape of input, of any real dtype; gets a gradient where it asks for one.
+        input: logarithms of the expected counts, or with log_input=False these
+            counts, of any shape and floating dtype; gets a gradient.
+        target: counts in the shape of input, of any real dtype; gets a gradient
+            where it asks for one.
         log_input: input holds logarithms.
         full: add Stirling's approximation of ln y!.
         size_average: torch's deprecated argument, in place of reduction.
         eps: ε above 0, added to a rate before its logarithm.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: broadcasts to input, a factor of each element's loss. A mean
+            still divides by the number of elements.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2030,28 +2376,38 @@ def soft_margin_loss(
     normalizer: float | Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Soft margin loss of labels 1 and -1, as torch.nn.functional.soft_margin_loss: binary cross entropy in other labels.
+    """Soft margin loss of labels 1 and -1, as
+    torch.nn.functional.soft_margin_loss: binary cross entropy in other labels.
 
-    L = w ln(1 + exp(-y x)). It is finite at any finite y x, where torch's overflows beyond 88.
+    L = w ln(1 + exp(-y x)). It is finite at any finite y x, where torch's
+    overflows beyond 88.
 
-    When to use it: Take it where labels are 1 and -1 already. It equals `bce` of the labels 1 and 0.
+    When to use it: Take it where labels are 1 and -1 already. It equals `bce`
+    of the labels 1 and 0.
 
-    When not: Leave it where labels are probabilities or class indices; `bce` takes these.
+    When not: Leave it where labels are probabilities or class indices; `bce`
+    takes these.
 
     Args:
         input: of any shape and floating dtype; gets a gradient.
-        target: 1 or -1 in the shape of input, of any real dtype; gets a gradient where it asks for one.
+        target: 1 or -1 in the shape of input, of any real dtype; gets a
+            gradient where it asks for one.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: broadcasts to input, a factor of each element's loss. A mean
+            still divides by the number of elements.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2083,30 +2439,41 @@ def hinge_embedding_loss(
     normalizer: float | Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Hinge embedding loss of distances, as torch.nn.functional.hinge_embedding_loss.
+    """Hinge embedding loss of distances, as
+    torch.nn.functional.hinge_embedding_loss.
 
-    L = w [x if y = 1 else max(0, m - x)], m = margin; a label other than 1 and -1 has the sum of both, as in torch.
+    L = w [x if y = 1 else max(0, m - x)], m = margin; a label other than 1 and
+    -1 has the sum of both, as in torch.
 
-    When to use it: Take it for distances that you have already, of pairs that belong together (1) or not (-1).
+    When to use it: Take it for distances that you have already, of pairs that
+    belong together (1) or not (-1).
 
-    When not: Leave it where the pairs are embeddings; `cosine_embedding` takes these. Where a batch has many negatives for each,
-    `info_nce_loss` uses them all.
+    When not: Leave it where the pairs are embeddings; `cosine_embedding` takes
+    these. Where a batch has many negatives for each, `info_nce_loss` uses them
+    all.
 
     Args:
         input: distances, of any shape and floating dtype; gets a gradient.
-        target: 1 or -1 in the shape of input, of any real dtype; has no gradient.
-        margin: m, the distance beyond which a pair that does not belong together adds nothing.
+        target: 1 or -1 in the shape of input, of any real dtype; has no
+            gradient.
+        margin: m, the distance beyond which a pair that does not belong
+            together adds nothing.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: broadcasts to input, a factor of each element's loss. A mean
+            still divides by the number of elements.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2139,31 +2506,38 @@ def margin_ranking_loss(
     normalizer: float | Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Margin ranking loss of two scores, as torch.nn.functional.margin_ranking_loss.
+    """Margin ranking loss of two scores, as
+    torch.nn.functional.margin_ranking_loss.
 
     L = w max(0, m - y (x₁ - x₂)), m = margin.
 
-    When to use it: Take it where one of two items must score above the other, by at least the margin.
+    When to use it: Take it where one of two items must score above the other,
+    by at least the margin.
 
-    When not: Leave it where every pair must keep a gradient; `soft_margin` of the difference x₁ - x₂, which is RankNet's loss, has one
-    everywhere.
+    When not: Leave it where every pair must keep a gradient; `soft_margin` of
+    the difference x₁ - x₂, which is RankNet's loss, has one everywhere.
 
     Args:
         input1: scores of any shape and floating dtype; gets a gradient.
         input2: scores in the shape of input1; gets a gradient.
-        target: 1 where input1 must be larger, -1 where input2, in the shape of input1; gets a gradient where it asks for one.
+        target: 1 where input1 must be larger, -1 where input2, in the shape of
+            input1; gets a gradient where it asks for one.
         margin: m, by how much one score must exceed the other.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
         weight: broadcasts to input1, a factor of each element's loss.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2207,32 +2581,42 @@ def multi_margin_loss(
     normalizer: float | Tensor | None = None,
     validate: bool | None = None,
 ) -> Tensor:
-    """Multi-class margin loss, as torch.nn.functional.multi_margin_loss (Crammer and Singer 2001, doi 10.1162/15324430260185628).
+    """Multi-class margin loss, as torch.nn.functional.multi_margin_loss (Crammer
+    and Singer 2001, doi 10.1162/15324430260185628).
 
-    L = 1/C Σ w_t max(0, m - x_t + x_i)^p, the sum over the classes i that are not the target t; m = margin.
+    L = 1/C Σ w_t max(0, m - x_t + x_i)^p, the sum over the classes i that are
+    not the target t; m = margin.
 
-    When to use it: Take it where only the order of the classes counts, and a row that is right by the margin must add nothing.
+    When to use it: Take it where only the order of the classes counts, and a
+    row that is right by the margin must add nothing.
 
-    When not: Leave it where probabilities are wanted, or there are many classes; cross entropy learns from every row.
+    When not: Leave it where probabilities are wanted, or there are many
+    classes; cross entropy learns from every row.
 
     Args:
         input: logits (C,) or (N, C), of any floating dtype; gets a gradient.
         target: class indices of any integer dtype, () or (N,).
         p: the power, 1 or 2.
         margin: m, by how much the target's logit must exceed each other logit.
-        weight: (C,), a factor of what the target's class adds. A mean still divides by the number of rows.
+        weight: (C,), a factor of what the target's class adds. A mean still
+            divides by the number of rows.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2244,7 +2628,8 @@ def multi_margin_loss(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> multi_margin_loss(logits, torch.randint(10, (8,))).backward()
 
-    Source: doi 10.1162/15324430260185628; in place of torch.nn.functional.multi_margin_loss.
+    Source: doi 10.1162/15324430260185628; in place of
+    torch.nn.functional.multi_margin_loss.
     """
     return definitions.margin.multi_margin_loss(
         input,
@@ -2277,27 +2662,36 @@ def multilabel_margin_loss(
 ) -> Tensor:
     """Multi-label margin loss, as torch.nn.functional.multilabel_margin_loss.
 
-    L = 1/C Σ max(0, 1 - (x_j - x_i)), the sum over the row's classes j and all other classes i. A class that is listed twice counts twice.
+    L = 1/C Σ max(0, 1 - (x_j - x_i)), the sum over the row's classes j and all
+    other classes i. A class that is listed twice counts twice.
 
-    When to use it: Take it where a row has several classes, and all that counts is that they score above the other classes.
+    When to use it: Take it where a row has several classes, and all that counts
+    is that they score above the other classes.
 
-    When not: Leave it where labels are multi-hot, or a row may have no class: it then adds nothing. `bce` takes both.
+    When not: Leave it where labels are multi-hot, or a row may have no class:
+    it then adds nothing. `bce` takes both.
 
     Args:
         input: logits (C,) or (N, C), of any floating dtype; gets a gradient.
-        target: in the shape of input, of any integer dtype: the classes of a row, then -1. What follows the first -1 does not matter.
+        target: in the shape of input, of any integer dtype: the classes of a
+            row, then -1. What follows the first -1 does not matter.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2332,31 +2726,41 @@ def cosine_embedding_loss(
     normalizer: float | Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Cosine embedding loss of pairs of vectors, as torch.nn.functional.cosine_embedding_loss.
+    """Cosine embedding loss of pairs of vectors, as
+    torch.nn.functional.cosine_embedding_loss.
 
-    L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
-    other than 1 and -1, as in torch.
+    L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|²
+    + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label other than 1 and
+    -1, as in torch.
 
-    When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths must not count.
+    When to use it: Take it for pairs of embeddings that belong together (1) or
+    not (-1), where their lengths must not count.
 
-    When not: Leave it where a batch has many negatives for each vector; `info_nce_loss` uses them all.
+    When not: Leave it where a batch has many negatives for each vector;
+    `info_nce_loss` uses them all.
 
     Args:
         input1: vectors (..., D) of any floating dtype; gets a gradient.
         input2: vectors in the shape of input1; gets a gradient.
         target: 1 or -1 for each row, (...), of any real dtype; has no gradient.
-        margin: m, the cosine below which a pair that does not belong together adds nothing.
+        margin: m, the cosine below which a pair that does not belong together
+            adds nothing.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a row, or what broadcasts to (...). A mean still divides by the number of rows.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a row, or what broadcasts to (...). A mean still divides by
+            the number of rows.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2402,34 +2806,45 @@ def triplet_margin_loss(
     normalizer: float | Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Triplet margin loss, as torch.nn.functional.triplet_margin_loss (Schroff et al. 2015, arXiv 1503.03832).
+    """Triplet margin loss, as torch.nn.functional.triplet_margin_loss (Schroff et
+    al. 2015, arXiv 1503.03832).
 
-    L = w max(0, m + d(a, p) - d(a, n)) with d(x, y) the norm of x - y + ε and m = margin; with `swap` the smaller of d(a, n) and d(p, n)
-    stands in place of d(a, n).
+    L = w max(0, m + d(a, p) - d(a, n)) with d(x, y) the norm of x - y + ε and m
+    = margin; with `swap` the smaller of d(a, n) and d(p, n) stands in place of
+    d(a, n).
 
-    When to use it: Take it for triplets that you choose, such as the hardest of a batch, and for search by distance.
+    When to use it: Take it for triplets that you choose, such as the hardest of
+    a batch, and for search by distance.
 
-    When not: Leave it where all other vectors of a batch may serve as negatives; `info_nce_loss` uses them all.
+    When not: Leave it where all other vectors of a batch may serve as
+    negatives; `info_nce_loss` uses them all.
 
     Args:
         anchor: vectors (..., D) of any floating dtype; gets a gradient.
-        positive: vectors in the shape of anchor that belong to it; gets a gradient.
+        positive: vectors in the shape of anchor that belong to it; gets a
+            gradient.
         negative: vectors in the shape of anchor that do not; gets a gradient.
         margin: m above 0, by how much the negative must be further away.
         p: the norm's degree, at least 1.
         eps: ε, added to each difference.
-        swap: take the negative's distance from the positive where that is smaller.
+        swap: take the negative's distance from the positive where that is
+            smaller.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a row, or what broadcasts to (...). A mean still divides by the number of rows.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a row, or what broadcasts to (...). A mean still divides by
+            the number of rows.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2440,7 +2855,8 @@ def triplet_margin_loss(
         >>> triplets = torch.randn(3, 8, 16, requires_grad=True)
         >>> triplet_margin_loss(triplets[0], triplets[1], triplets[2]).backward()
 
-    Source: arXiv 1503.03832; in place of torch.nn.functional.triplet_margin_loss.
+    Source: arXiv 1503.03832; in place of
+    torch.nn.functional.triplet_margin_loss.
     """
     return definitions.embedding.triplet_margin_loss(
         anchor,
@@ -2478,39 +2894,54 @@ def quality_focal_loss(
     lam: float | Tensor | None = None,
     dim: int = -1,
 ) -> Tensor:
-    """Quality focal loss on logits, as mmdetection's quality_focal_loss (Li et al. 2020, arXiv 2006.04388).
+    """Quality focal loss on logits, as mmdetection's quality_focal_loss (Li et al.
+    2020, arXiv 2006.04388).
 
-    L = w |y - p|^β [y softplus(-x) + (1 - y) softplus(x)], p = σ(x). The factor |y - p|^β is differentiated as well.
+    L = w |y - p|^β [y softplus(-x) + (1 - y) softplus(x)], p = σ(x). The factor
+    |y - p|^β is differentiated as well.
 
-    When to use it: Take it for detectors whose class score should say how good the box is, as GFL does. Its targets are qualities such as
-    the IoU.
+    When to use it: Take it for detectors whose class score should say how good
+    the box is, as GFL does. Its targets are qualities such as the IoU.
 
-    When not: Leave it where targets are 0 and 1; it is then focal loss without α. Qualities that are noisy early in training mislead the
-    score.
+    When not: Leave it where targets are 0 and 1; it is then focal loss without
+    α. Qualities that are noisy early in training mislead the score.
 
     Args:
         input: of any shape and floating dtype.
-        target: class indices, -1 background (mmdetection: the number of classes) and -2 ignored; or the qualities y in [0, 1] themselves,
+        target: class indices, -1 background (mmdetection: the number of
+            classes) and -2 ignored; or the qualities y in [0, 1] themselves,
             dense.
-        score: of class indices: y of the row's class in [0, 1], such as the IoU of the box; without it 1.
-        beta: β of at least 0, the exponent of the distance to the quality. Below 1, saturated logits take the limit.
-        reduction: "mean" sums over the classes and averages over the rows not ignored, as mmdetection does; "sum"; "none" gives the loss of
-            each element (mmdetection: of each row).
-        weight: broadcasts to input: one a row has shape (N, 1) for (N, C) logits.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        score: of class indices: y of the row's class in [0, 1], such as the IoU
+            of the box; without it 1.
+        beta: β of at least 0, the exponent of the distance to the quality.
+            Below 1, saturated logits take the limit.
+        reduction: "mean" sums over the classes and averages over the rows not
+            ignored, as mmdetection does; "sum"; "none" gives the loss of each
+            element (mmdetection: of each row).
+        weight: broadcasts to input: one a row has shape (N, 1) for (N, C)
+            logits.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: mmdetection's avg_factor.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2562,39 +2993,54 @@ def varifocal_loss(
     lam: float | Tensor | None = None,
     dim: int = -1,
 ) -> Tensor:
-    """Varifocal loss on logits, as mmdetection's varifocal_loss (Zhang et al. 2021, arXiv 2008.13367).
+    """Varifocal loss on logits, as mmdetection's varifocal_loss (Zhang et al.
+    2021, arXiv 2008.13367).
 
-    L = w v [y softplus(-x) + (1 - y) softplus(x)] with v = y where y > 0 and v = α p^γ elsewhere, p = σ(x). The factor p^γ is
-    differentiated as well.
+    L = w v [y softplus(-x) + (1 - y) softplus(x)] with v = y where y > 0 and v
+    = α p^γ elsewhere, p = σ(x). The factor p^γ is differentiated as well.
 
-    When to use it: Take it for detectors whose score ranks boxes by their IoU, as VarifocalNet does. Only negatives are damped; positives
-    keep their weight.
+    When to use it: Take it for detectors whose score ranks boxes by their IoU,
+    as VarifocalNet does. Only negatives are damped; positives keep their
+    weight.
 
-    When not: Leave it where the IoU of the predicted box is not at hand when the loss is computed.
+    When not: Leave it where the IoU of the predicted box is not at hand when
+    the loss is computed.
 
     Args:
         input: of any shape and floating dtype.
-        target: class indices, -1 background and -2 ignored; or the IoU-aware targets y in [0, 1] themselves, dense.
-        score: of class indices: y of the row's class in [0, 1]; 0 makes its class a negative, as in mmdetection.
+        target: class indices, -1 background and -2 ignored; or the IoU-aware
+            targets y in [0, 1] themselves, dense.
+        score: of class indices: y of the row's class in [0, 1]; 0 makes its
+            class a negative, as in mmdetection.
         alpha: α of at least 0, a factor of negatives.
-        gamma: γ of at least 0, the focusing exponent of negatives. Below 1, saturated logits take the limit.
-        iou_weighted: weigh positives by their target, which is an IoU; False is v = 1 where y > 0.
+        gamma: γ of at least 0, the focusing exponent of negatives. Below 1,
+            saturated logits take the limit.
+        iou_weighted: weigh positives by their target, which is an IoU; False is
+            v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: mmdetection's avg_factor.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2649,42 +3095,59 @@ def gaussian_focal_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Gaussian focal loss of heatmaps on logits, as mmdetection's gaussian_focal_loss (Law and Deng 2018, arXiv 1808.01244).
+    """Gaussian focal loss of heatmaps on logits, as mmdetection's
+    gaussian_focal_loss (Law and Deng 2018, arXiv 1808.01244).
 
-    L = w c₊ (1 - p)^α softplus(-x) where y = 1 and w c₋ (1 - y)^γ p^α softplus(x) elsewhere, p = σ(x), with c₊ = pos_weight and
-    c₋ = neg_weight. mmdetection takes p, to whose logarithms it adds 1e-12; the logits need no such bound.
+    L = w c₊ (1 - p)^α softplus(-x) where y = 1 and w c₋ (1 - y)^γ p^α
+    softplus(x) elsewhere, p = σ(x), with c₊ = pos_weight and c₋ = neg_weight.
+    mmdetection takes p, to whose logarithms it adds 1e-12; the logits need no
+    such bound.
 
-    When to use it: Take it for heatmaps of points, as in CornerNet, CenterNet and pose estimation: 1 at an object, a Gaussian around it, so
-    that near misses cost less. Divide by the number of objects with `normalizer=`.
+    When to use it: Take it for heatmaps of points, as in CornerNet, CenterNet
+    and pose estimation: 1 at an object, a Gaussian around it, so that near
+    misses cost less. Divide by the number of objects with `normalizer=`.
 
-    When not: Leave it where targets are 0 and 1 only; it is then `focal` without its α. A peak must be exactly 1: a Gaussian that is drawn
-    between pixels has none.
+    When not: Leave it where targets are 0 and 1 only; it is then `focal`
+    without its α. A peak must be exactly 1: a Gaussian that is drawn between
+    pixels has none.
 
     Args:
-        input: logits of any shape and floating dtype, before the sigmoid of CenterNet's head.
-        target: heatmaps y in [0, 1], dense. In bfloat16 what is above 0.998 is 1 and so a peak: give them in float32, whatever the logits
-            are in. Or class indices, -1 background and -2 ignored.
+        input: logits of any shape and floating dtype, before the sigmoid of
+            CenterNet's head.
+        target: heatmaps y in [0, 1], dense. In bfloat16 what is above 0.998 is
+            1 and so a peak: give them in float32, whatever the logits are in.
+            Or class indices, -1 background and -2 ignored.
         alpha: α of at least 0, the focusing exponent.
         gamma: γ of at least 0; the larger, the less pixels around a peak count.
-        pos_weight: c₊ of at least 0, a factor of the peaks; or a tensor that broadcasts to input, such as one a class.
+        pos_weight: c₊ of at least 0, a factor of the peaks; or a tensor that
+            broadcasts to input, such as one a class.
         neg_weight: c₋ of at least 0, a factor of all others.
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of objects.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor, such as the number of objects.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -2731,29 +3194,41 @@ def distribution_focal_loss(
     weight: Tensor | None = None,
     inplace: bool = False,
 ) -> Tensor:
-    """Distribution focal loss, as mmdetection's distribution_focal_loss (Li et al. 2020, arXiv 2006.04388).
+    """Distribution focal loss, as mmdetection's distribution_focal_loss (Li et al.
+    2020, arXiv 2006.04388).
 
-    L = w Σⱼ max(0, 1 - |j - y|) (-ln pⱼ), p the softmax over the bins: between the bins i and i + 1, w [(i + 1 - y) (-ln pᵢ) +
-    (y - i) (-ln pᵢ₊₁)]. It is the loss of YOLOv8's sides of boxes, and the two-hot cross entropy of distributional critics.
+    L = w Σⱼ max(0, 1 - |j - y|) (-ln pⱼ), p the softmax over the bins: between
+    the bins i and i + 1, w [(i + 1 - y) (-ln pᵢ) + (y - i) (-ln pᵢ₊₁)]. It is
+    the loss of YOLOv8's sides of boxes, and the two-hot cross entropy of
+    distributional critics.
 
-    When to use it: Take it for sides of boxes as distributions over bins, as in GFL and YOLOv8. It is also the two-hot cross entropy of
-    critics in reinforcement learning.
+    When to use it: Take it for sides of boxes as distributions over bins, as in
+    GFL and YOLOv8. It is also the two-hot cross entropy of critics in
+    reinforcement learning.
 
-    When not: Leave it where targets fall outside the bins, or some hundred bins would be needed. A regression loss is simpler there.
+    When not: Leave it where targets fall outside the bins, or some hundred bins
+    would be needed. A regression loss is simpler there.
 
     Args:
-        input: logits of 2 to 4096 bins, such as (N, 4, 16), one distribution a side of a box.
-        target: the position y in [0, bins - 1], of any floating dtype (float16 and bfloat16 hold few positions), in the shape of input
-            without the bins. Outside of that, or nan, it makes its own loss and gradient nan, on every device and whatever its weight, and
-            harms no other.
+        input: logits of 2 to 4096 bins, such as (N, 4, 16), one distribution a
+            side of a box.
+        target: the position y in [0, bins - 1], of any floating dtype (float16
+            and bfloat16 hold few positions), in the shape of input without the
+            bins. Outside of that, or nan, it makes its own loss and gradient
+            nan, on every device and whatever its weight, and harms no other.
         reduction: "mean" over the targets, "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
-        weight: one a target, or what broadcasts to target, such as (N, 1) for (N, 4).
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: mmdetection's avg_factor.
+        weight: one a target, or what broadcasts to target, such as (N, 1) for
+            (N, 4).
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
 
     Returns:
         a scalar or as target, in float32 (float64 for float64).
@@ -2793,46 +3268,67 @@ def siglip_loss(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
+    """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et
+    al. 2023, arXiv 2303.15343).
 
-    L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" divides their sum by the number of rows N.
+    L = w softplus(-z x), z = 1 where image i and text j belong together, -1
+    elsewhere; "mean" divides their sum by the number of rows N.
 
-    The logits are x = scale · (images @ texts.T) + bias, computed outside, so that autograd gives scale and bias their gradients.
-    `torch.addmm(bias, scale * images, texts.T)`, bias of shape (1,), adds the bias within the matrix product.
+    The logits are x = scale · (images @ texts.T) + bias, computed outside, so
+    that autograd gives scale and bias their gradients. `torch.addmm(bias, scale
+    * images, texts.T)`, bias of shape (1,), adds the bias within the matrix
+    product.
 
-    It takes no embeddings. siglip_loss(images, texts) is refused where the texts are seen not to be a dense target: their shape is not that
-    of the images, they hold values outside [0, 1] (checked on CPU; on CUDA with validate), or a network gave them.
+    It takes no embeddings. siglip_loss(images, texts) is refused where the
+    texts are seen not to be a dense target: their shape is not that of the
+    images, they hold values outside [0, 1] (checked on CPU; on CUDA with
+    validate), or a network gave them.
 
-    When to use it: Take it for pairs of images and texts. Each pair is a decision of its own, so a batch can be split over devices without
-    a softmax over all of it.
+    When to use it: Take it for pairs of images and texts. Each pair is a
+    decision of its own, so a batch can be split over devices without a softmax
+    over all of it.
 
-    When not: Leave it without a learned scale and a bias of about -10, because nearly all pairs are negatives at the start. For very small
-    batches the negatives are too few.
+    When not: Leave it without a learned scale and a bias of about -10, because
+    nearly all pairs are negatives at the start. For very small batches the
+    negatives are too few.
 
     Args:
-        input: similarities (N, M), any floating dtype: row i is an image, column j a text.
-        target: None: the pairs are j = i + offset, and no matrix of labels is built. Class indices (N,): the text of each image, -1 none,
-            -2 an image that is ignored. Dense (N, M): y = (z + 1) / 2, for images with several texts.
-        offset: the column of the first row's pair: on device r with N images, r N where the texts of all devices are gathered, -r N where
-            all images are.
+        input: similarities (N, M), any floating dtype: row i is an image,
+            column j a text.
+        target: None: the pairs are j = i + offset, and no matrix of labels is
+            built. Class indices (N,): the text of each image, -1 none, -2 an
+            image that is ignored. Dense (N, M): y = (z + 1) / 2, for images
+            with several texts.
+        offset: the column of the first row's pair: on device r with N images, r
+            N where the texts of all devices are gathered, -r N where all images
+            are.
         negative_only: there are no pairs, as with the texts of another device.
         reduction: "mean" averages over the rows not ignored, "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3157,48 +3653,71 @@ def cross_entropy(
 ) -> Tensor | CrossEntropyOutput:
     """Cross entropy, as torch.nn.functional.cross_entropy.
 
-    L = Σⱼ wⱼ qⱼ (lse(x) - xⱼ) + z_loss · lse(x)², lse(x) = ln Σ exp xⱼ, qⱼ = (1 - ε) yⱼ + ε / C with ε = label_smoothing. The mean divides
-    by the weights of the classes of the rows not ignored, with probabilities by the number of rows.
+    L = Σⱼ wⱼ qⱼ (lse(x) - xⱼ) + z_loss · lse(x)², lse(x) = ln Σ exp xⱼ, qⱼ =
+    (1 - ε) yⱼ + ε / C with ε = label_smoothing. The mean divides by the weights
+    of the classes of the rows not ignored, with probabilities by the number of
+    rows.
 
-    When to use it: Take it first for classes that exclude each other, such as labels of images, tokens of language and classes of pixels.
+    When to use it: Take it first for classes that exclude each other, such as
+    labels of images, tokens of language and classes of pixels.
 
-    When not: Leave it where a sample has several labels (`bce`), where many labels are wrong (`generalized_ce`), or where rare classes
-    matter as much as frequent ones (`logit_adjusted_ce`).
+    When not: Leave it where a sample has several labels (`bce`), where many
+    labels are wrong (`generalized_ce`), or where rare classes matter as much as
+    frequent ones (`logit_adjusted_ce`).
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices (), (N,) or (N, d…) of any integer dtype; or probabilities in the shape of input.
+        target: class indices (), (N,) or (N, d…) of any integer dtype; or
+            probabilities in the shape of input.
         weight: (C,), a factor of each class, which the mean divides by.
         size_average: torch's deprecated argument, in place of reduction.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        label_smoothing: ε in [0, 1], the share of the target that is spread over all classes.
+        label_smoothing: ε in [0, 1], the share of the target that is spread
+            over all classes.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
-        z_loss: coefficient of lse², averaged over the rows not ignored. That is so whatever the class weights (PaLM, arXiv 2204.02311).
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
+        z_loss: coefficient of lse², averaged over the rows not ignored. That is
+            so whatever the class weights (PaLM, arXiv 2204.02311).
         return_z_loss: give the part of z_loss beside the loss.
         return_lse: give log-sum-exp of each row as well, differentiable.
-        return_entropy: give the entropy of each row's softmax as well, differentiable.
-        return_correct: give as well whether each row's largest logit is the target's.
+        return_entropy: give the entropy of each row's softmax as well,
+            differentiable.
+        return_correct: give as well whether each row's largest logit is the
+            target's.
         return_argmax: give the class of each row's largest logit as well.
-        return_log_p2: give ln Σ p² of each row's softmax as well, without gradient.
-        return_mean_logit: give the mean of each row's logits as well, without gradient.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        return_log_p2: give ln Σ p² of each row's softmax as well, without
+            gradient.
+        return_mean_logit: give the mean of each row's logits as well, without
+            gradient.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
 
     Returns:
-        the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it), lse and entropy
-        of softmax(x) per row, all three differentiable; correct: whether the first of the largest logits is the target; argmax: its class;
-        log_p2, ln Σ p², and mean_logit, for logs. These four are of the logits as scaled and capped, and have no gradient.
+        the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput:
+        z_loss (reduced as the loss, which holds it), lse and entropy of
+        softmax(x) per row, all three differentiable; correct: whether the first
+        of the largest logits is the target; argmax: its class; log_p2, ln Σ p²,
+        and mean_logit, for logs. These four are of the logits as scaled and
+        capped, and have no gradient.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3262,42 +3781,61 @@ def softmax_focal_loss(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Focal loss of one class against the others under a softmax, as kornia.losses.focal_loss (Lin et al. 2017, arXiv 1708.02002).
+    """Focal loss of one class against the others under a softmax, as
+    kornia.losses.focal_loss (Lin et al. 2017, arXiv 1708.02002).
 
-    L = w_t α_t (1 - p_t)^γ (-ln p_t), p = softmax(x). α_t = α, for class 0, the background, 1 - α; 1 where α is None.
+    L = w_t α_t (1 - p_t)^γ (-ln p_t), p = softmax(x). α_t = α, for class 0, the
+    background, 1 - α; 1 where α is None.
 
-    The weights multiply the loss and do not enter the mean's divisor, which is the number of rows not ignored (kornia from 0.7 on gives
-    "none" per class and divides by the number of logits). For γ < 1 and p_t = 1 the gradient takes its limit, 0.
+    The weights multiply the loss and do not enter the mean's divisor, which is
+    the number of rows not ignored (kornia from 0.7 on gives "none" per class
+    and divides by the number of logits). For γ < 1 and p_t = 1 the gradient
+    takes its limit, 0.
 
-    When to use it: Take it for exclusive classes with many easy samples, such as segmentation with much background.
+    When to use it: Take it for exclusive classes with many easy samples, such
+    as segmentation with much background.
 
-    When not: Leave it where the only trouble is a long tail; `logit_adjusted_ce` treats the cause. Its probabilities lean towards the
+    When not: Leave it where the only trouble is a long tail;
+    `logit_adjusted_ce` treats the cause. Its probabilities lean towards the
     middle, so calibrate them before use.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b). It counts once in the mean.
-        alpha: α in [0, 1], a factor of the loss; class 0, the background, has 1 - α; None for none. Or one a class.
-        gamma: γ of at least 0, the focusing exponent: the larger, the less easy examples count.
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b). It counts once in the mean.
+        alpha: α in [0, 1], a factor of the loss; class 0, the background, has
+            1 - α; None for none. Or one a class.
+        gamma: γ of at least 0, the focusing exponent: the larger, the less easy
+            examples count.
         reduction: "mean", "sum" or "none".
         weight: (C,), a factor of each class, which the mean does not divide by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3354,42 +3892,58 @@ def poly_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Poly-1 cross entropy, as timm.loss.PolyCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
+    """Poly-1 cross entropy, as timm.loss.PolyCrossEntropy (Leng et al. 2022,
+    arXiv 2204.12511).
 
-    L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] + s / C with s = label_smoothing. As in the paper's code,
-    smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
+    L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] +
+    s / C with s = label_smoothing. As in the paper's code, smoothing changes
+    both terms. The mean divides as that of cross_entropy, which is ε = 0.
 
-    When to use it: Take it where cross entropy works and you can tune one more number, ε. A larger ε gives samples of medium confidence a
-    larger gradient.
+    When to use it: Take it where cross entropy works and you can tune one more
+    number, ε. A larger ε gives samples of medium confidence a larger gradient.
 
-    When not: Leave it where you cannot tune ε. It changes little on saturated tasks.
+    When not: Leave it where you cannot tune ε. It changes little on saturated
+    tasks.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
-        epsilon: ε, the coefficient of the polynomial's first term; 0 is the cross entropy.
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b).
+        epsilon: ε, the coefficient of the polynomial's first term; 0 is the
+            cross entropy.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        label_smoothing: s in [0, 1), the share of the target that is spread over all classes, without weight. In a pair of which one index
-            is ignored it adds its constant ε s (1 - 1 / C) in the other's share.
+        label_smoothing: s in [0, 1), the share of the target that is spread
+            over all classes, without weight. In a pair of which one index is
+            ignored it adds its constant ε s (1 - 1 / C) in the other's share.
         smoothing: timm's name for label_smoothing.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3445,39 +3999,53 @@ def generalized_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Generalised cross entropy, for noisy labels (Zhang and Sabuncu 2018, arXiv 1805.07836).
+    """Generalised cross entropy, for noisy labels (Zhang and Sabuncu 2018,
+    arXiv 1805.07836).
 
-    L = w_t (1 - p_t^q) / q, p = softmax(x): the cross entropy as q → 0, 1 - p_t, half the mean absolute error, at q = 1. Exact at small q
-    and where p_t is near 1. The mean divides as that of cross_entropy.
+    L = w_t (1 - p_t^q) / q, p = softmax(x): the cross entropy as q → 0,
+    1 - p_t, half the mean absolute error, at q = 1. Exact at small q and where
+    p_t is near 1. The mean divides as that of cross_entropy.
 
-    When to use it: Take it where a good part of the labels is wrong. q trades the speed of cross entropy (0) for the robustness of the
-    absolute error (1).
+    When to use it: Take it where a good part of the labels is wrong. q trades
+    the speed of cross entropy (0) for the robustness of the absolute error (1).
 
-    When not: Leave it on clean labels, where cross entropy learns faster. With many classes and q near 1 it may not learn at all.
+    When not: Leave it on clean labels, where cross entropy learns faster. With
+    many classes and q near 1 it may not learn at all.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b).
         q: in [0, 1]; 0 is the cross entropy, 1 the mean absolute error.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3531,37 +4099,53 @@ def taylor_cross_entropy(
     weight: Tensor | None = None,
     ignore_index: int = -100,
 ) -> Tensor:
-    """Taylor cross entropy, for noisy labels (Feng et al. 2020, doi 10.24963/ijcai.2020/305).
+    """Taylor cross entropy, for noisy labels (Feng et al. 2020,
+    doi 10.24963/ijcai.2020/305).
 
-    L = w_t Σₖ (1 - p_t)ᵏ / k for k from 1 to the order, p = softmax(x): 1 - p_t at order 1, towards the cross entropy as the order grows.
+    L = w_t Σₖ (1 - p_t)ᵏ / k for k from 1 to the order, p = softmax(x): 1 - p_t
+    at order 1, towards the cross entropy as the order grows.
 
-    When to use it: Take it where labels are wrong, as `generalized_ce`. A low order is robust, a high order learns faster.
+    When to use it: Take it where labels are wrong, as `generalized_ce`. A low
+    order is robust, a high order learns faster.
 
-    When not: Leave it on clean labels. Few publications compare it, so try `generalized_ce` first.
+    When not: Leave it on clean labels. Few publications compare it, so try
+    `generalized_ce` first.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
-        order: in [1, 6], how many terms of the logarithm's series count. Between whole numbers the last term counts in part.
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b).
+        order: in [1, 6], how many terms of the logarithm's series count.
+            Between whole numbers the last term counts in part.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3617,41 +4201,57 @@ def symmetric_cross_entropy(
     weight: Tensor | None = None,
     ignore_index: int = -100,
 ) -> Tensor:
-    """Symmetric cross entropy, for noisy labels (Wang et al. 2019, arXiv 1908.06112).
+    """Symmetric cross entropy, for noisy labels (Wang et al. 2019,
+    arXiv 1908.06112).
 
-    L = w_t [α (-ln p_t) + β (-A)(1 - p_t)], p = softmax(x). The second term is the reverse cross entropy -Σⱼ pⱼ ln qⱼ of the one-hot target
-    q, with A in place of ln 0. The mean divides as that of cross_entropy.
+    L = w_t [α (-ln p_t) + β (-A)(1 - p_t)], p = softmax(x). The second term is
+    the reverse cross entropy -Σⱼ pⱼ ln qⱼ of the one-hot target q, with A in
+    place of ln 0. The mean divides as that of cross_entropy.
 
-    When to use it: Take it where a good part of the labels is wrong. α keeps the speed of cross entropy, β adds the robustness of the
-    absolute error. The paper has α = 0.1, β = 1 for ten classes and α = 6, β = 0.1 for a hundred.
+    When to use it: Take it where a good part of the labels is wrong. α keeps
+    the speed of cross entropy, β adds the robustness of the absolute error. The
+    paper has α = 0.1, β = 1 for ten classes and α = 6, β = 0.1 for a hundred.
 
-    When not: Leave it on clean labels, where cross entropy suffices. Of its three numbers two need tuning; `generalized_ce` has one.
+    When not: Leave it on clean labels, where cross entropy suffices. Of its
+    three numbers two need tuning; `generalized_ce` has one.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b).
         alpha: α of at least 0, the weight of the cross entropy.
         beta: β of at least 0, the weight of the reverse cross entropy.
-        log_zero: A of at most 0, in place of ln 0. The paper has -4, its code ln 1e-4, about -9.2.
+        log_zero: A of at most 0, in place of ln 0. The paper has -4, its code
+            ln 1e-4, about -9.2.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3709,43 +4309,59 @@ def logit_adjusted_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Logit-adjusted cross entropy, for long-tailed classes (Menon et al. 2020, arXiv 2007.07314).
+    """Logit-adjusted cross entropy, for long-tailed classes (Menon et al. 2020,
+    arXiv 2007.07314).
 
-    L = cross_entropy(x + τ ln π, t), π the classes' prior: their shares of the training set. Predict with x alone.
+    L = cross_entropy(x + τ ln π, t), π the classes' prior: their shares of the
+    training set. Predict with x alone.
 
     The adjusted logits are never stored: τ ln π is added as they are read.
 
-    When to use it: Take it for training data with a long tail that is judged on balanced data. Give the classes' shares as `log_prior`, and
-    predict with the logits alone.
+    When to use it: Take it for training data with a long tail that is judged on
+    balanced data. Give the classes' shares as `log_prior`, and predict with the
+    logits alone.
 
-    When not: Leave it where the test data have the tail of the training data, because it then gives up accuracy on frequent classes for
-    rare ones.
+    When not: Leave it where the test data have the tail of the training data,
+    because it then gives up accuracy on frequent classes for rare ones.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype; or probabilities in the shape of input.
-        log_prior: (C,), ln π, to which any constant may be added; None: equal classes, the plain cross entropy.
+        target: class indices of any integer dtype; or probabilities in the
+            shape of input.
+        log_prior: (C,), ln π, to which any constant may be added; None: equal
+            classes, the plain cross entropy.
         tau: τ, the strength of the adjustment by the classes' shares.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        label_smoothing: ε in [0, 1], the share of the target that is spread over all classes.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        label_smoothing: ε in [0, 1], the share of the target that is spread
+            over all classes.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: multiplies x alone.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3803,43 +4419,61 @@ def asymmetric_loss_single_label(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Asymmetric loss under a softmax, as timm.loss.AsymmetricLossSingleLabel (Ben-Baruch et al. 2020, arXiv 2009.14119).
+    """Asymmetric loss under a softmax, as timm.loss.AsymmetricLossSingleLabel
+    (Ben-Baruch et al. 2020, arXiv 2009.14119).
 
-    L = -w_t Σⱼ qⱼ aⱼ ln pⱼ with p = softmax(x), qⱼ = (1 - eps) [j = t] + eps / C, a_t = (1 - p_t)^γ₊, and aⱼ = pⱼ^γ₋ elsewhere.
+    L = -w_t Σⱼ qⱼ aⱼ ln pⱼ with p = softmax(x), qⱼ = (1 - eps) [j = t] +
+    eps / C, a_t = (1 - p_t)^γ₊, and aⱼ = pⱼ^γ₋ elsewhere.
 
-    The powers are differentiated too. A class of logit -inf that is not the target adds nothing (timm: nan), except at γ₋ = 0, where it
-    makes the loss infinite as label smoothing does. Where a power's derivative is infinite (γ₊ < 1 and p_t = 1) the gradient takes its
-    limit, 0. The mean divides as that of cross_entropy, by the weights of the classes of the rows not ignored.
+    The powers are differentiated too. A class of logit -inf that is not the
+    target adds nothing (timm: nan), except at γ₋ = 0, where it makes the loss
+    infinite as label smoothing does. Where a power's derivative is infinite (γ₊
+    < 1 and p_t = 1) the gradient takes its limit, 0. The mean divides as that
+    of cross_entropy, by the weights of the classes of the rows not ignored.
 
-    When to use it: Take it in recipes that train with timm's loss of the same name. It moves weight away from easy samples.
+    When to use it: Take it in recipes that train with timm's loss of the same
+    name. It moves weight away from easy samples.
 
-    When not: Leave it as a first choice; cross entropy with label smoothing is easier to tune.
+    When not: Leave it as a first choice; cross entropy with label smoothing is
+    easier to tune.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
-        gamma_pos: γ₊ of at least 0, the focusing exponent of the target's class.
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b).
+        gamma_pos: γ₊ of at least 0, the focusing exponent of the target's
+            class.
         gamma_neg: γ₋ of at least 0, the focusing exponent of the other classes.
         eps: in [0, 1], the share of label smoothing.
         reduction: "mean", "sum" or "none".
         weight: (C,), one factor a class.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3891,39 +4525,57 @@ def arcface_loss(
     validate: bool | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Additive angular margin loss of cosines, as insightface's ArcFace (Deng et al. 2019, arXiv 1801.07698).
+    """Additive angular margin loss of cosines, as insightface's ArcFace (Deng et
+    al. 2019, arXiv 1801.07698).
 
-    L = -w_t ln(exp(s ψ(x_t)) / (exp(s ψ(x_t)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, ψ(x) = cos(θ + m), s = scale, m = margin.
-    Beyond θ = π - m, ψ(x) = x - m sin m, as in insightface: the loss has a step there, and still falls as x grows.
+    L = -w_t ln(exp(s ψ(x_t)) / (exp(s ψ(x_t)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos
+    θ, ψ(x) = cos(θ + m), s = scale, m = margin. Beyond θ = π - m, ψ(x) = x - m
+    sin m, as in insightface: the loss has a step there, and still falls as x
+    grows.
 
-    The cosines are those of unit features and unit class vectors. Over many identities they need not be in memory:
-    `fuse_linear(arcface_loss)(F.normalize(features), F.normalize(weight), target)` computes them by chunks, and autograd goes through both
-    normalisations. sin θ is taken as at least 3.2e-4, so that the gradient is finite where x_t is 1.
+    The cosines are those of unit features and unit class vectors. Over many
+    identities they need not be in memory:
+    `fuse_linear(arcface_loss)(F.normalize(features), F.normalize(weight),
+    target)` computes them by chunks, and autograd goes through both
+    normalisations. sin θ is taken as at least 3.2e-4, so that the gradient is
+    finite where x_t is 1.
 
-    When to use it: Take it to learn features whose angles tell identities, products or speakers that training has not seen.
+    When to use it: Take it to learn features whose angles tell identities,
+    products or speakers that training has not seen.
 
-    When not: Leave it for a closed set of classes, where cross entropy classifies as well without a margin and a scale to tune. Start with
-    a smaller margin where labels are wrong or training does not begin to converge.
+    When not: Leave it for a closed set of classes, where cross entropy
+    classifies as well without a margin and a scale to tune. Start with a
+    smaller margin where labels are wrong or training does not begin to
+    converge.
 
     Args:
         input: cosines in [-1, 1]; values that rounding put beyond count as ±1.
-        target: class indices of any integer dtype, in the shape of input without the classes.
-        margin: m in [0, π], the angle in radians that is added to the target's; 0 for a scaled cross entropy.
+        target: class indices of any integer dtype, in the shape of input
+            without the classes.
+        margin: m in [0, π], the angle in radians that is added to the target's;
+            0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3970,37 +4622,51 @@ def cosface_loss(
     validate: bool | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Additive cosine margin loss, as CosFace, also known as AM-Softmax (Wang et al. 2018, arXiv 1801.09414).
+    """Additive cosine margin loss, as CosFace, also known as AM-Softmax (Wang et
+    al. 2018, arXiv 1801.09414).
 
-    L = -w_t ln(exp(s (x_t - m)) / (exp(s (x_t - m)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, s = scale, m = margin.
+    L = -w_t ln(exp(s (x_t - m)) / (exp(s (x_t - m)) + Σⱼ exp(s xⱼ))), j ≠ t, x
+    = cos θ, s = scale, m = margin.
 
     Over many identities the cosines need not be in memory:
-    `fuse_linear(cosface_loss)(F.normalize(features), F.normalize(weight), target)` computes them by chunks.
+    `fuse_linear(cosface_loss)(F.normalize(features), F.normalize(weight),
+    target)` computes them by chunks.
 
-    When to use it: Take it in place of `arcface` where training does not begin to converge under that. Its margin is subtracted from the
-    cosine itself, so it is the same at every angle.
+    When to use it: Take it in place of `arcface` where training does not begin
+    to converge under that. Its margin is subtracted from the cosine itself, so
+    it is the same at every angle.
 
-    When not: Leave it for a closed set of classes, where cross entropy classifies as well without a margin and a scale to tune.
+    When not: Leave it for a closed set of classes, where cross entropy
+    classifies as well without a margin and a scale to tune.
 
     Args:
         input: cosines in [-1, 1].
-        target: class indices of any integer dtype, in the shape of input without the classes.
-        margin: m of at least 0, by how much the target's cosine must exceed the others'; 0 for a scaled cross entropy.
+        target: class indices of any integer dtype, in the shape of input
+            without the classes.
+        margin: m of at least 0, by how much the target's cosine must exceed the
+            others'; 0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4052,44 +4718,63 @@ def ohem_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Cross entropy with online hard example mining (OHEM; Shrivastava et al. 2016, arXiv 1604.03540), for segmentation.
+    """Cross entropy with online hard example mining (OHEM; Shrivastava et al.
+    2016, arXiv 1604.03540), for segmentation.
 
-    L = w_t (-ln p_t) [p_t < θ], p = softmax(x): rows with a smaller probability of their class than θ = threshold are kept; where these
-    are fewer than min_kept, the min_kept rows of smallest p_t in the whole batch.
+    L = w_t (-ln p_t) [p_t < θ], p = softmax(x): rows with a smaller probability
+    of their class than θ = threshold are kept; where these are fewer than
+    min_kept, the min_kept rows of smallest p_t in the whole batch.
 
-    The other rows count as ignored ones do: the mean divides by the weights of the classes of the kept rows. The rows are chosen in one
-    pass over the logits, without waiting for the device; the loss then reads the kept rows alone. The choice has no gradient.
+    The other rows count as ignored ones do: the mean divides by the weights of
+    the classes of the kept rows. The rows are chosen in one pass over the
+    logits, without waiting for the device; the loss then reads the kept rows
+    alone. The choice has no gradient.
 
-    When to use it: Take it for segmentation in which most pixels are easy, such as road and sky. It spends the gradient on hard regions.
+    When to use it: Take it for segmentation in which most pixels are easy, such
+    as road and sky. It spends the gradient on hard regions.
 
-    When not: Leave it where many labels are wrong, because those are the rows that it keeps; `generalized_ce` does the opposite. On
-    balanced, easy data it only adds a pass.
+    When not: Leave it where many labels are wrong, because those are the rows
+    that it keeps; `generalized_ce` does the opposite. On balanced, easy data it
+    only adds a pass.
 
     Args:
         input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b), and is kept or not as one.
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b), and is kept or not as one.
         threshold: θ in [0, 1], the probability below which a row is hard.
-        min_kept: the least number of rows that are kept of a batch; of a batch with fewer rows all are kept. Rows as hard as the last of
-            them are kept, too.
-        weight: (C,), a factor of each class, which the mean divides by. It does not change which rows are hard.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        min_kept: the least number of rows that are kept of a batch; of a batch
+            with fewer rows all are kept. Rows as hard as the last of them are
+            kept, too.
+        weight: (C,), a factor of each class, which the mean divides by. It does
+            not change which rows are hard.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4139,35 +4824,52 @@ def box_iou_loss(
     format: BoxFormat = "xyxy",
     validate: bool | None = None,
 ) -> Tensor:
-    """Loss of the intersection over union (IoU) of two boxes; no gradient where they do not overlap.
+    """Loss of the intersection over union (IoU) of two boxes; no gradient where
+    they do not overlap.
 
-    L = w [1 - I/U] with I the area of the intersection, U that of the union; the linear form of Yu et al. 2016 (arXiv 1608.01471). With
-    log=True their own form, w [-ln max(I/U, eps)], as mmdetection's IoULoss(mode="log") has it, whose eps is 1e-6.
+    L = w [1 - I/U] with I the area of the intersection, U that of the union;
+    the linear form of Yu et al. 2016 (arXiv 1608.01471). With log=True their
+    own form, w [-ln max(I/U, eps)], as mmdetection's IoULoss(mode="log") has
+    it, whose eps is 1e-6.
 
-    When to use it: Take it for the refinement of boxes that overlap their targets already. log=True is UnitBox's loss and FCOS' first; it
-    pulls harder at boxes that overlap little.
+    When to use it: Take it for the refinement of boxes that overlap their
+    targets already. log=True is UnitBox's loss and FCOS' first; it pulls harder
+    at boxes that overlap little.
 
-    When not: Leave it where boxes may not overlap, because its gradient is 0 there. Take `giou`.
+    When not: Leave it where boxes may not overlap, because its gradient is 0
+    there. Take `giou`.
 
     Args:
-        boxes1: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.
+        boxes1: (..., 4), of a floating dtype, in the units of an image or as
+            fractions of it; gets a gradient.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a union below it is eps. With log=True at most 1; an IoU of at most eps counts as eps and has no gradient.
+        eps: of at least 0; a union below it is eps. With log=True at most 1; an
+            IoU of at most eps counts as eps and has no gradient.
         log: take -ln of the IoU in place of 1 - IoU.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
 
     Returns:
-        a scalar or (...), in float32 (float64 for float64), as torchvision does. Boxes of equal coordinates and area have loss 0. Two boxes
-        without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch. A pair with
-        a flipped box (x2 < x1, y2 < y1, or a negative width or height) has loss and gradient nan; validate=True raises.
+        a scalar or (...), in float32 (float64 for float64), as torchvision
+        does. Boxes of equal coordinates and area have loss 0. Two boxes without
+        area have I/U = 0. Where two edges lie on each other, the derivatives of
+        min and max are halves, as in torch. A pair with a flipped box (x2 < x1,
+        y2 < y1, or a negative width or height) has loss and gradient nan;
+        validate=True raises.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4210,32 +4912,45 @@ def generalized_box_iou_loss(
     format: BoxFormat = "xyxy",
     validate: bool | None = None,
 ) -> Tensor:
-    """Generalized IoU loss (GIoU), as torchvision.ops.generalized_box_iou_loss (Rezatofighi et al. 2019, arXiv 1902.09630).
+    """Generalized IoU loss (GIoU), as torchvision.ops.generalized_box_iou_loss
+    (Rezatofighi et al. 2019, arXiv 1902.09630).
 
-    L = w [1 - I/U + (C - U)/C] with C the area of the smallest box around both. torchvision adds eps to U and C, so that its loss of equal
-    boxes is eps/U; ours is exactly 0.
+    L = w [1 - I/U + (C - U)/C] with C the area of the smallest box around both.
+    torchvision adds eps to U and C, so that its loss of equal boxes is eps/U;
+    ours is exactly 0.
 
-    When to use it: Take it first for boxes. It has a gradient where boxes do not overlap, and no units.
+    When to use it: Take it first for boxes. It has a gradient where boxes do
+    not overlap, and no units.
 
-    When not: Leave it where a box often lies within its target or around it; there it equals `iou` and says nothing about the centre. Take
-    `diou`.
+    When not: Leave it where a box often lies within its target or around it;
+    there it equals `iou` and says nothing about the centre. Take `diou`.
 
     Args:
-        boxes1: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.
+        boxes1: (..., 4), of a floating dtype, in the units of an image or as
+            fractions of it; gets a gradient.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4247,7 +4962,8 @@ def generalized_box_iou_loss(
         >>> boxes, targets = torch.cat([corners, corners + 0.5], -1)
         >>> generalized_box_iou_loss(boxes, targets, reduction="mean").backward()
 
-    Source: arXiv 1902.09630; in place of torchvision.ops.generalized_box_iou_loss.
+    Source: arXiv 1902.09630; in place of
+    torchvision.ops.generalized_box_iou_loss.
     """
     return definitions.iou.generalized_box_iou_loss(
         boxes1,
@@ -4277,31 +4993,45 @@ def distance_box_iou_loss(
     format: BoxFormat = "xyxy",
     validate: bool | None = None,
 ) -> Tensor:
-    """Distance IoU loss (DIoU), as torchvision.ops.distance_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
+    """Distance IoU loss (DIoU), as torchvision.ops.distance_box_iou_loss (Zheng et
+    al. 2020, arXiv 1911.08287).
 
-    L = w [1 - I/U + ρ²/d²] with ρ the distance of the centres, d the diagonal of the smallest box around both; as in
-    generalized_box_iou_loss, eps bounds the denominators instead of being added.
+    L = w [1 - I/U + ρ²/d²] with ρ the distance of the centres, d the diagonal
+    of the smallest box around both; as in generalized_box_iou_loss, eps bounds
+    the denominators instead of being added.
 
-    When to use it: Take it where centres should meet quickly, and where non-maximum suppression goes by distance, too.
+    When to use it: Take it where centres should meet quickly, and where
+    non-maximum suppression goes by distance, too.
 
-    When not: Leave it where the sides matter more than the centre (`ciou`, `eiou`).
+    When not: Leave it where the sides matter more than the centre (`ciou`,
+    `eiou`).
 
     Args:
-        boxes1: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.
+        boxes1: (..., 4), of a floating dtype, in the units of an image or as
+            fractions of it; gets a gradient.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4343,31 +5073,46 @@ def complete_box_iou_loss(
     format: BoxFormat = "xyxy",
     validate: bool | None = None,
 ) -> Tensor:
-    """Complete IoU loss (CIoU), as torchvision.ops.complete_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
+    """Complete IoU loss (CIoU), as torchvision.ops.complete_box_iou_loss (Zheng et
+    al. 2020, arXiv 1911.08287).
 
-    L = w [1 - I/U + ρ²/d² + αv] with v = 4/π² (atan w₂/h₂ - atan w₁/h₁)² and α = v / (1 - I/U + v), through which, as in torchvision, no
-    gradient goes. A box without width and height has the angle 0 and no gradient through v, where torchvision's loss is nan.
+    L = w [1 - I/U + ρ²/d² + αv] with v = 4/π² (atan w₂/h₂ - atan w₁/h₁)² and α
+    = v / (1 - I/U + v), through which, as in torchvision, no gradient goes. A
+    box without width and height has the angle 0 and no gradient through v,
+    where torchvision's loss is nan.
 
-    When to use it: Take it for detectors of the YOLO family. It has terms for overlap, centre and aspect ratio.
+    When to use it: Take it for detectors of the YOLO family. It has terms for
+    overlap, centre and aspect ratio.
 
-    When not: Leave it where predicted boxes have the right aspect ratio and the wrong size, because its last term is 0 there (`eiou`).
+    When not: Leave it where predicted boxes have the right aspect ratio and the
+    wrong size, because its last term is 0 there (`eiou`).
 
     Args:
-        boxes1: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.
+        boxes1: (..., 4), of a floating dtype, in the units of an image or as
+            fractions of it; gets a gradient.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator below it is eps. It bounds all denominators, where torchvision's reaches only that of α.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator below it is eps. It bounds all
+            denominators, where torchvision's reaches only that of α.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4411,29 +5156,42 @@ def efficient_box_iou_loss(
 ) -> Tensor:
     """Efficient IoU loss (EIoU; Zhang et al. 2022, arXiv 2101.08158).
 
-    L = w [1 - I/U + ρ²/d² + (w₁-w₂)²/w_C² + (h₁-h₂)²/h_C²] with w_C and h_C the sides of the smallest box around both, d its diagonal,
-    and ρ the distance of the centres.
+    L = w [1 - I/U + ρ²/d² + (w₁-w₂)²/w_C² + (h₁-h₂)²/h_C²] with w_C and h_C the
+    sides of the smallest box around both, d its diagonal, and ρ the distance of
+    the centres.
 
-    When to use it: Take it as `ciou` where the sides themselves should be right, not only their ratio.
+    When to use it: Take it as `ciou` where the sides themselves should be
+    right, not only their ratio.
 
-    When not: Leave it where boxes are far off at the start; its three terms then pull at once. Begin with `giou`.
+    When not: Leave it where boxes are far off at the start; its three terms
+    then pull at once. Begin with `giou`.
 
     Args:
-        boxes1: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.
+        boxes1: (..., 4), of a floating dtype, in the units of an image or as
+            fractions of it; gets a gradient.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4478,31 +5236,47 @@ def scylla_box_iou_loss(
 ) -> Tensor:
     """SCYLLA IoU loss (SIoU; Gevorgyan 2022, arXiv 2205.12740).
 
-    L = w [1 - I/U + ½ Σ (1 - exp(-γ d²/C²) + (1 - exp(-|s₁ - s₂| / max(s₁, s₂)))⁴)] with, over both axes, the offset of the centres d, the
-    sides s₁, s₂ and C of the boxes and of the smallest one around both, and γ = 2 - Λ, Λ = 2 |d_x d_y| / (d_x² + d_y²) the angle's cost.
+    L = w [1 - I/U + ½ Σ (1 - exp(-γ d²/C²) + (1 - exp(-|s₁ - s₂| / max(s₁,
+    s₂)))⁴)] with, over both axes, the offset of the centres d, the sides s₁, s₂
+    and C of the boxes and of the smallest one around both, and γ = 2 - Λ, Λ = 2
+    |d_x d_y| / (d_x² + d_y²) the angle's cost.
 
-    When to use it: Take it in recipes that were tuned with it. It has a cost for the angle between the centres as well.
+    When to use it: Take it in recipes that were tuned with it. It has a cost
+    for the angle between the centres as well.
 
-    When not: Leave it as a first choice. It is the most involved of these, and gains over `ciou` depend on the detector.
+    When not: Leave it as a first choice. It is the most involved of these, and
+    gains over `ciou` depend on the detector.
 
     Args:
-        boxes1: (..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.
+        boxes1: (..., 4), of a floating dtype, in the units of an image or as
+            fractions of it; gets a gradient.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        neg_gamma: the exponent is -γ, as in the paper and in mmdetection's siou_loss with neg_gamma=True. False is mmdetection's default,
-            +γ, kept in [0, 2] as there: its cost falls as the centres move apart. Take it only to repeat a training of mmdetection.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        neg_gamma: the exponent is -γ, as in the paper and in mmdetection's
+            siou_loss with neg_gamma=True. False is mmdetection's default, +γ,
+            kept in [0, 2] as there: its cost falls as the distance of the
+            centres grows. Take it only to repeat a training of mmdetection.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4544,25 +5318,35 @@ def box_l1_loss(
 ) -> Tensor:
     """Absolute error of boxes or of their encoded offsets.
 
-    L = w Σ |b₁ - b₂| over the four coordinates of a pair. As DETR's loss_bbox (arXiv 2005.12872) with normalizer = number of boxes, and
-    as torchvision's RetinaNet head with reduction "sum"; a mean is four times torch's, which divides by the coordinates.
+    L = w Σ |b₁ - b₂| over the four coordinates of a pair. As DETR's loss_bbox
+    (arXiv 2005.12872) with normalizer = number of boxes, and as torchvision's
+    RetinaNet head with reduction "sum"; a mean is four times torch's, which
+    divides by the coordinates.
 
-    When to use it: Take it for encoded offsets, and beside `giou` for normalised boxes, as DETR does.
+    When to use it: Take it for encoded offsets, and beside `giou` for
+    normalised boxes, as DETR does.
 
-    When not: Leave it alone on boxes in pixels, because large boxes then dominate small ones.
+    When not: Leave it alone on boxes in pixels, because large boxes then
+    dominate small ones.
 
     Args:
-        boxes1: (..., 4), of a floating dtype. Coordinates are compared as they are, whatever they stand for.
+        boxes1: (..., 4), of a floating dtype. Coordinates are compared as they
+            are, whatever they stand for.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4591,27 +5375,38 @@ def box_smooth_l1_loss(
     normalizer: float | Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Smooth L1 loss of boxes or of their encoded offsets (Girshick 2015, arXiv 1504.08083), as torchvision's RPN and RoI heads sum it.
+    """Smooth L1 loss of boxes or of their encoded offsets (Girshick 2015,
+    arXiv 1504.08083), as torchvision's RPN and RoI heads sum it.
 
-    L = w Σ [½ d² / β if |d| < β else |d| - ½ β] over the four differences d of a pair's coordinates. β = 0 is box_l1_loss.
+    L = w Σ [½ d² / β if |d| < β else |d| - ½ β] over the four differences d of
+    a pair's coordinates. β = 0 is box_l1_loss.
 
-    When to use it: Take it for the RPN and RoI heads of two-stage detectors, as torchvision has them.
+    When to use it: Take it for the RPN and RoI heads of two-stage detectors, as
+    torchvision has them.
 
-    When not: Leave it on boxes in pixels, as `box_l1`. β must fit the scale of the encoded offsets.
+    When not: Leave it on boxes in pixels, as `box_l1`. β must fit the scale of
+    the encoded offsets.
 
     Args:
-        boxes1: (..., 4), of a floating dtype. Coordinates are compared as they are, whatever they stand for.
+        boxes1: (..., 4), of a floating dtype. Coordinates are compared as they
+            are, whatever they stand for.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        beta: β of at least 0, the distance at which the square becomes a line, in the units of the coordinates.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.
+        beta: β of at least 0, the distance at which the square becomes a line,
+            in the units of the coordinates.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        weight: one a pair, or what broadcasts to (...). A mean still divides by
+            the number of pairs; see normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a pair, (...), in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4651,41 +5446,61 @@ def dice_loss(
     validate: bool | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Soft Dice loss (Milletari et al. 2016, arXiv 1606.04797), as monai.losses.DiceLoss.
+    """Soft Dice loss (Milletari et al. 2016, arXiv 1606.04797), as
+    monai.losses.DiceLoss.
 
-    L = 1 - (2 I + n) / (P + Y + d) with n = smooth_nr, d = smooth_dr. With batch=True, present_only=True and n = d = 2 s it is
-    segmentation_models_pytorch's DiceLoss with smooth=s (before its version 0.4 with n = d = s).
+    L = 1 - (2 I + n) / (P + Y + d) with n = smooth_nr, d = smooth_dr. With
+    batch=True, present_only=True and n = d = 2 s it is
+    segmentation_models_pytorch's DiceLoss with smooth=s (before its version 0.4
+    with n = d = s).
 
-    When to use it: Take it for the segmentation of small regions. Each region counts the same, however few pixels it has.
+    When to use it: Take it for the segmentation of small regions. Each region
+    counts the same, however few pixels it has.
 
-    When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated; `dice_ce` is steadier.
-    Regions that are empty in many images need `batch=True` or care with the smoothing.
+    When not: Do not take it as the only loss at the start of training, or where
+    probabilities must be calibrated; `dice_ce` is steadier. Regions that are
+    empty in many images need `batch=True` or care with the smoothing.
 
     Args:
-        input: logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.
-        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or dense (N, C, d…): floating, bool, or with C > 1 integers. For
-            one channel, indices are the mask itself: 1 is the channel's class, 0 background.
+        input: logits (N, C, d…) with any number of spatial dimensions;
+            probabilities where activation is None.
+        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or
+            dense (N, C, d…): floating, bool, or with C > 1 integers. For one
+            channel, indices are the mask itself: 1 is the channel's class, 0
+            background.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a region, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a region, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4743,38 +5558,56 @@ def jaccard_loss(
 ) -> Tensor:
     """Soft Jaccard loss, 1 - IoU, as segmentation_models_pytorch's JaccardLoss.
 
-    L = 1 - (I + n) / (P + Y - I + d) with n = smooth_nr, d = smooth_dr. monai.losses.DiceLoss(jaccard=True) is this with n and d halved.
+    L = 1 - (I + n) / (P + Y - I + d) with n = smooth_nr, d = smooth_dr.
+    monai.losses.DiceLoss(jaccard=True) is this with n and d halved.
 
-    When to use it: Take it where a model is judged by IoU. It punishes errors of good regions more than `dice` does.
+    When to use it: Take it where a model is judged by IoU. It punishes errors
+    of good regions more than `dice` does.
 
-    When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated. It and `dice` have the
-    same minimum, so the choice between them matters little.
+    When not: Do not take it as the only loss at the start of training, or where
+    probabilities must be calibrated. It and `dice` have the same minimum, so
+    the choice between them matters little.
 
     Args:
-        input: logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.
-        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or dense (N, C, d…): floating, bool, or with C > 1 integers. For
-            one channel, indices are the mask itself: 1 is the channel's class, 0 background.
+        input: logits (N, C, d…) with any number of spatial dimensions;
+            probabilities where activation is None.
+        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or
+            dense (N, C, d…): floating, bool, or with C > 1 integers. For one
+            channel, indices are the mask itself: 1 is the channel's class, 0
+            background.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a region, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a region, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4829,41 +5662,59 @@ def tversky_loss(
     validate: bool | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Tversky loss (Salehi et al. 2017, arXiv 1706.05721), as monai.losses.TverskyLoss.
+    """Tversky loss (Salehi et al. 2017, arXiv 1706.05721), as
+    monai.losses.TverskyLoss.
 
-    L = 1 - (I + n) / (I + α (P - I) + β (Y - I) + d) with n = smooth_nr, d = smooth_dr; P - I are the false positives, Y - I the false
-    negatives. α = β = 1/2 is the Dice loss (with n and d doubled), α = β = 1 the Jaccard loss.
+    L = 1 - (I + n) / (I + α (P - I) + β (Y - I) + d) with n = smooth_nr, d =
+    smooth_dr; P - I are the false positives, Y - I the false negatives. α = β =
+    1/2 is the Dice loss (with n and d doubled), α = β = 1 the Jaccard loss.
 
-    When to use it: Take it where misses cost more than false alarms, or less. α weighs false positives, β false negatives.
+    When to use it: Take it where misses cost more than false alarms, or less. α
+    weighs false positives, β false negatives.
 
     When not: Leave it where both cost the same; take `dice`.
 
     Args:
-        input: logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.
-        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or dense (N, C, d…): floating, bool, or with C > 1 integers. For
-            one channel, indices are the mask itself: 1 is the channel's class, 0 background.
+        input: logits (N, C, d…) with any number of spatial dimensions;
+            probabilities where activation is None.
+        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or
+            dense (N, C, d…): floating, bool, or with C > 1 integers. For one
+            channel, indices are the mask itself: 1 is the channel's class, 0
+            background.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         alpha: weight of false positives, at least 0.
         beta: weight of false negatives, at least 0.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a region, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a region, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4924,42 +5775,62 @@ def focal_tversky_loss(
 ) -> Tensor:
     """Focal Tversky loss (Abraham and Khan 2018, arXiv 1810.07842).
 
-    L = (1 - T)^γ, T = (I + n) / (I + α (P - I) + β (Y - I) + d) with n = smooth_nr, d = smooth_dr. γ is the exponent itself, as in the
-    authors' code: the paper writes 1/γ, and its γ = 4/3 is 0.75 here. As in tversky_loss α weighs the false positives, which the paper
-    calls β: its α = 0.7 is beta here.
+    L = (1 - T)^γ, T = (I + n) / (I + α (P - I) + β (Y - I) + d) with n =
+    smooth_nr, d = smooth_dr. γ is the exponent itself, as in the authors' code:
+    the paper writes 1/γ, and its γ = 4/3 is 0.75 here. As in tversky_loss α
+    weighs the false positives, which the paper calls β: its α = 0.7 is beta
+    here.
 
-    When to use it: Take it as `tversky`, to shift weight between regions. γ above 1 favours those that are badly segmented. The default
-    0.75, which is the authors', favours those that are nearly right.
+    When to use it: Take it as `tversky`, to shift weight between regions. γ
+    above 1 favours those that are badly segmented. The default 0.75, which is
+    the authors', favours those that are nearly right.
 
-    When not: Leave γ above 1 where masks are noisy, because bad masks then dominate; and γ below 1 where hard regions are neglected.
+    When not: Leave γ above 1 where masks are noisy, because bad masks then
+    dominate; and γ below 1 where hard regions are neglected.
 
     Args:
-        input: logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.
-        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or dense (N, C, d…): floating, bool, or with C > 1 integers. For
-            one channel, indices are the mask itself: 1 is the channel's class, 0 background.
+        input: logits (N, C, d…) with any number of spatial dimensions;
+            probabilities where activation is None.
+        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or
+            dense (N, C, d…): floating, bool, or with C > 1 integers. For one
+            channel, indices are the mask itself: 1 is the channel's class, 0
+            background.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         alpha: weight of false positives, at least 0.
         beta: weight of false negatives, at least 0.
-        gamma: γ of at least 0, the exponent of 1 - T. Where T is 1 the gradient is taken as 0, also for γ < 1.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
+        gamma: γ of at least 0, the exponent of 1 - T. Where T is 1 the gradient
+            is taken as 0, also for γ < 1.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a region, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a region, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5018,43 +5889,60 @@ def dice_ce_loss(
     inplace: bool = False,
     validate: bool | None = None,
 ) -> Tensor:
-    """Dice loss plus cross entropy from one pass over the logits, as monai.losses.DiceCELoss.
+    """Dice loss plus cross entropy from one pass over the logits, as
+    monai.losses.DiceCELoss.
 
-    L = λ_dice dice_loss + λ_ce CE. CE is cross_entropy of the logits where activation is "softmax", and
-    binary_cross_entropy_with_logits, each class times its weight, where it is "sigmoid"; both over all classes, with reduction "mean" over
-    the pixels (softmax with class indices: their class weights) or elements that are not ignored. All ignored, CE is nan, or with
+    L = λ_dice dice_loss + λ_ce CE. CE is cross_entropy of the logits where
+    activation is "softmax", and binary_cross_entropy_with_logits, each class
+    times its weight, where it is "sigmoid"; both over all classes, with
+    reduction "mean" over the pixels (softmax with class indices: their class
+    weights) or elements that are not ignored. All ignored, CE is nan, or with
     empty="zero" 0.
 
-    When to use it: Take it first for segmentation. Cross entropy steers each pixel and Dice each region, from one pass over the logits.
+    When to use it: Take it first for segmentation. Cross entropy steers each
+    pixel and Dice each region, from one pass over the logits.
 
-    When not: Leave it where one of the two parts needs options of its own; call `dice` and `ce` then.
+    When not: Leave it where one of the two parts needs options of its own; call
+    `dice` and `ce` then.
 
     Args:
-        input: logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.
-        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or dense (N, C, d…): floating, bool, or with C > 1 integers. For
-            one channel, indices are the mask itself: 1 is the channel's class, 0 background.
+        input: logits (N, C, d…) with any number of spatial dimensions;
+            probabilities where activation is None.
+        target: class indices (N, d…) or (N, 1, d…) of any integer dtype; or
+            dense (N, C, d…): floating, bool, or with C > 1 integers. For one
+            channel, indices are the mask itself: 1 is the channel's class, 0
+            background.
         include_background: class 0 counts.
         activation: "softmax" or "sigmoid".
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
         reduction: "mean" or "sum".
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
         lambda_dice: λ_dice of at least 0, a factor of the Dice loss.
         lambda_ce: λ_ce of at least 0, a factor of the cross entropy.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a region, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a region, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5102,39 +5990,55 @@ def lovasz_softmax_loss(
     normalizer: float | Tensor | None = None,
     validate: bool | None = None,
 ) -> Tensor:
-    """Lovász-softmax loss (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its multiclass mode.
+    """Lovász-softmax loss (Berman et al. 2018, arXiv 1705.08790), as
+    segmentation_models_pytorch's LovaszLoss in its multiclass mode.
 
-    L = Σ gₖ eₖ over the pixels k of a region, the largest error first, e = |y - p|, p = softmax(x), gₖ = J({1…k}) - J({1…k - 1}), where
-    J(M) = 1 - |Y - M| / |Y ∪ M| is the Jaccard loss of a mask of the class's pixels Y that is wrong at the pixels M.
+    L = Σ gₖ eₖ over the pixels k of a region, the largest error first, e =
+    |y - p|, p = softmax(x), gₖ = J({1…k}) - J({1…k - 1}), where J(M) =
+    1 - |Y - M| / |Y ∪ M| is the Jaccard loss of a mask of the class's pixels Y
+    that is wrong at the pixels M.
 
-    The mean is that of the classes, with per_image of each image, and then that of the images. Torch sorts the errors of each region;
-    equal errors keep the order of their pixels. Kernels compute all else.
+    The mean is that of the classes, with per_image of each image, and then that
+    of the images. Torch sorts the errors of each region; equal errors keep the
+    order of their pixels. Kernels compute all else.
 
-    When to use it: Take it to finish a segmentation that is judged by mean IoU, after or beside cross entropy. It optimises that measure
-    itself, of the batch or of each image.
+    When to use it: Take it to finish a segmentation that is judged by mean IoU,
+    after or beside cross entropy. It optimises that measure itself, of the
+    batch or of each image.
 
-    When not: Leave it at the start of training, and on small batches of many classes, whose mean IoU says little of the data set's.
-    `jaccard` needs no sort, which takes most of the time here.
+    When not: Leave it at the start of training, and on small batches of many
+    classes, whose mean IoU says little of the data set's. `jaccard` needs no
+    sort, which takes most of the time here.
 
     Args:
-        input: logits (N, C, d…) with any number of spatial dimensions and at least two classes.
+        input: logits (N, C, d…) with any number of spatial dimensions and at
+            least two classes.
         target: class indices (N, d…) or (N, 1, d…) of any integer dtype.
-        classes: "present" averages the classes that have pixels, "all" every class. With a list of class indices absent classes count too,
-            and a class that is listed twice counts twice.
-        per_image: a region is of one image, and the mean that of the images' losses; else of the whole batch.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        reduction: "mean", as the authors have it, "sum" over the regions that count, or "none": (C,), with per_image (N, C), 0 where a
-            class does not count.
-        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0. A mean over nothing is 0, as the authors' and
+        classes: "present" averages the classes that have pixels, "all" every
+            class. With a list of class indices absent classes count too, and a
+            class that is listed twice counts twice.
+        per_image: a region is of one image, and the mean that of the images'
+            losses; else of the whole batch.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        reduction: "mean", as the authors have it, "sum" over the regions that
+            count, or "none": (C,), with per_image (N, C), 0 where a class does
+            not count.
+        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0.
+            A mean over nothing is 0, as the authors' and
             segmentation_models_pytorch's.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a region, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a region, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5166,30 +6070,44 @@ def lovasz_hinge_loss(
     normalizer: float | Tensor | None = None,
     validate: bool | None = None,
 ) -> Tensor:
-    """Lovász hinge loss of a mask (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its binary mode.
+    """Lovász hinge loss of a mask (Berman et al. 2018, arXiv 1705.08790), as
+    segmentation_models_pytorch's LovaszLoss in its binary mode.
 
-    L = Σ gₖ max(0, eₖ) over the pixels k, the largest error first, e = 1 - x (2 y - 1), with gₖ as in `lovasz_softmax_loss`.
+    L = Σ gₖ max(0, eₖ) over the pixels k, the largest error first, e = 1 - x (2
+    y - 1), with gₖ as in `lovasz_softmax_loss`.
 
-    When to use it: Take it for one class against background that is judged by its IoU, after or beside `bce`.
+    When to use it: Take it for one class against background that is judged by
+    its IoU, after or beside `bce`.
 
-    When not: Leave it where logits must become probabilities, because it asks only that they pass a margin of 1.
+    When not: Leave it where logits must become probabilities, because it asks
+    only that they pass a margin of 1.
 
     Args:
-        input: logits (N, d…) or (N, 1, d…) with any number of spatial dimensions.
-        target: 1 where a pixel is of the class, 0 where not, in the shape of input or without its channel; of any integer dtype or bool.
-        per_image: a region is of one image, and the mean that of the images' losses; else of the whole batch.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        reduction: "mean", as the authors have it, "sum" over the regions that count, or "none": (), with per_image (N,).
-        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0. A mean over nothing is 0, as the authors' and
+        input: logits (N, d…) or (N, 1, d…) with any number of spatial
+            dimensions.
+        target: 1 where a pixel is of the class, 0 where not, in the shape of
+            input or without its channel; of any integer dtype or bool.
+        per_image: a region is of one image, and the mean that of the images'
+            losses; else of the whole batch.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        reduction: "mean", as the authors have it, "sum" over the regions that
+            count, or "none": (), with per_image (N,).
+        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0.
+            A mean over nothing is 0, as the authors' and
             segmentation_models_pytorch's.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a region, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a region, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5228,38 +6146,54 @@ def kl_div_with_logits(
 ) -> Tensor:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
 
-    L = T² Σⱼ qⱼ (ln qⱼ - ln pⱼ), p = softmax(input / T), q = softmax(target_logits / T); with `reverse` T² Σⱼ pⱼ (ln pⱼ - ln qⱼ).
+    L = T² Σⱼ qⱼ (ln qⱼ - ln pⱼ), p = softmax(input / T), q =
+    softmax(target_logits / T); with `reverse` T² Σⱼ pⱼ (ln pⱼ - ln qⱼ).
 
-    Source: Hinton et al. 2015, arXiv 1503.02531; torch.nn.functional.kl_div on log_softmax; reverse: MiniLLM, arXiv 2306.08543.
+    Source: Hinton et al. 2015, arXiv 1503.02531; torch.nn.functional.kl_div on
+    log_softmax; reverse: MiniLLM, arXiv 2306.08543.
 
-    When to use it: Take it for distillation from a teacher's logits. A temperature above 1 shows more of the teacher's small probabilities.
+    When to use it: Take it for distillation from a teacher's logits. A
+    temperature above 1 shows more of the teacher's small probabilities.
 
-    When not: Leave it where the teacher's logits do not fit in memory (`topk_kl`, `linear_kl_div`). Under it a student much smaller than
-    its teacher gives too many classes some probability; try `reverse=True` or `js`.
+    When not: Leave it where the teacher's logits do not fit in memory
+    (`topk_kl`, `linear_kl_div`). Under it a student much smaller than its
+    teacher gives too many classes some probability; try `reverse=True` or `js`.
 
     Args:
-        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target_logits: the teacher's, in the shape of input, of any floating dtype.
+        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating
+            dtype.
+        target_logits: the teacher's, in the shape of input, of any floating
+            dtype.
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
         reverse: KL(student ‖ teacher) in place of KL(teacher ‖ student).
-        temperature_squared: multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default
-            in the Jensen-Shannon and total variation losses.
-        weight: (N, d…), floating or bool, a factor of each row; the means divide by its sum. Rows of weight 0 are not read.
-        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            On by default, as Hinton et al. 2015 have it; off by default in the
+            Jensen-Shannon and total variation losses.
+        weight: (N, d…), floating or bool, a factor of each row; the means
+            divide by its sum. Rows of weight 0 are not read.
+        labels: integers (N, d…); rows whose label is ignore_index are left out.
+            Other labels mean nothing here.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
+        input is).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5309,43 +6243,59 @@ def js_div_with_logits(
     validate: bool | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Generalised Jensen-Shannon divergence of the student's softmax and the teacher's.
+    """Generalised Jensen-Shannon divergence of the student's softmax and the
+    teacher's.
 
-    L = β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q, p = softmax(input / T), q = softmax(target_logits / T).
+    L = β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q, p =
+    softmax(input / T), q = softmax(target_logits / T).
 
-    At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β (1 - β)), as in TRL; 0 where torch.compile traces β as a
-    tensor.
+    At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β
+    (1 - β)), as in TRL; 0 where torch.compile traces β as a tensor.
 
-    Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's generalized_jsd_loss.
+    Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's
+    generalized_jsd_loss.
 
-    When to use it: Take it for distillation on the student's own text, as GKD does. It is bounded, and β moves between the two directions
-    of KL.
+    When to use it: Take it for distillation on the student's own text, as GKD
+    does. It is bounded, and β moves between the two directions of KL.
 
-    When not: Leave it where plain KL works, because its gradient fades where student and teacher differ much.
+    When not: Leave it where plain KL works, because its gradient fades where
+    student and teacher differ much.
 
     Args:
-        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target_logits: the teacher's, in the shape of input, of any floating dtype.
+        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating
+            dtype.
+        target_logits: the teacher's, in the shape of input, of any floating
+            dtype.
         beta: β in [0, 1].
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
-        temperature_squared: multiply by T², so that gradients keep their size. Off by default, as in TRL; on by default in the
-            Kullback-Leibler losses.
-        weight: (N, d…), floating or bool, a factor of each row; the means divide by its sum. Rows of weight 0 are not read.
-        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            Off by default, as in TRL; on by default in the Kullback-Leibler
+            losses.
+        weight: (N, d…), floating or bool, a factor of each row; the means
+            divide by its sum. Rows of weight 0 are not read.
+        labels: integers (N, d…); rows whose label is ignore_index are left out.
+            Other labels mean nothing here.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
+        input is).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5396,36 +6346,51 @@ def total_variation_with_logits(
 ) -> Tensor:
     """Total variation distance of the student's softmax and the teacher's.
 
-    L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T). Where p = q the gradient takes sign 0.
+    L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T).
+    Where p = q the gradient takes sign 0.
 
     Source: f-distill, Wen et al. 2023, arXiv 2307.15190.
 
-    When to use it: Take it for distillation that should not chase the teacher's rare errors. It is bounded by 1.
+    When to use it: Take it for distillation that should not chase the teacher's
+    rare errors. It is bounded by 1.
 
-    When not: Leave it at the start of training, because its gradient vanishes where the student gives almost no probability.
+    When not: Leave it at the start of training, because its gradient vanishes
+    where the student gives almost no probability.
 
     Args:
-        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target_logits: the teacher's, in the shape of input, of any floating dtype.
+        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating
+            dtype.
+        target_logits: the teacher's, in the shape of input, of any floating
+            dtype.
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
-        temperature_squared: multiply by T², so that gradients keep their size. Off by default: the value is then a distance in [0, 1]; on
-            by default in the Kullback-Leibler losses.
-        weight: (N, d…), floating or bool, a factor of each row; the means divide by its sum. Rows of weight 0 are not read.
-        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            Off by default: the value is then a distance in [0, 1]; on by
+            default in the Kullback-Leibler losses.
+        weight: (N, d…), floating or bool, a factor of each row; the means
+            divide by its sum. Rows of weight 0 are not read.
+        labels: integers (N, d…); rows whose label is ignore_index are left out.
+            Other labels mean nothing here.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
+        input is).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5473,38 +6438,54 @@ def total_variation(
     dim: int = -1,
     score: Tensor | None = None,
 ) -> Tensor:
-    """Total variation distance of probabilities that are given, element by element.
+    """Total variation distance of probabilities that are given, element by
+    element.
 
-    L = ½ w |x - y|, whose sum over the classes of a row is the distance. Where x = y the gradient takes sign 0.
+    L = ½ w |x - y|, whose sum over the classes of a row is the distance. Where
+    x = y the gradient takes sign 0.
 
     Source: f-distill, Wen et al. 2023, arXiv 2307.15190.
 
-    When to use it: Take it for distributions that exist as probabilities anyway, such as those of a mixture. With `reduction="none"` it
-    shows which classes two models differ in.
+    When to use it: Take it for distributions that exist as probabilities
+    anyway, such as those of a mixture. With `reduction="none"` it shows which
+    classes two models differ in.
 
-    When not: Leave it where both are logits; `total_variation_with_logits` reads each once, and keeps no probabilities.
+    When not: Leave it where both are logits; `total_variation_with_logits`
+    reads each once, and keeps no probabilities.
 
     Args:
         input: probabilities of any shape and floating dtype.
-        target: probabilities in the shape of input; or class indices, -1 background and -2 ignored.
-        reduction: "batchmean" divides by the number of samples, input.shape[0], and is the mean distance of rows (N, C); "mean" divides by
-            the number of elements; "sum"; "none".
-        weight: broadcasts to input, such as (N, 1) for one weight a row; no mean divides by it.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
+        target: probabilities in the shape of input; or class indices, -1
+            background and -2 ignored.
+        reduction: "batchmean" divides by the number of samples, input.shape[0],
+            and is the mean distance of rows (N, C); "mean" divides by the
+            number of elements; "sum"; "none".
+        weight: broadcasts to input, such as (N, 1) for one weight a row; no
+            mean divides by it.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape of target; without it 1.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a tensor in the shape and dtype of input.
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5555,44 +6536,62 @@ def topk_kl_div_with_logits(
     validate: bool | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Kullback-Leibler divergence from a teacher of which the K likeliest classes of each row are known; no dense teacher is built.
+    """Kullback-Leibler divergence from a teacher of which the K likeliest classes
+    of each row are known; no dense teacher is built.
 
-    L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
+    L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values);
+    with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
 
-    Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
+    Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are
+    kept.
 
-    When to use it: Take it for a teacher of whom only the K likeliest classes of each row were stored.
+    When to use it: Take it for a teacher of whom only the K likeliest classes
+    of each row were stored.
 
-    When not: Leave it where those K hold little of the probability, unless with `tail=True`; the student otherwise learns a distribution
-    that is too sharp.
+    When not: Leave it where those K hold little of the probability, unless with
+    `tail=True`; the student otherwise learns a distribution that is too sharp.
 
     Args:
-        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        values: (N, K) or (N, K, d…), natural logarithms of the teacher's probabilities at temperature T; with renormalize its logits, or
-            log-probabilities at temperature 1. *log_q.topk(k, dim) gives values and indices.
-        indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry.
+        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating
+            dtype.
+        values: (N, K) or (N, K, d…), natural logarithms of the teacher's
+            probabilities at temperature T; with renormalize its logits, or
+            log-probabilities at temperature 1. *log_q.topk(k, dim) gives values
+            and indices.
+        indices: their classes, of any integer dtype, different from each other
+            within a row; -1 for no entry.
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
         renormalize: q = softmax(values / T) over the K.
-        tail: the classes that are not among the K count as one more, as in TRL; needs values that are not renormalised. 1 - Σ p[i] is at
-            least 2⁻²⁴.
-        temperature_squared: multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default
-            in the Jensen-Shannon and total variation losses.
-        weight: (N, d…), floating or bool, a factor of each row; the means divide by its sum. Rows of weight 0 are not read.
-        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.
+        tail: the classes that are not among the K count as one more, as in TRL;
+            needs values that are not renormalised. 1 - Σ p[i] is at least 2⁻²⁴.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            On by default, as Hinton et al. 2015 have it; off by default in the
+            Jensen-Shannon and total variation losses.
+        weight: (N, d…), floating or bool, a factor of each row; the means
+            divide by its sum. Rows of weight 0 are not read.
+        labels: integers (N, d…); rows whose label is ignore_index are left out.
+            Other labels mean nothing here.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
+        input is).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5638,34 +6637,47 @@ def clip_loss(
     normalizer: float | Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Symmetric InfoNCE over one similarity matrix, the loss of CLIP, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
+    """Symmetric InfoNCE over one similarity matrix, the loss of CLIP, as
+    open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
 
-    L = ½ (ln Σⱼ exp xᵢⱼ - xᵢ,ᵢ₊ₒ) + ½ (ln Σₖ exp xₖ,ᵢ₊ₒ - xᵢ,ᵢ₊ₒ) with o = offset: the mean of the cross entropies over rows (image to
-    text) and over columns (text to image). Both directions come from one reading of the matrix, the gradient from another; no transposed
-    copy and no tensor of targets is made. The mean divides by the number of pairs N.
+    L = ½ (ln Σⱼ exp xᵢⱼ - xᵢ,ᵢ₊ₒ) + ½ (ln Σₖ exp xₖ,ᵢ₊ₒ - xᵢ,ᵢ₊ₒ) with o =
+    offset: the mean of the cross entropies over rows (image to text) and over
+    columns (text to image). Both directions come from one reading of the
+    matrix, the gradient from another; no transposed copy and no tensor of
+    targets is made. The mean divides by the number of pairs N.
 
-    When to use it: Take it where you have the matrix of similarities already, or change it before the loss.
+    When to use it: Take it where you have the matrix of similarities already,
+    or change it before the loss.
 
-    When not: Leave it where you have the features; `clip_loss_from_features` never makes the matrix.
+    When not: Leave it where you have the features; `clip_loss_from_features`
+    never makes the matrix.
 
-    In one direction (InfoNCE of a query against a positive and negatives; open_clip's local_loss, once for images and once for texts) the
-    loss is cross_entropy(similarity, torch.arange(N) + offset).
+    In one direction (InfoNCE of a query against a positive and negatives;
+    open_clip's local_loss, once for images and once for texts) the loss is
+    cross_entropy(similarity, torch.arange(N) + offset).
 
     Args:
-        similarity: logits (N, M), such as logit_scale · image_features @ text_features.T: row i and column i + offset belong together. With
-            M > N the other columns are negatives of the rows only, as with texts gathered from other devices or a queue.
+        similarity: logits (N, M), such as logit_scale · image_features @
+            text_features.T: row i and column i + offset belong together. With M
+            > N the other columns are negatives of the rows only, as with texts
+            gathered from other devices or a queue.
         offset: the column of the first row's pair.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
         scale: a number that multiplies the similarities.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5697,9 +6709,11 @@ def info_nce_loss(
     gradient: Gradient | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """InfoNCE of features, as info_nce.info_nce and sentence-transformers' MultipleNegativesRankingLoss (arXiv 1807.03748).
+    """InfoNCE of features, as info_nce.info_nce and sentence-transformers'
+    MultipleNegativesRankingLoss (arXiv 1807.03748).
 
-    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T, the sum over the positives of the batch and over the negatives, which all queries share.
+    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T, the sum over the positives of
+    the batch and over the negatives, which all queries share.
 
     - MultipleNegativesRankingLoss is temperature=1/20, with the hard negatives of all anchors, (N, K, D), as negatives.flatten(0, 1).
     - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: a query is then compared with its own positive and the queue.
@@ -5707,28 +6721,38 @@ def info_nce_loss(
 
     No matrix of similarities is in memory, neither in forward nor in backward.
 
-    When to use it: Take it to learn features from pairs: retrieval, sentence embeddings, self-supervised images.
+    When to use it: Take it to learn features from pairs: retrieval, sentence
+    embeddings, self-supervised images.
 
-    When not: Leave it where several positives share a label; `supervised_contrastive_loss` takes them as positives.
+    When not: Leave it where several positives share a label;
+    `supervised_contrastive_loss` takes them as positives.
 
     Args:
         query: (N, D), the features of N queries.
-        positive: (M, D), of which row i + offset belongs to query i; the other rows are its negatives. M > N where those of other devices
-            are among them.
+        positive: (M, D), of which row i + offset belongs to query i; the other
+            rows are its negatives. M > N where those of other devices are among
+            them.
         negatives: (K, D), further negatives of every query.
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
-        in_batch: compare a query with the positives of the others; without, negatives must be given.
-        symmetric: mean of this loss and that of the positives against the queries, as CLIP's; negatives are those of queries alone.
+        in_batch: compare a query with the positives of the others; without,
+            negatives must be given.
+        symmetric: mean of this loss and that of the positives against the
+            queries, as CLIP's; negatives are those of queries alone.
         offset: the row of positive that belongs to the first query.
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5767,28 +6791,37 @@ def nt_xent_loss(
     gradient: Gradient | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Normalised temperature-scaled cross entropy of two views, the loss of SimCLR (Chen et al. 2020, arXiv 2002.05709).
+    """Normalised temperature-scaled cross entropy of two views, the loss of SimCLR
+    (Chen et al. 2020, arXiv 2002.05709).
 
-    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: each view is compared with its sample's other view and with
-    the 2 N - 2 views of other samples.
+    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: each
+    view is compared with its sample's other view and with the 2 N - 2 views of
+    other samples.
 
-    When to use it: Take it for self-supervised features of images in two augmentations.
+    When to use it: Take it for self-supervised features of images in two
+    augmentations.
 
-    When not: Leave it where batches are small; `info_nce_loss` with a queue has more negatives.
+    When not: Leave it where batches are small; `info_nce_loss` with a queue has
+    more negatives.
 
     Args:
         input1: (N, D), the features of one view.
         input2: (N, D), the features of the other view, in the same order.
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5816,30 +6849,40 @@ def supervised_contrastive_loss(
     gradient: Gradient | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Supervised contrastive loss, as SupContrast's SupConLoss (Khosla et al. 2020, arXiv 2004.11362).
+    """Supervised contrastive loss, as SupContrast's SupConLoss (Khosla et al.
+    2020, arXiv 2004.11362).
 
-    L = T / T₀ (ln Σⱼ exp xᵢⱼ - Σₚ xᵢₚ / |P|), j ≠ i, x = z · z / T, P the others of the same label, T₀ = base_temperature.
+    L = T / T₀ (ln Σⱼ exp xᵢⱼ - Σₚ xᵢₚ / |P|), j ≠ i, x = z · z / T, P the
+    others of the same label, T₀ = base_temperature.
 
-    The sum over the positives is outside of the logarithm. A row without a positive adds 0; the mean divides by all rows.
+    The sum over the positives is outside of the logarithm. A row without a
+    positive adds 0; the mean divides by all rows.
 
-    When to use it: Take it to learn features from labels, before a classifier is trained on them, with several samples of a class a batch.
+    When to use it: Take it to learn features from labels, before a classifier
+    is trained on them, with several samples of a class a batch.
 
-    When not: Leave it where a batch has few samples of each class; then most rows have no positive.
+    When not: Leave it where a batch has few samples of each class; then most
+    rows have no positive.
 
     Args:
         features: (N, D), or V views of each sample, (N, V, D).
         labels: integers (N,); None: only the views of a sample belong together.
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
         base_temperature: T₀; None for T, which leaves the factor out.
         reduction: "mean" over all rows, "sum", or "none", (N,) or (N, V).
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5875,32 +6918,43 @@ def clip_loss_from_features(
     gradient: Gradient | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
+    """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss (Radford
+    et al. 2021, arXiv 2103.00020).
 
-    L = ½ (ln Σⱼ exp xᵢⱼ - xᵢₚ) + ½ (ln Σₖ exp xₖₚ - xᵢₚ), x = logit_scale · images · textsᵀ, p = i + offset: clip_loss of x, a matrix that
+    L = ½ (ln Σⱼ exp xᵢⱼ - xᵢₚ) + ½ (ln Σₖ exp xₖₚ - xᵢₚ), x =
+    logit_scale · images · textsᵀ, p = i + offset: clip_loss of x, a matrix that
     is never in memory.
 
-    On several devices, as open_clip's local_loss: gather the features of all, and take the mean of
-    info_nce_loss(images, every_text, temperature=1 / logit_scale, offset=offset, normalize=False) and the same of texts and every image.
+    On several devices, as open_clip's local_loss: gather the features of all,
+    and take the mean of info_nce_loss(images, every_text,
+    temperature=1 / logit_scale, offset=offset, normalize=False) and the same of
+    texts and every image.
 
-    When to use it: Take it to align images and texts, or any two kinds of data that come in pairs.
+    When to use it: Take it to align images and texts, or any two kinds of data
+    that come in pairs.
 
-    When not: Leave it where it costs too much to gather the features of all devices; `siglip_loss_from_features` needs no sum over devices.
+    When not: Leave it where it costs too much to gather the features of all
+    devices; `siglip_loss_from_features` needs no sum over devices.
 
     Args:
         image_features: (N, D), unit vectors as a CLIP model gives them.
-        text_features: (M, D), of which row i + offset belongs to image i; with M > N the others are negatives of the images alone.
+        text_features: (M, D), of which row i + offset belongs to image i; with
+            M > N the others are negatives of the images alone.
         logit_scale: a number or a tensor of one element, which gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         offset: the row of text_features that belongs to the first image.
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5939,15 +6993,18 @@ def siglip_loss_from_features(
     gradient: Gradient | None = None,
     normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Pairwise sigmoid loss of image and text features, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
+    """Pairwise sigmoid loss of image and text features, as open_clip's SigLipLoss
+    (Zhai et al. 2023, arXiv 2303.15343).
 
-    L = Σⱼ softplus(-z xᵢⱼ), x = logit_scale · images · textsᵀ + logit_bias, z = 1 where j = i + offset, else -1: siglip_loss of x, whose
-    matrix is never in memory. "mean" is the sum over the number of images.
+    L = Σⱼ softplus(-z xᵢⱼ), x = logit_scale · images · textsᵀ + logit_bias, z =
+    1 where j = i + offset, else -1: siglip_loss of x, whose matrix is never in
+    memory. "mean" is the sum over the number of images.
 
-    When to use it: Take it for pairs of images and texts on several devices: add the loss of each device's texts, with negative_only for
-    those of others.
+    When to use it: Take it for pairs of images and texts on several devices:
+    add the loss of each device's texts, with negative_only for those of others.
 
-    When not: Leave it without a learned scale and a bias of about -10, because nearly all pairs are negatives at the start.
+    When not: Leave it without a learned scale and a bias of about -10, because
+    nearly all pairs are negatives at the start.
 
     Args:
         image_features: (N, D), unit vectors as a SigLIP model gives them.
@@ -5958,13 +7015,17 @@ def siglip_loss_from_features(
         offset: the row of text_features that belongs to the first image.
         negative_only: there are no pairs, as with the texts of another device.
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -6042,34 +7103,47 @@ def load_balancing_loss(
     gradient: Gradient | None = None,
     inplace: bool = False,
 ) -> Tensor | LoadBalancingOutput:
-    """Load balancing of a router's experts, as transformers' load_balancing_loss_func (Fedus et al. 2021, arXiv 2101.03961), with the
+    """Load balancing of a router's experts, as transformers'
+    load_balancing_loss_func (Fedus et al. 2021, arXiv 2101.03961), with the
     router z-loss (Zoph et al. 2022, arXiv 2202.08906).
 
-    L = balance E Σₑ fₑ Pₑ + z_loss · mean lse(x)². fₑ is the number of tokens that have expert e among the top_k largest of their E logits,
-    over the number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. The first part is balance · top_k where all experts are used
-    equally.
+    L = balance E Σₑ fₑ Pₑ + z_loss · mean lse(x)². fₑ is the number of tokens
+    that have expert e among the top_k largest of their E logits, over the
+    number of tokens; Pₑ is the mean of their probability softmax(x)ₑ. The first
+    part is balance · top_k where all experts are used equally.
 
-    Both parts come from one reading of the logits, and the gradient from another; no one-hot tensor is made. fₑ has no gradient. Where
-    logits are equal, the expert of the lower index is taken. Tokens of mask 0 count nowhere, whatever their logits hold.
+    Both parts come from one reading of the logits, and the gradient from
+    another; no one-hot tensor is made. fₑ has no gradient. Where logits are
+    equal, the expert of the lower index is taken. Tokens of mask 0 count
+    nowhere, whatever their logits hold.
 
-    Logits of several layers are one tensor, stacked or concatenated: f and P are then those of all layers together, as in transformers.
-    For a loss of each layer call it for each.
+    Logits of several layers are one tensor, stacked or concatenated: f and P
+    are then those of all layers together, as in transformers. For a loss of
+    each layer call it for each.
 
     Args:
-        router_logits: (…, E), of any floating dtype, the experts last; at most 4,096.
+        router_logits: (…, E), of any floating dtype, the experts last; at most
+            4,096.
         top_k: experts that each token takes.
-        attention_mask: 1 where a token counts, 0 where it is padding, of any dtype; broadcasts to the leading dimensions.
-        balance: coefficient of the load balancing; with 0 the loss is the z-loss.
+        attention_mask: 1 where a token counts, 0 where it is padding, of any
+            dtype; broadcasts to the leading dimensions.
+        balance: coefficient of the load balancing; with 0 the loss is the
+            z-loss.
         z_loss: coefficient of the router z-loss, such as 1e-3.
-        return_z_loss: return the part of z_loss beside the loss, without gradient, for logs.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
+        return_z_loss: return the part of z_loss beside the loss, without
+            gradient, for logs.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with return_z_loss, LoadBalancingOutput(loss, z_loss).
+        a scalar, in float32 (float64 for float64); with return_z_loss,
+        LoadBalancingOutput(loss, z_loss).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -6104,28 +7178,38 @@ def jsd_cross_entropy(
     gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> Tensor:
-    """Cross entropy of clean samples and the Jensen-Shannon divergence of their views, as timm.loss.JsdCrossEntropy (AugMix, Hendrycks et
-    al. 2019, arXiv 1912.02781).
+    """Cross entropy of clean samples and the Jensen-Shannon divergence of their
+    views, as timm.loss.JsdCrossEntropy (AugMix, Hendrycks et al. 2019,
+    arXiv 1912.02781).
 
-    L = cross_entropy(x₁, t) + α JS(p₁, …, p_S), JS = 1 / (S N) Σ Σⱼ p (ln p - ln max(m, 1e-7)) with p = softmax(x), m = Σ p / S.
+    L = cross_entropy(x₁, t) + α JS(p₁, …, p_S), JS = 1 / (S N) Σ Σⱼ p (ln
+    p - ln max(m, 1e-7)) with p = softmax(x), m = Σ p / S.
 
-    When to use it: Take it with AugMix and other augmentations in several views, for a classifier that is robust to corrupted images.
+    When to use it: Take it with AugMix and other augmentations in several
+    views, for a classifier that is robust to corrupted images.
 
-    When not: Leave it where a sample has one view. Each further view costs another pass of the model.
+    When not: Leave it where a sample has one view. Each further view costs
+    another pass of the model.
 
-    The first N rows are the clean samples, the next N their first augmented views in the same order, and so on. The divergence reads the
-    views of a sample together, once for its value and once for its gradient; no probabilities are kept.
+    The first N rows are the clean samples, the next N their first augmented
+    views in the same order, and so on. The divergence reads the views of a
+    sample together, once for its value and once for its gradient; no
+    probabilities are kept.
 
     Args:
-        input: logits (S N, C) of S views of N samples, one view of all samples after the other.
-        target: class indices of any integer dtype, of the clean samples (N,), or of all rows, of which the first N are used.
+        input: logits (S N, C) of S views of N samples, one view of all samples
+            after the other.
+        target: class indices of any integer dtype, of the clean samples (N,),
+            or of all rows, of which the first N are used.
         num_splits: S in [2, 64], the number of views.
         alpha: α of at least 0, the weight of the divergence.
         smoothing: in [0, 1], the share of label smoothing of the cross entropy.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
         a scalar, in float32 (float64 for float64).
@@ -6195,30 +7279,40 @@ def selective_log_softmax(
     inplace: bool = False,
     validate: bool | None = None,
 ) -> Tensor | TokenLogps:
-    """Log-probability of each token, as TRL's selective_log_softmax: log_softmax(x / T) at the indices, in one pass over the logits.
+    """Log-probability of each token, as TRL's selective_log_softmax:
+    log_softmax(x / T) at the indices, in one pass over the logits.
 
-    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T).
+    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p =
+    softmax(x / T).
 
-    Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is stored; both results are differentiable, together in one
-    further pass.
+    Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is
+    stored; both results are differentiable, together in one further pass.
 
     Args:
-        logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
-        index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
+        logits: (…, C), the vocabulary last, as models give it (in cross_entropy
+            it is dimension 1).
+        index: tokens (…) or (…, K), of any integer dtype. With K tokens a row,
+            two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
-        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse. The logits are then read
-            at the indices alone. It is an input like others: a gradient of the whole row arrives through it.
-        ignore_index: tokens whose log-probability is 0, without gradient, but whose H is still computed.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        lse: log-sum-exp of each row's softened logits where it is known, such
+            as cross_entropy's with return_lse. The logits are then read at the
+            indices alone. It is an input like others: a gradient of the whole
+            row arrives through it.
+        ignore_index: tokens whose log-probability is 0, without gradient, but
+            whose H is still computed.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
-        as index, float32 (float64 for float64), or TokenLogps(logps, entropy), whose entropy is (…). `sequence_logps` adds
-        log-probabilities up to sequences.
+        as index, float32 (float64 for float64), or TokenLogps(logps, entropy),
+        whose entropy is (…). `sequence_logps` adds log-probabilities up to
+        sequences.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -6573,7 +7667,8 @@ def linear_cross_entropy(
     gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput:
-    """Cross entropy of a linear layer's output: cross_entropy(F.linear(input, weight, bias), target) with the classes last.
+    """Cross entropy of a linear layer's output: cross_entropy(F.linear(input,
+    weight, bias), target) with the classes last.
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
@@ -6581,39 +7676,60 @@ def linear_cross_entropy(
         target: class indices (…) of any integer dtype; or probabilities (…, C).
         bias: (C,), the layer's; None for none.
         loss_weight: (C,), the class weights of cross_entropy.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
         label_smoothing: ε in [0, 1].
         return_z_loss: give the part of z_loss beside the loss.
         return_lse: give log-sum-exp of each row as well, differentiable.
-        return_entropy: give the entropy of each row's softmax as well, differentiable.
-        return_correct: give as well whether each row's largest logit is the target's.
+        return_entropy: give the entropy of each row's softmax as well,
+            differentiable.
+        return_correct: give as well whether each row's largest logit is the
+            target's.
         return_argmax: give the class of each row's largest logit as well.
-        return_log_p2: give ln Σ p² of each row's softmax as well, without gradient.
-        return_mean_logit: give the mean of each row's logits as well, without gradient.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        valid: the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.
+        return_log_p2: give ln Σ p² of each row's softmax as well, without
+            gradient.
+        return_mean_logit: give the mean of each row's logits as well, without
+            gradient.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
-        target_b: with class indices, the second class of a mixup pair, in the shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
 
     Returns:
-        as cross_entropy; what has an entry a row in the leading dimensions of input.
+        as cross_entropy; what has an entry a row in the leading dimensions of
+        input.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -6730,30 +7846,41 @@ def linear_selective_log_softmax(
     skip_ignored: bool = False,
     valid: int | None = None,
 ) -> Tensor | TokenLogps:
-    """Log-probability of each token from a model's hidden states: selective_log_softmax(F.linear(input, weight, bias), index).
+    """Log-probability of each token from a model's hidden states:
+    selective_log_softmax(F.linear(input, weight, bias), index).
 
-    What GRPO, PPO, DPO and other preference objectives start from. Both results are differentiable, together in one further pass.
+    What GRPO, PPO, DPO and other preference objectives start from. Both results
+    are differentiable, together in one further pass.
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
-        index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
-            weight is the sum of two.
+        index: tokens, one a row or K. Of several, the rows of weight that they
+            name are copied, K · H numbers a row, and the gradient of weight is
+            the sum of two.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
         return_entropy: give the entropy as well.
         ignore_index: tokens whose log-probability is 0, without gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        valid: the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
 
     Returns:
         as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
@@ -6810,14 +7937,21 @@ def linear_entropy(
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
         softcap: logits x / T become softcap · tanh(x / (T softcap)).
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        valid: the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
 
     Returns:
         (…), float32 (float64 for float64), in nats.
@@ -6870,10 +8004,13 @@ def linear_kl_div(
     empty: Empty = "nan",
     gradient: Gradient | None = None,
 ) -> Tensor:
-    """Kullback-Leibler divergence of the softmax of a linear layer's output from a teacher's.
+    """Kullback-Leibler divergence of the softmax of a linear layer's output from a
+    teacher's.
 
-    kl_div_with_logits(F.linear(input, weight, bias), teacher), or topk_kl_div_with_logits of a TopKTeacher, with the classes last. Of a
-    LinearTeacher no logits are kept either. "batchmean" is the mean over all rows: input counts as (N, H).
+    kl_div_with_logits(F.linear(input, weight, bias), teacher), or
+    topk_kl_div_with_logits of a TopKTeacher, with the classes last. Of a
+    LinearTeacher no logits are kept either. "batchmean" is the mean over all
+    rows: input counts as (N, H).
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
@@ -6883,29 +8020,44 @@ def linear_kl_div(
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
         reverse: of a teacher with all its logits: KL(student ‖ teacher).
-        temperature_squared: multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default
-            in the Jensen-Shannon and total variation losses.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            On by default, as Hinton et al. 2015 have it; off by default in the
+            Jensen-Shannon and total variation losses.
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
-        tail: of a TopKTeacher: the classes that are not among the K count as one more.
+        tail: of a TopKTeacher: the classes that are not among the K count as
+            one more.
         loss_weight: (…), a factor a row; the means divide by its sum.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        valid: the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
         labels: integers (…); rows whose label is ignore_index are left out.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -6964,7 +8116,8 @@ def linear_js_div(
     empty: Empty = "nan",
     gradient: Gradient | None = None,
 ) -> Tensor:
-    """Generalised Jensen-Shannon divergence of the softmax of a linear layer's output and a teacher's: js_div_with_logits, fused.
+    """Generalised Jensen-Shannon divergence of the softmax of a linear layer's
+    output and a teacher's: js_div_with_logits, fused.
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
@@ -6974,26 +8127,40 @@ def linear_js_div(
         beta: β in [0, 1].
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
-        temperature_squared: as in js_div_with_logits: multiply by T². Off by default, as in TRL.
+        temperature_squared: as in js_div_with_logits: multiply by T². Off by
+            default, as in TRL.
         loss_weight: (…), a factor a row; the means divide by its sum.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        valid: the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
         labels: integers (…); rows whose label is ignore_index are left out.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7049,7 +8216,8 @@ def linear_total_variation(
     empty: Empty = "nan",
     gradient: Gradient | None = None,
 ) -> Tensor:
-    """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
+    """Total variation distance of the softmax of a linear layer's output and a
+    teacher's: total_variation_with_logits, fused.
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
@@ -7058,26 +8226,40 @@ def linear_total_variation(
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
-        temperature_squared: as in total_variation_with_logits: multiply by T². Off by default: the value is then a distance in [0, 1].
+        temperature_squared: as in total_variation_with_logits: multiply by T².
+            Off by default: the value is then a distance in [0, 1].
         loss_weight: (…), a factor a row; the means divide by its sum.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        valid: the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
         labels: integers (…); rows whose label is ignore_index are left out.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a row, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7129,51 +8311,63 @@ def grpo_loss(
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
-    """Compute the loss of group-relative policy optimisation (GRPO), with the importance ratio of a token (DeepSeek) or a sequence (GSPO).
+    """Compute the loss of group-relative policy optimisation (GRPO), with the
+    importance ratio of a token (DeepSeek) or a sequence (GSPO).
 
-    Per token t of completion i, with q = log π_ref - log π and clip to [1 - ε, 1 + ε_high]:
+    Per token t of completion i, with q = log π_ref - log π and clip to [1 - ε,
+    1 + ε_high]:
 
         lᵢₜ = -min(rᵢₜ Aᵢₜ, clip(rᵢₜ) Aᵢₜ) + β (e^q - q - 1)
 
-    importance_sampling_level: "token", r = π / π_old of the token; "sequence", r = (π(y) / π_old(y))^(1 / |y|), shared by its tokens.
+    importance_sampling_level: "token", r = π / π_old of the token; "sequence",
+    r = (π(y) / π_old(y))^(1 / |y|), shared by its tokens.
 
-    loss_type: how tokens are weighted. It defines the items, and the divisor of their sum in the mean. `normalizer` replaces the divisor;
-    reduction "none" returns the items:
+    loss_type: how tokens are weighted. It defines the items, and the divisor of
+    their sum in the mean. `normalizer` replaces the divisor; reduction "none"
+    returns the items:
 
         "grpo"     item: completion, (1 / |yᵢ|) Σₜ lᵢₜ, (N,)     divisor: N                          arXiv 2402.03300
         "bnpo"     item: token, (N, T)                           divisor: tokens that count          TRL's name, per batch
         "dapo"     as "bnpo"; the paper's batch spans devices: give its number of tokens as normalizer    arXiv 2503.14476
         "dr_grpo"  item: token, (N, T)                           divisor: N max_completion_length    arXiv 2503.20783
 
-    "grpo" weights the tokens of long completions less. Dr. GRPO's constant divisor avoids that. Its paper also does not divide advantages
-    by their standard deviation; this is up to the caller, who passes the advantages. A completion without tokens has loss 0 and counts in
-    N, as in TRL.
+    "grpo" weights the tokens of long completions less. Dr. GRPO's constant
+    divisor avoids that. Its paper also does not divide advantages by their
+    standard deviation; this is up to the caller, who passes the advantages. A
+    completion without tokens has loss 0 and counts in N, as in TRL.
 
-    Edges: where r is clipped, or A is 0, the policy gradient is 0 even if r overflows. If no token counts, "bnpo" and "dapo" give nan, or
-    0 with empty="zero" (TRL: 0).
+    Edges: where r is clipped, or A is 0, the policy gradient is 0 even if r
+    overflows. If no token counts, "bnpo" and "dapo" give nan, or 0 with
+    empty="zero" (TRL: 0).
 
     Args:
         per_token_logps: (N, T), in nats.
         advantages: (N,) or (N, T), one for each completion or token.
-        old_per_token_logps: (N, T), of the policy that sampled the completions. None: of the current policy; r is 1, with its gradient.
+        old_per_token_logps: (N, T), of the policy that sampled the completions.
+            None: of the current policy; r is 1, with its gradient.
         ref_per_token_logps: (N, T), needed where beta > 0, otherwise unused.
-        mask: (N, T), bool or integer, non-zero where a token counts (TRL's completion_mask). Tokens that do not count may hold any value,
-            also nan.
+        mask: (N, T), bool or integer, non-zero where a token counts (TRL's
+            completion_mask). Tokens that do not count may hold any value, also
+            nan.
         epsilon: in [0, 1].
         epsilon_high: of at least 0, default epsilon (DAPO takes 0.28).
         beta: β of at least 0, default TRL's 0; 0.04 in the paper.
-        importance_sampling_level: "token", or "sequence": GSPO (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
+        importance_sampling_level: "token", or "sequence": GSPO
+            (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
         loss_type: "grpo", "bnpo", "dapo" or "dr_grpo".
-        delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r is otherwise unbounded (two-sided clipping, arXiv
-            2505.07291).
+        delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r
+            is otherwise unbounded (two-sided clipping, arXiv 2505.07291).
         max_completion_length: for "dr_grpo" only, default T.
         reduction: "mean", "sum", or "none" for one loss an item.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor. Give the number of items of the whole batch where it is
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7222,41 +8416,59 @@ def kto_loss(
 ) -> Tensor:
     """Compute the loss of Kahneman-Tversky optimisation (KTO).
 
-    With h = log π - log π_ref and the baseline z = max(0, mean h over the KL completions), which carries no gradient:
+    With h = log π - log π_ref and the baseline z = max(0, mean h over the KL
+    completions), which carries no gradient:
 
         desirable    λ_D (1 - σ(β (h - z)))
         undesirable  λ_U (1 - σ(β (z - h)))
 
-    The mean divides by N_c + N_r. "none" gives (N_c + N_r,), the chosen ones first.
+    The mean divides by N_c + N_r. "none" gives (N_c + N_r,), the chosen ones
+    first.
 
-    Edges: the loss is bounded by the weights. With -inf under the policy it has its limits; with -inf under policy and reference, nan.
-    Without KL completions the baseline, and so the loss, is nan, or the baseline is 0 with empty="zero".
+    Edges: the loss is bounded by the weights. With -inf under the policy it has
+    its limits; with -inf under policy and reference, nan. Without KL
+    completions the baseline, and so the loss, is nan, or the baseline is 0 with
+    empty="zero".
 
     Source: arXiv 2402.01306.
 
-    The first version of the authors' code used the mean over the batch's undesirable completions as the baseline of the desirable ones, and
-    vice versa.
+    The first version of the authors' code used the mean over the batch's
+    undesirable completions as the baseline of the desirable ones, and vice
+    versa.
 
     Args:
-        policy_chosen_logps: (N_c,), of the desirable ("chosen") completions, of which there may be none.
-        policy_rejected_logps: (N_r,), of the undesirable ("rejected") ones, of which there may be none.
-        policy_KL_logps: of mismatched pairs, prompt i with the completion of prompt i + 1, as in the paper and TRL; None with kl.
-        reference_chosen_logps: (N,), the reference model's for the chosen completions.
-        reference_rejected_logps: (N,), the reference model's for the rejected ones.
-        reference_KL_logps: of the same pairs under the reference model; None with kl.
+        policy_chosen_logps: (N_c,), of the desirable ("chosen") completions, of
+            which there may be none.
+        policy_rejected_logps: (N_r,), of the undesirable ("rejected") ones, of
+            which there may be none.
+        policy_KL_logps: of mismatched pairs, prompt i with the completion of
+            prompt i + 1, as in the paper and TRL; None with kl.
+        reference_chosen_logps: (N,), the reference model's for the chosen
+            completions.
+        reference_rejected_logps: (N,), the reference model's for the rejected
+            ones.
+        reference_KL_logps: of the same pairs under the reference model; None
+            with kl.
         beta: β above 0.
-        desirable_weight: λ_D, a number or one for each completion. Weight 0 leaves a completion out of the sum but not of the mean's
-            divisor, so that batches of a fixed shape can hold every completion twice: then give `normalizer`.
+        desirable_weight: λ_D, a number or one for each completion. Weight 0
+            leaves a completion out of the sum but not of the mean's divisor, so
+            that batches of a fixed shape can hold every completion twice: then
+            give `normalizer`.
         undesirable_weight: λ_U, in the same way.
         reduction: "mean", "sum", or "none" for one loss an item.
-        kl: the baseline itself, in nats, in place of both KL arguments, for example averaged over devices as TRL does. It is clamped and
-            detached, too. With neither, the baseline is 0, which is APO-zero for unpaired data (arXiv 2408.06266).
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor. Give the number of items of the whole batch where it is
+        kl: the baseline itself, in nats, in place of both KL arguments, for
+            example averaged over devices as TRL does. It is clamped and
+            detached, too. With neither, the baseline is 0, which is APO-zero
+            for unpaired data (arXiv 2408.06266).
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7298,25 +8510,32 @@ def bradley_terry_loss(
 ) -> Tensor:
     """Compute the Bradley-Terry loss of a reward model.
 
-    With x = r_c - r_r - m:  L = -(1 - ε) ln σ(x) - ε ln σ(-x) + c (r_c + r_r)²
+    With x = r_c - r_r - m: L = -(1 - ε) ln σ(x) - ε ln σ(-x) + c (r_c + r_r)²
 
     Edges: a pair whose rewards are both -inf or both inf has loss nan.
 
-    Source: Bradley and Terry 1952; Christiano et al. arXiv 1706.03741; margin: arXiv 2307.09288; centring: arXiv 2312.09244.
+    Source: Bradley and Terry 1952; Christiano et al. arXiv 1706.03741; margin:
+    arXiv 2307.09288; centring: arXiv 2312.09244.
 
     Args:
         rewards_chosen: (N,), of the chosen completions.
         rewards_rejected: (N,), of the rejected ones.
-        margin: m, a number or one for each pair, by which the chosen reward should exceed the other (Llama 2).
-        label_smoothing: ε in [0, 0.5], the expected share of swapped labels; the margin is swapped with them. TRL's RewardTrainer has none.
-        center_rewards_coefficient: c of at least 0, which draws the mean of the rewards to zero.
+        margin: m, a number or one for each pair, by which the chosen reward
+            should exceed the other (Llama 2).
+        label_smoothing: ε in [0, 0.5], the expected share of swapped labels;
+            the margin is swapped with them. TRL's RewardTrainer has none.
+        center_rewards_coefficient: c of at least 0, which draws the mean of the
+            rewards to zero.
         reduction: "mean", "sum", or "none" for one loss an item.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor. Give the number of items of the whole batch where it is
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7348,38 +8567,50 @@ def dpo_loss(
 ) -> Tensor:
     """Compute the loss of direct preference optimisation (DPO).
 
-    With h = (log π_c - log π_r) - (log π_ref,c - log π_ref,r) and ε = label_smoothing:
+    With h = (log π_c - log π_r) - (log π_ref,c - log π_ref,r) and ε =
+    label_smoothing:
 
         "sigmoid"  -(1 - ε) ln σ(βh) - ε ln σ(-βh)                  DPO, arXiv 2305.18290; ε > 0 is conservative DPO
         "robust"   [-(1 - ε) ln σ(βh) + ε ln σ(-βh)] / (1 - 2ε)     robust DPO, arXiv 2403.00409
         "hinge"    max(0, 1 - βh)                                   SLiC, arXiv 2305.10425, on DPO's rewards
         "ipo"      (h - 1 / (2β))²                                  IPO, arXiv 2310.12036
 
-    Conservative and robust DPO differ: with labels swapped at rate ε, conservative DPO fits the noisy labels (its minimum is at
-    βh = ln((1 - ε) / ε)), while robust DPO's mean over the noise is plain DPO's loss on clean labels. Robust DPO has no lower bound.
+    Conservative and robust DPO differ: with labels swapped at rate ε,
+    conservative DPO fits the noisy labels (its minimum is at βh =
+    ln((1 - ε) / ε)), while robust DPO's mean over the noise is plain DPO's loss
+    on clean labels. Robust DPO has no lower bound.
 
-    Edges: where a policy gives -inf to the chosen completion, the loss is inf ("robust" too) and the gradient finite (for "ipo" -inf).
-    Where it gives -inf to the rejected one, the loss has its limit, 0 without smoothing. Where policy and reference both give -inf, it is
-    nan.
+    Edges: where a policy gives -inf to the chosen completion, the loss is inf
+    ("robust" too) and the gradient finite (for "ipo" -inf). Where it gives -inf
+    to the rejected one, the loss has its limit, 0 without smoothing. Where
+    policy and reference both give -inf, it is nan.
 
     The implicit rewards are β (log π - log π_ref).
 
     Args:
-        policy_chosen_logps: (N,), in nats, summed over the tokens of each completion. Of the model that learns, for the chosen completions.
+        policy_chosen_logps: (N,), in nats, summed over the tokens of each
+            completion. Of the model that learns, for the chosen completions.
         policy_rejected_logps: (N,), likewise for the rejected ones.
-        reference_chosen_logps: (N,), the reference model's for the chosen completions.
-        reference_rejected_logps: (N,), the reference model's for the rejected ones.
+        reference_chosen_logps: (N,), the reference model's for the chosen
+            completions.
+        reference_rejected_logps: (N,), the reference model's for the rejected
+            ones.
         beta: β above 0, in the papers also τ for "ipo".
-        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge" and "ipo" (TRL ignores it there).
-        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's trainer passes means over tokens; the paper and the authors of DPO
+        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge"
+            and "ipo" (TRL ignores it there).
+        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's
+            trainer passes means over tokens; the paper and the authors of DPO
             pass sums: choose one.
         reduction: "mean", "sum", or "none" for one loss an item.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor. Give the number of items of the whole batch where it is
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7418,10 +8649,11 @@ def cpo_loss(
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
-    """Compute the loss of contrastive preference optimisation (CPO): DPO with a uniform reference, and the chosen completion's negative
-    log-likelihood.
+    """Compute the loss of contrastive preference optimisation (CPO): DPO with a
+    uniform reference, and the chosen completion's negative log-likelihood.
 
-    With h = log π_c - log π_r and ε = label_smoothing:  L = ℓ(h) + α NLL, where ℓ is
+    With h = log π_c - log π_r and ε = label_smoothing: L = ℓ(h) + α NLL, where
+    ℓ is
 
         "sigmoid"  -(1 - ε) ln σ(βh) - ε ln σ(-βh)
         "hinge"    max(0, 1 - βh)
@@ -7430,21 +8662,27 @@ def cpo_loss(
     Source: arXiv 2401.08417.
 
     Args:
-        policy_chosen_logps: (N,), in nats, summed over the tokens of each completion. Of the model that learns, for the chosen completions.
+        policy_chosen_logps: (N,), in nats, summed over the tokens of each
+            completion. Of the model that learns, for the chosen completions.
         policy_rejected_logps: (N,), likewise for the rejected ones.
         beta: β above 0.
         label_smoothing: ε in [0, 0.5], 0 unless loss_type is "sigmoid".
         loss_type: "sigmoid", "hinge" or "ipo".
         cpo_alpha: α of at least 0.
-        policy_nll_loss: NLL, one for each pair, or a 0-d tensor that is added to each pair's loss. By default the paper's, -log π_c, summed
-            over tokens. TRL's trainer uses a mean over all tokens of the batch: pass it to match TRL.
+        policy_nll_loss: NLL, one for each pair, or a 0-d tensor that is added
+            to each pair's loss. By default the paper's, -log π_c, summed over
+            tokens. TRL's trainer uses a mean over all tokens of the batch: pass
+            it to match TRL.
         reduction: "mean", "sum", or "none" for one loss an item.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor. Give the number of items of the whole batch where it is
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7482,7 +8720,8 @@ def simpo_loss(
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
-    """Compute the loss of simple preference optimisation (SimPO): mean log-probabilities as rewards, a target margin, no reference model.
+    """Compute the loss of simple preference optimisation (SimPO): mean
+    log-probabilities as rewards, a target margin, no reference model.
 
     With x = β (log π_c / |y_c| - log π_r / |y_r|) - γ and ε = label_smoothing:
 
@@ -7492,20 +8731,26 @@ def simpo_loss(
     Source: arXiv 2405.14734.
 
     Args:
-        policy_chosen_logps: (N,), means over tokens: `sequence_logps` with average_log_prob=True.
+        policy_chosen_logps: (N,), means over tokens: `sequence_logps` with
+            average_log_prob=True.
         policy_rejected_logps: (N,), means over tokens too.
         beta: β above 0.
-        gamma: the margin γ itself. The authors' code takes gamma_beta_ratio = γ / β (0.25) and beta 2.0, the defaults here; TRL has γ as
+        gamma: the margin γ itself. The authors' code takes gamma_beta_ratio =
+            γ / β (0.25) and beta 2.0, the defaults here; TRL has γ as
             simpo_gamma (0.5) and beta 0.1.
         label_smoothing: ε in [0, 0.5], 0 with "hinge".
-        loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative log-likelihood: add cpo_alpha times it to this loss.
+        loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative
+            log-likelihood: add cpo_alpha times it to this loss.
         reduction: "mean", "sum", or "none" for one loss an item.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor. Give the number of items of the whole batch where it is
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -7535,28 +8780,37 @@ def orpo_loss(
 ) -> Tensor:
     """Compute the loss of odds-ratio preference optimisation (ORPO).
 
-    With log p the mean log-probability of a token and odds = p / (1 - p):  L = α NLL - β ln σ(ln odds_c - ln odds_r)
+    With log p the mean log-probability of a token and odds = p / (1 - p): L = α
+    NLL - β ln σ(ln odds_c - ln odds_r)
 
-    Edges: exact up to p = 1. At p_c = 1 loss and gradient are finite. At p_r = 1 the odds-ratio term is inf. Where both are 1, or both
-    are 0 (-inf), or log p_r is above 0, it is nan. A log p_c slightly above 0, from rounding, has the smooth continuation. If only p_r is 0
-    the odds-ratio term is 0; if only p_c is 0 it is inf.
+    Edges: exact up to p = 1. At p_c = 1 loss and gradient are finite. At p_r =
+    1 the odds-ratio term is inf. Where both are 1, or both are 0 (-inf), or log
+    p_r is above 0, it is nan. A log p_c slightly above 0, from rounding, has
+    the smooth continuation. If only p_r is 0 the odds-ratio term is 0; if only
+    p_c is 0 it is inf.
 
     Source: arXiv 2403.07691.
 
     Args:
-        policy_chosen_logps: (N,), at most 0, means over tokens: `sequence_logps` with average_log_prob=True.
+        policy_chosen_logps: (N,), at most 0, means over tokens:
+            `sequence_logps` with average_log_prob=True.
         policy_rejected_logps: (N,), at most 0, means over tokens too.
         beta: β of at least 0, λ in the paper.
         alpha: α of at least 0, the paper's 1; 0 for the odds-ratio term alone.
-        policy_nll_loss: NLL, one for each pair, or a 0-d tensor that is added to each pair's loss. By default the paper's, -log p_c. TRL's
-            trainer uses a mean over all tokens of the batch, prompts included: pass it to match TRL.
+        policy_nll_loss: NLL, one for each pair, or a 0-d tensor that is added
+            to each pair's loss. By default the paper's, -log p_c. TRL's trainer
+            uses a mean over all tokens of the batch, prompts included: pass it
+            to match TRL.
         reduction: "mean", "sum", or "none" for one loss an item.
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor. Give the number of items of the whole batch where it is
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.

@@ -116,18 +116,24 @@ class ArcFaceLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        margin: m in [0, π], the angle in radians that is added to the target's; 0 for a scaled cross entropy.
+        margin: m in [0, π], the angle in radians that is added to the target's;
+            0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.arcface_loss)
@@ -177,27 +183,35 @@ class ArcFaceLoss(LossModule):
 
 
 class AsymmetricLossMultiLabel(LossModule):
-    """Asymmetric loss as timm.loss.AsymmetricLossMultiLabel: see asymmetric_loss_multi_label.
+    """Asymmetric loss as timm.loss.AsymmetricLossMultiLabel: see
+    asymmetric_loss_multi_label.
 
     `forward` takes that function's tensors.
 
     Args:
         gamma_neg: γ₋ of at least 0, the focusing exponent of negatives.
         gamma_pos: γ₊ of at least 0, the focusing exponent of positives.
-        clip: in [0, 1], how far probabilities of negatives are shifted down; None is 0.
+        clip: in [0, 1], how far probabilities of negatives are shifted down;
+            None is 0.
         eps: timm's, at most 1e-4 and without effect.
         disable_torch_grad_focal_loss: the powers are constants to the gradient.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
-        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
+            s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
+            number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
         pos_weight: c, a weight of the positives; broadcasts to input.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
     """
 
@@ -264,26 +278,34 @@ class AsymmetricLossMultiLabel(LossModule):
 
 
 class AsymmetricLossSingleLabel(LossModule):
-    """Asymmetric loss as timm.loss.AsymmetricLossSingleLabel: see asymmetric_loss_single_label.
+    """Asymmetric loss as timm.loss.AsymmetricLossSingleLabel: see
+    asymmetric_loss_single_label.
 
     `forward` takes that function's tensors.
 
     Args:
-        gamma_pos: γ₊ of at least 0, the focusing exponent of the target's class.
+        gamma_pos: γ₊ of at least 0, the focusing exponent of the target's
+            class.
         gamma_neg: γ₋ of at least 0, the focusing exponent of the other classes.
         eps: in [0, 1], the share of label smoothing.
         reduction: "mean", "sum" or "none".
         weight: (C,), one factor a class.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
     """
 
@@ -346,7 +368,8 @@ class AsymmetricLossSingleLabel(LossModule):
 
 
 class BCELoss(LossModule):
-    """Binary cross entropy on probabilities as torch.nn.BCELoss: see binary_cross_entropy.
+    """Binary cross entropy on probabilities as torch.nn.BCELoss: see
+    binary_cross_entropy.
 
     `forward` takes that function's tensors.
 
@@ -355,13 +378,17 @@ class BCELoss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
     """
 
@@ -408,7 +435,8 @@ class BCELoss(LossModule):
 
 
 class BCEWithLogitsLoss(LossModule):
-    """Binary cross entropy on logits as torch.nn.BCEWithLogitsLoss: see binary_cross_entropy_with_logits.
+    """Binary cross entropy on logits as torch.nn.BCEWithLogitsLoss: see
+    binary_cross_entropy_with_logits.
 
     `forward` takes that function's tensors.
 
@@ -417,16 +445,22 @@ class BCEWithLogitsLoss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        pos_weight: c, a weight of the positives; broadcasts to input, one a class as a rule.
+        pos_weight: c, a weight of the positives; broadcasts to input, one a
+            class as a rule.
         label_smoothing: in [0, 1], of class indices and mixup pairs.
-        target_threshold: smoothed targets above it become 1, others 0; None leaves them.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        target_threshold: smoothed targets above it become 1, others 0; None
+            leaves them.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
     """
 
@@ -482,25 +516,32 @@ class BCEWithLogitsLoss(LossModule):
 
 
 class BinaryCrossEntropy(LossModule):
-    """Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy: see smoothed_binary_cross_entropy.
+    """Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy: see
+    smoothed_binary_cross_entropy.
 
     `forward` takes that function's tensors.
 
     Args:
         smoothing: s in [0, 1], the share of the target that is spread.
-        target_threshold: smoothed targets above it become 1, others 0; None leaves them.
+        target_threshold: smoothed targets above it become 1, others 0; None
+            leaves them.
         weight: broadcasts to input, a factor of each element's loss.
         reduction: "mean", "sum" or "none".
-        sum_classes: sum the loss over the classes (dim) and average it over the rows, whatever the reduction.
+        sum_classes: sum the loss over the classes (dim) and average it over the
+            rows, whatever the reduction.
         pos_weight: c, a weight of the positives; broadcasts to input.
         smooth_dense: smooth dense targets too: y (1 - s) + s / 2.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
     """
 
@@ -562,18 +603,25 @@ class BinaryCrossEntropy(LossModule):
 class BoxIoULoss(LossModule):
     """IoU loss of two boxes: see box_iou_loss.
 
-    As there and in torchvision, the default reduction is "none". `forward` takes that function's tensors.
+    As there and in torchvision, the default reduction is "none". `forward`
+    takes that function's tensors.
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a union below it is eps. With log=True at most 1; an IoU of at most eps counts as eps and has no gradient.
+        eps: of at least 0; a union below it is eps. With log=True at most 1; an
+            IoU of at most eps counts as eps and has no gradient.
         log: take -ln of the IoU in place of 1 - IoU.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.box_iou_loss)
@@ -615,9 +663,11 @@ class BoxL1Loss(LossModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.box_l1_loss)
@@ -645,16 +695,20 @@ class BoxL1Loss(LossModule):
 
 
 class BoxSmoothL1Loss(LossModule):
-    """Smooth L1 loss of boxes, summed over their coordinates: see box_smooth_l1_loss.
+    """Smooth L1 loss of boxes, summed over their coordinates: see
+    box_smooth_l1_loss.
 
     `forward` takes that function's tensors.
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        beta: β of at least 0, the distance at which the square becomes a line, in the units of the coordinates.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        beta: β of at least 0, the distance at which the square becomes a line,
+            in the units of the coordinates.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.box_smooth_l1_loss)
@@ -689,10 +743,13 @@ class BradleyTerryLoss(LossModule):
     The margin is given per call. `forward` takes that function's tensors.
 
     Args:
-        label_smoothing: ε in [0, 0.5], the expected share of swapped labels; the margin is swapped with them. TRL's RewardTrainer has none.
-        center_rewards_coefficient: c of at least 0, which draws the mean of the rewards to zero.
+        label_smoothing: ε in [0, 0.5], the expected share of swapped labels;
+            the margin is swapped with them. TRL's RewardTrainer has none.
+        center_rewards_coefficient: c of at least 0, which draws the mean of the
+            rewards to zero.
         reduction: "mean", "sum", or "none" for one loss an item.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
     """
 
     function = staticmethod(functional.bradley_terry_loss)
@@ -733,7 +790,8 @@ class CPOLoss(LossModule):
         loss_type: "sigmoid", "hinge" or "ipo".
         cpo_alpha: α of at least 0.
         reduction: "mean", "sum", or "none" for one loss an item.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
     """
 
     function = staticmethod(functional.cpo_loss)
@@ -768,16 +826,19 @@ class CPOLoss(LossModule):
 
 
 class ClipFeaturesLoss(LossModule):
-    """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss: see clip_loss_from_features.
+    """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss: see
+    clip_loss_from_features.
 
     `forward` takes that function's tensors.
 
     Args:
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.clip_loss_from_features)
@@ -809,15 +870,19 @@ class ClipFeaturesLoss(LossModule):
 class ClipLoss(LossModule):
     """Symmetric InfoNCE over one similarity matrix: see clip_loss.
 
-    Its input is the matrix, open_clip's are the features. `forward` takes that function's tensors.
+    Its input is the matrix, open_clip's are the features. `forward` takes that
+    function's tensors.
 
     Args:
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
         scale: a number that multiplies the similarities.
     """
 
@@ -856,13 +921,19 @@ class CompleteBoxIoULoss(LossModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator below it is eps. It bounds all denominators, where torchvision's reaches only that of α.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator below it is eps. It bounds all
+            denominators, where torchvision's reaches only that of α.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.complete_box_iou_loss)
@@ -901,18 +972,24 @@ class CosFaceLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        margin: m of at least 0, by how much the target's cosine must exceed the others'; 0 for a scaled cross entropy.
+        margin: m of at least 0, by how much the target's cosine must exceed the
+            others'; 0 for a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.cosface_loss)
@@ -962,18 +1039,22 @@ class CosFaceLoss(LossModule):
 
 
 class CosineEmbeddingLoss(LossModule):
-    """Cosine embedding loss as torch.nn.CosineEmbeddingLoss: see cosine_embedding_loss.
+    """Cosine embedding loss as torch.nn.CosineEmbeddingLoss: see
+    cosine_embedding_loss.
 
     `forward` takes that function's tensors.
 
     Args:
-        margin: m, the cosine below which a pair that does not belong together adds nothing.
+        margin: m, the cosine below which a pair that does not belong together
+            adds nothing.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.cosine_embedding_loss)
@@ -1007,34 +1088,48 @@ class CosineEmbeddingLoss(LossModule):
 
 
 class CrossEntropyLoss(LossModule, Generic[Result]):
-    """Cross entropy as torch.nn.CrossEntropyLoss, with more options: see cross_entropy.
+    """Cross entropy as torch.nn.CrossEntropyLoss, with more options: see
+    cross_entropy.
 
-    For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput. `forward` takes that function's tensors.
+    For type checkers a call gives a Tensor, or with a return_…
+    CrossEntropyOutput. `forward` takes that function's tensors.
 
     Args:
         weight: (C,), a factor of each class, which the mean divides by.
         size_average: torch's deprecated argument, in place of reduction.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        label_smoothing: ε in [0, 1], the share of the target that is spread over all classes.
+        label_smoothing: ε in [0, 1], the share of the target that is spread
+            over all classes.
         return_z_loss: give the part of z_loss beside the loss.
         return_lse: give log-sum-exp of each row as well, differentiable.
-        return_entropy: give the entropy of each row's softmax as well, differentiable.
-        return_correct: give as well whether each row's largest logit is the target's.
+        return_entropy: give the entropy of each row's softmax as well,
+            differentiable.
+        return_correct: give as well whether each row's largest logit is the
+            target's.
         return_argmax: give the class of each row's largest logit as well.
-        return_log_p2: give ln Σ p² of each row's softmax as well, without gradient.
-        return_mean_logit: give the mean of each row's logits as well, without gradient.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        return_log_p2: give ln Σ p² of each row's softmax as well, without
+            gradient.
+        return_mean_logit: give the mean of each row's logits as well, without
+            gradient.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
-        z_loss: coefficient of lse², averaged over the rows not ignored. That is so whatever the class weights (PaLM, arXiv 2204.02311).
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
+        z_loss: coefficient of lse², averaged over the rows not ignored. That is
+            so whatever the class weights (PaLM, arXiv 2204.02311).
     """
 
     function = staticmethod(functional.cross_entropy)
@@ -1344,11 +1439,14 @@ class DPOLoss(LossModule):
 
     Args:
         beta: β above 0, in the papers also τ for "ipo".
-        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge" and "ipo" (TRL ignores it there).
-        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's trainer passes means over tokens; the paper and the authors of DPO
+        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge"
+            and "ipo" (TRL ignores it there).
+        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's
+            trainer passes means over tokens; the paper and the authors of DPO
             pass sums: choose one.
         reduction: "mean", "sum", or "none" for one loss an item.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
     """
 
     function = staticmethod(functional.dpo_loss)
@@ -1388,21 +1486,29 @@ class DiceCELoss(LossModule):
         reduction: "mean" or "sum".
         lambda_dice: λ_dice of at least 0, a factor of the Dice loss.
         lambda_ce: λ_ce of at least 0, a factor of the cross entropy.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         include_background: class 0 counts.
         activation: "softmax" or "sigmoid".
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_ce_loss)
@@ -1493,22 +1599,32 @@ class DiceLoss(LossModule):
 
     Args:
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_loss)
@@ -1592,13 +1708,19 @@ class DistanceBoxIoULoss(LossModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.distance_box_iou_loss)
@@ -1632,29 +1754,41 @@ class DistanceBoxIoULoss(LossModule):
 
 
 class DistributionBalancedLoss(LossModule):
-    """Distribution-balanced loss as timm.loss.DistributionBalancedLoss: see distribution_balanced_loss.
+    """Distribution-balanced loss as timm.loss.DistributionBalancedLoss: see
+    distribution_balanced_loss.
 
     `forward` takes that function's tensors.
 
     Args:
-        class_counts: (C,), the positive samples of each class in the training set; those outside [1, S - 1] count as its ends.
-        num_samples: S of at least 2, the samples of the training set; needed with class_counts.
+        class_counts: (C,), the positive samples of each class in the training
+            set; those outside [1, S - 1] count as its ends.
+        num_samples: S of at least 2, the samples of the training set; needed
+            with class_counts.
         map_alpha: the least weight of an element.
         map_beta: how steeply the weight rises with the share r.
-        map_mu: the share r at which the weight is halfway between least and largest.
-        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none. The larger it is, the sooner their gradient fades.
-        init_bias: κ, how far the classes' shares of the training set shift the logits; 0 for none.
+        map_mu: the share r at which the weight is halfway between least and
+            largest.
+        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none.
+            The larger it is, the sooner their gradient fades.
+        init_bias: κ, how far the classes' shares of the training set shift the
+            logits; 0 for none.
         focal_gamma: γ of at least 0, the focusing exponent.
         focal_balance: b, a factor of the loss where γ is not 0.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
-        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
+            s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
+            number of samples, input.shape[0].
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -1737,11 +1871,14 @@ class DistributionFocalLoss(LossModule):
 
     Args:
         reduction: "mean" over the targets, "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
     """
 
     function = staticmethod(functional.distribution_focal_loss)
@@ -1777,13 +1914,19 @@ class EfficientBoxIoULoss(LossModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.efficient_box_iou_loss)
@@ -1824,23 +1967,34 @@ class FocalTverskyLoss(LossModule):
     Args:
         alpha: weight of false positives, at least 0.
         beta: weight of false negatives, at least 0.
-        gamma: γ of at least 0, the exponent of 1 - T. Where T is 1 the gradient is taken as 0, also for γ < 1.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        gamma: γ of at least 0, the exponent of 1 - T. Where T is 1 the gradient
+            is taken as 0, also for γ < 1.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.focal_tversky_loss)
@@ -1932,13 +2086,15 @@ class GRPOLoss(LossModule):
         epsilon: in [0, 1].
         epsilon_high: of at least 0, default epsilon (DAPO takes 0.28).
         beta: β of at least 0, default TRL's 0; 0.04 in the paper.
-        importance_sampling_level: "token", or "sequence": GSPO (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
+        importance_sampling_level: "token", or "sequence": GSPO
+            (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
         loss_type: "grpo", "bnpo", "dapo" or "dr_grpo".
-        delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r is otherwise unbounded (two-sided clipping, arXiv
-            2505.07291).
+        delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r
+            is otherwise unbounded (two-sided clipping, arXiv 2505.07291).
         max_completion_length: for "dr_grpo" only, default T.
         reduction: "mean", "sum", or "none" for one loss an item.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
     """
 
     function = staticmethod(functional.grpo_loss)
@@ -1987,23 +2143,29 @@ class GRPOLoss(LossModule):
 
 
 class GaussianFocalLoss(LossModule):
-    """Gaussian focal loss of heatmaps as mmdetection's, on logits: see gaussian_focal_loss.
+    """Gaussian focal loss of heatmaps as mmdetection's, on logits: see
+    gaussian_focal_loss.
 
     `forward` takes that function's tensors.
 
     Args:
         alpha: α of at least 0, the focusing exponent.
         gamma: γ of at least 0; the larger, the less pixels around a peak count.
-        pos_weight: c₊ of at least 0, a factor of the peaks; or a tensor that broadcasts to input, such as one a class.
+        pos_weight: c₊ of at least 0, a factor of the peaks; or a tensor that
+            broadcasts to input, such as one a class.
         neg_weight: c₋ of at least 0, a factor of all others.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -2061,7 +2223,8 @@ class GaussianFocalLoss(LossModule):
 
 
 class GaussianNLLLoss(LossModule):
-    """Gaussian negative log-likelihood as torch.nn.GaussianNLLLoss: see gaussian_nll_loss.
+    """Gaussian negative log-likelihood as torch.nn.GaussianNLLLoss: see
+    gaussian_nll_loss.
 
     `forward` takes that function's tensors.
 
@@ -2069,11 +2232,15 @@ class GaussianNLLLoss(LossModule):
         full: add the constant ½ ln 2π.
         eps: ε above 0, the least variance.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        validate: raise a ValueError where a variance is negative on CUDA, too, which waits for the device. On CPU it always raises.
-            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, such an element has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        validate: raise a ValueError where a variance is negative on CUDA, too,
+            which waits for the device. On CPU it always raises. Default: the
+            environment's LOSSFORGE_VALIDATE. Unchecked, such an element has
+            loss and gradient nan.
     """
 
     function = staticmethod(functional.gaussian_nll_loss)
@@ -2112,16 +2279,22 @@ class GeneralRobustLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to input.
-        scale: c above 0, the size of a residual that is not an outlier, in the units of input.
+        alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to
+            input.
+        scale: c above 0, the size of a residual that is not an outlier, in the
+            units of input.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -2179,13 +2352,19 @@ class GeneralizedBoxIoULoss(LossModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.generalized_box_iou_loss)
@@ -2226,17 +2405,23 @@ class GeneralizedCrossEntropyLoss(LossModule):
     Args:
         q: in [0, 1]; 0 is the cross entropy, 1 the mean absolute error.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
     """
 
@@ -2293,18 +2478,22 @@ class GeneralizedCrossEntropyLoss(LossModule):
 
 
 class HingeEmbeddingLoss(LossModule):
-    """Hinge embedding loss as torch.nn.HingeEmbeddingLoss: see hinge_embedding_loss.
+    """Hinge embedding loss as torch.nn.HingeEmbeddingLoss: see
+    hinge_embedding_loss.
 
     `forward` takes that function's tensors.
 
     Args:
-        margin: m, the distance beyond which a pair that does not belong together adds nothing.
+        margin: m, the distance beyond which a pair that does not belong
+            together adds nothing.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.hinge_embedding_loss)
@@ -2344,14 +2533,19 @@ class HuberLoss(LossModule):
 
     Args:
         reduction: "mean", "sum" or "none".
-        delta: δ above 0, the distance at which the square becomes a line, in the units of input.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        delta: δ above 0, the distance at which the square becomes a line, in
+            the units of input.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -2398,14 +2592,19 @@ class InfoNCELoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
-        in_batch: compare a query with the positives of the others; without, negatives must be given.
-        symmetric: mean of this loss and that of the positives against the queries, as CLIP's; negatives are those of queries alone.
+        in_batch: compare a query with the positives of the others; without,
+            negatives must be given.
+        symmetric: mean of this loss and that of the positives against the
+            queries, as CLIP's; negatives are those of queries alone.
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.info_nce_loss)
@@ -2449,25 +2648,32 @@ class InfoNCELoss(LossModule):
 
 
 class JSDivWithLogitsLoss(LossModule):
-    """Generalised Jensen-Shannon divergence from a teacher's logits: see js_div_with_logits.
+    """Generalised Jensen-Shannon divergence from a teacher's logits: see
+    js_div_with_logits.
 
     `forward` takes that function's tensors.
 
     Args:
         beta: β in [0, 1].
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
-        temperature_squared: multiply by T², so that gradients keep their size. Off by default, as in TRL; on by default in the
-            Kullback-Leibler losses.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            Off by default, as in TRL; on by default in the Kullback-Leibler
+            losses.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.js_div_with_logits)
@@ -2524,22 +2730,32 @@ class JaccardLoss(LossModule):
 
     Args:
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.jaccard_loss)
@@ -2617,23 +2833,29 @@ class JaccardLoss(LossModule):
 
 
 class KLDivLoss(LossModule):
-    """Kullback-Leibler divergence of log-probabilities as torch.nn.KLDivLoss: see kl_div.
+    """Kullback-Leibler divergence of log-probabilities as torch.nn.KLDivLoss: see
+    kl_div.
 
     `forward` takes that function's tensors.
 
     Args:
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
-        reduction: "mean" divides by the number of elements, as torch's does; "batchmean" by input.shape[0], which is the divergence itself;
+        reduction: "mean" divides by the number of elements, as torch's does;
+            "batchmean" by input.shape[0], which is the divergence itself;
             "sum"; "none".
         log_target: target holds logarithms.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input; a mean does not divide by it.
     """
@@ -2691,19 +2913,25 @@ class KLDivWithLogitsLoss(LossModule):
 
     Args:
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
         reverse: KL(student ‖ teacher) in place of KL(teacher ‖ student).
-        temperature_squared: multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default
-            in the Jensen-Shannon and total variation losses.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            On by default, as Hinton et al. 2015 have it; off by default in the
+            Jensen-Shannon and total variation losses.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.kl_div_with_logits)
@@ -2756,15 +2984,19 @@ class KLDivWithLogitsLoss(LossModule):
 class KTOLoss(LossModule):
     """Kahneman-Tversky optimisation: see kto_loss.
 
-    Weights per completion are given per call, as is the baseline kl. `forward` takes that function's tensors.
+    Weights per completion are given per call, as is the baseline kl. `forward`
+    takes that function's tensors.
 
     Args:
         beta: β above 0.
-        desirable_weight: λ_D, a number or one for each completion. Weight 0 leaves a completion out of the sum but not of the mean's
-            divisor, so that batches of a fixed shape can hold every completion twice: then give `normalizer`.
+        desirable_weight: λ_D, a number or one for each completion. Weight 0
+            leaves a completion out of the sum but not of the mean's divisor, so
+            that batches of a fixed shape can hold every completion twice: then
+            give `normalizer`.
         undesirable_weight: λ_U, in the same way.
         reduction: "mean", "sum", or "none" for one loss an item.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
     """
 
     function = staticmethod(functional.kto_loss)
@@ -2805,13 +3037,17 @@ class L1Loss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -2861,36 +3097,53 @@ class L1Loss(LossModule):
 class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     """Cross entropy of a linear layer's output: see linear_cross_entropy.
 
-    The layer's tensors belong to the call. `forward` takes that function's tensors.
+    The layer's tensors belong to the call. `forward` takes that function's
+    tensors.
 
     Args:
         loss_weight: (C,), the class weights of cross_entropy.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
         label_smoothing: ε in [0, 1].
         return_z_loss: give the part of z_loss beside the loss.
         return_lse: give log-sum-exp of each row as well, differentiable.
-        return_entropy: give the entropy of each row's softmax as well, differentiable.
-        return_correct: give as well whether each row's largest logit is the target's.
+        return_entropy: give the entropy of each row's softmax as well,
+            differentiable.
+        return_correct: give as well whether each row's largest logit is the
+            target's.
         return_argmax: give the class of each row's largest logit as well.
-        return_log_p2: give ln Σ p² of each row's softmax as well, without gradient.
-        return_mean_logit: give the mean of each row's logits as well, without gradient.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
+        return_log_p2: give ln Σ p² of each row's softmax as well, without
+            gradient.
+        return_mean_logit: give the mean of each row's logits as well, without
+            gradient.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.linear_cross_entropy)
@@ -3221,26 +3474,39 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
 
 
 class LinearJSDivLoss(LossModule):
-    """Generalised Jensen-Shannon divergence of a linear layer's output: see linear_js_div.
+    """Generalised Jensen-Shannon divergence of a linear layer's output: see
+    linear_js_div.
 
-    The layer's tensors belong to the call. `forward` takes that function's tensors.
+    The layer's tensors belong to the call. `forward` takes that function's
+    tensors.
 
     Args:
         beta: β in [0, 1].
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
-        temperature_squared: as in js_div_with_logits: multiply by T². Off by default, as in TRL.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        temperature_squared: as in js_div_with_logits: multiply by T². Off by
+            default, as in TRL.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
     """
 
@@ -3306,29 +3572,43 @@ class LinearJSDivLoss(LossModule):
 
 
 class LinearKLDivLoss(LossModule):
-    """Kullback-Leibler divergence of a linear layer's output from a teacher's: see linear_kl_div.
+    """Kullback-Leibler divergence of a linear layer's output from a teacher's: see
+    linear_kl_div.
 
-    The layer's tensors belong to the call. `forward` takes that function's tensors.
+    The layer's tensors belong to the call. `forward` takes that function's
+    tensors.
 
     Args:
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
         reverse: of a teacher with all its logits: KL(student ‖ teacher).
-        temperature_squared: multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default
-            in the Jensen-Shannon and total variation losses.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            On by default, as Hinton et al. 2015 have it; off by default in the
+            Jensen-Shannon and total variation losses.
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
-        tail: of a TopKTeacher: the classes that are not among the K count as one more.
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        tail: of a TopKTeacher: the classes that are not among the K count as
+            one more.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
     """
 
@@ -3400,25 +3680,38 @@ class LinearKLDivLoss(LossModule):
 
 
 class LinearTotalVariationLoss(LossModule):
-    """Total variation distance of a linear layer's output: see linear_total_variation.
+    """Total variation distance of a linear layer's output: see
+    linear_total_variation.
 
-    The layer's tensors belong to the call. `forward` takes that function's tensors.
+    The layer's tensors belong to the call. `forward` takes that function's
+    tensors.
 
     Args:
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
-        temperature_squared: as in total_variation_with_logits: multiply by T². Off by default: the value is then a distance in [0, 1].
-        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.
-        accumulate: dtype in which a weight's gradient of half precision is summed over the chunks: "float32", or "weight", its own, which
-            takes a third of the memory and rounds after every chunk. Default: float32 where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32",
-            which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32.
-            Default: "weight".
-        skip_ignored: leave ignored rows out of the products; the host waits for the device to learn how many are left.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the
-            logits again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under
+        temperature_squared: as in total_variation_with_logits: multiply by T².
+            Off by default: the value is then a distance in [0, 1].
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: dtype in which the logits of a chunk are kept, where input and
+            weight are of half precision: "weight", theirs, or "float32", which
+            rounds only the gradient, in three times the memory. Where the
+            product carries the loss, logits are always float32. Default:
+            "weight".
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
             torch.compile.
     """
 
@@ -3487,13 +3780,17 @@ class LogCoshLoss(LossModule):
 
     Args:
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -3531,27 +3828,36 @@ class LogCoshLoss(LossModule):
 
 
 class LogitAdjustedCrossEntropyLoss(LossModule):
-    """Logit-adjusted cross entropy for long-tailed classes: see logit_adjusted_cross_entropy.
+    """Logit-adjusted cross entropy for long-tailed classes: see
+    logit_adjusted_cross_entropy.
 
     `forward` takes that function's tensors.
 
     Args:
-        class_counts: samples of each class in the training set, or their shares, (C,), all above 0. Kept as the buffer log_prior; None:
-            given as log_prior at each call.
+        class_counts: samples of each class in the training set, or their
+            shares, (C,), all above 0. Kept as the buffer log_prior; None: given
+            as log_prior at each call.
         tau: τ, the strength of the adjustment by the classes' shares.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        label_smoothing: ε in [0, 1], the share of the target that is spread over all classes.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        label_smoothing: ε in [0, 1], the share of the target that is spread
+            over all classes.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: multiplies x alone.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
     """
 
@@ -3614,20 +3920,27 @@ class LogitAdjustedCrossEntropyLoss(LossModule):
 
 
 class LovaszHingeLoss(LossModule):
-    """Lovász hinge loss, as segmentation_models_pytorch's LovaszLoss of one class: see lovasz_hinge_loss.
+    """Lovász hinge loss, as segmentation_models_pytorch's LovaszLoss of one class:
+    see lovasz_hinge_loss.
 
     `forward` takes that function's tensors.
 
     Args:
-        per_image: a region is of one image, and the mean that of the images' losses; else of the whole batch.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        reduction: "mean", as the authors have it, "sum" over the regions that count, or "none": (), with per_image (N,).
-        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0. A mean over nothing is 0, as the authors' and
+        per_image: a region is of one image, and the mean that of the images'
+            losses; else of the whole batch.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        reduction: "mean", as the authors have it, "sum" over the regions that
+            count, or "none": (), with per_image (N,).
+        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0.
+            A mean over nothing is 0, as the authors' and
             segmentation_models_pytorch's.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.lovasz_hinge_loss)
@@ -3663,23 +3976,31 @@ class LovaszHingeLoss(LossModule):
 
 
 class LovaszSoftmaxLoss(LossModule):
-    """Lovász-softmax loss, as segmentation_models_pytorch's LovaszLoss of several classes: see lovasz_softmax_loss.
+    """Lovász-softmax loss, as segmentation_models_pytorch's LovaszLoss of several
+    classes: see lovasz_softmax_loss.
 
     `forward` takes that function's tensors.
 
     Args:
-        classes: "present" averages the classes that have pixels, "all" every class. With a list of class indices absent classes count too,
-            and a class that is listed twice counts twice.
-        per_image: a region is of one image, and the mean that of the images' losses; else of the whole batch.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        reduction: "mean", as the authors have it, "sum" over the regions that count, or "none": (C,), with per_image (N, C), 0 where a
-            class does not count.
-        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0. A mean over nothing is 0, as the authors' and
+        classes: "present" averages the classes that have pixels, "all" every
+            class. With a list of class indices absent classes count too, and a
+            class that is listed twice counts twice.
+        per_image: a region is of one image, and the mean that of the images'
+            losses; else of the whole batch.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        reduction: "mean", as the authors have it, "sum" over the regions that
+            count, or "none": (C,), with per_image (N, C), 0 where a class does
+            not count.
+        empty: what a normalizer of 0 gives: "nan", or "zero", with gradient 0.
+            A mean over nothing is 0, as the authors' and
             segmentation_models_pytorch's.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.lovasz_softmax_loss)
@@ -3731,13 +4052,17 @@ class MSELoss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -3794,9 +4119,11 @@ class MarginRankingLoss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.margin_ranking_loss)
@@ -3830,7 +4157,8 @@ class MarginRankingLoss(LossModule):
 
 
 class MultiLabelMarginLoss(LossModule):
-    """Multi-label margin loss as torch.nn.MultiLabelMarginLoss: see multilabel_margin_loss.
+    """Multi-label margin loss as torch.nn.MultiLabelMarginLoss: see
+    multilabel_margin_loss.
 
     `forward` takes that function's tensors.
 
@@ -3838,11 +4166,14 @@ class MultiLabelMarginLoss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.multilabel_margin_loss)
@@ -3876,7 +4207,8 @@ class MultiLabelMarginLoss(LossModule):
 
 
 class MultiLabelSoftMarginLoss(LossModule):
-    """Binary cross entropy averaged over the classes as torch.nn.MultiLabelSoftMarginLoss: see multilabel_soft_margin_loss.
+    """Binary cross entropy averaged over the classes as
+    torch.nn.MultiLabelSoftMarginLoss: see multilabel_soft_margin_loss.
 
     `forward` takes that function's tensors.
 
@@ -3885,13 +4217,17 @@ class MultiLabelSoftMarginLoss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" or "sum" over the rows, or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
     """
 
@@ -3945,15 +4281,19 @@ class MultiMarginLoss(LossModule):
     Args:
         p: the power, 1 or 2.
         margin: m, by how much the target's logit must exceed each other logit.
-        weight: (C,), a factor of what the target's class adds. A mean still divides by the number of rows.
+        weight: (C,), a factor of what the target's class adds. A mean still
+            divides by the number of rows.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.multi_margin_loss)
@@ -3999,7 +4339,8 @@ class MultiMarginLoss(LossModule):
 
 
 class NLLLoss(LossModule):
-    """Negative log-likelihood of log-probabilities as torch.nn.NLLLoss: see nll_loss.
+    """Negative log-likelihood of log-probabilities as torch.nn.NLLLoss: see
+    nll_loss.
 
     `forward` takes that function's tensors.
 
@@ -4009,13 +4350,17 @@ class NLLLoss(LossModule):
         ignore_index: rows with this index have loss and gradient 0.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.nll_loss)
@@ -4066,12 +4411,15 @@ class NTXentLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.nt_xent_loss)
@@ -4109,20 +4457,28 @@ class OHEMCrossEntropyLoss(LossModule):
 
     Args:
         threshold: θ in [0, 1], the probability below which a row is hard.
-        min_kept: the least number of rows that are kept of a batch; of a batch with fewer rows all are kept. Rows as hard as the last of
-            them are kept, too.
-        weight: (C,), a factor of each class, which the mean divides by. It does not change which rows are hard.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        min_kept: the least number of rows that are kept of a batch; of a batch
+            with fewer rows all are kept. Rows as hard as the last of them are
+            kept, too.
+        weight: (C,), a factor of each class, which the mean divides by. It does
+            not change which rows are hard.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
     """
 
@@ -4190,7 +4546,8 @@ class ORPOLoss(LossModule):
         beta: β of at least 0, λ in the paper.
         alpha: α of at least 0, the paper's 1; 0 for the odds-ratio term alone.
         reduction: "mean", "sum", or "none" for one loss an item.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
     """
 
     function = staticmethod(functional.orpo_loss)
@@ -4219,7 +4576,8 @@ class ORPOLoss(LossModule):
 
 
 class PoissonNLLLoss(LossModule):
-    """Poisson negative log-likelihood as torch.nn.PoissonNLLLoss: see poisson_nll_loss.
+    """Poisson negative log-likelihood as torch.nn.PoissonNLLLoss: see
+    poisson_nll_loss.
 
     `forward` takes that function's tensors.
 
@@ -4230,9 +4588,11 @@ class PoissonNLLLoss(LossModule):
         eps: ε above 0, added to a rate before its logarithm.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.poisson_nll_loss)
@@ -4275,23 +4635,33 @@ class PoissonNLLLoss(LossModule):
 
 
 class PolyBinaryCrossEntropy(LossModule):
-    """Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy: see poly_binary_cross_entropy.
+    """Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy: see
+    poly_binary_cross_entropy.
 
     `forward` takes that function's tensors.
 
     Args:
-        epsilon: ε, the coefficient of the polynomial's first term; 0 is the plain loss.
-        gamma: γ of at least 0, the focusing exponent; 0 is Poly-1 of the cross entropy.
-        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α; None or negative for none. Or one a class.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
-        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        epsilon: ε, the coefficient of the polynomial's first term; 0 is the
+            plain loss.
+        gamma: γ of at least 0, the focusing exponent; 0 is Poly-1 of the cross
+            entropy.
+        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α;
+            None or negative for none. Or one a class.
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
+            s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
+            number of samples, input.shape[0].
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -4355,22 +4725,30 @@ class PolyCrossEntropyLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        epsilon: ε, the coefficient of the polynomial's first term; 0 is the cross entropy.
+        epsilon: ε, the coefficient of the polynomial's first term; 0 is the
+            cross entropy.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
         reduction: "mean", "sum" or "none".
-        label_smoothing: s in [0, 1), the share of the target that is spread over all classes, without weight. In a pair of which one index
-            is ignored it adds its constant ε s (1 - 1 / C) in the other's share.
+        label_smoothing: s in [0, 1), the share of the target that is spread
+            over all classes, without weight. In a pair of which one index is
+            ignored it adds its constant ε s (1 - 1 / C) in the other's share.
         smoothing: timm's name for label_smoothing.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
     """
 
@@ -4433,20 +4811,25 @@ class PolyCrossEntropyLoss(LossModule):
 
 
 class PreferenceBCELoss(LossModule):
-    """Preference-weighted binary cross entropy on probabilities, with a weight per group: see preference_bce.
+    """Preference-weighted binary cross entropy on probabilities, with a weight per
+    group: see preference_bce.
 
     `forward` takes that function's tensors.
 
     Args:
         group_weight: (G,), the weight of each group.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
     """
 
@@ -4485,20 +4868,25 @@ class PreferenceBCELoss(LossModule):
 
 
 class PreferenceBCEWithLogitsLoss(LossModule):
-    """Preference-weighted binary cross entropy on logits, with a weight per group: see preference_bce_with_logits.
+    """Preference-weighted binary cross entropy on logits, with a weight per group:
+    see preference_bce_with_logits.
 
     `forward` takes that function's tensors.
 
     Args:
         group_weight: (G,), the weight of each group.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
     """
 
@@ -4542,18 +4930,25 @@ class QualityFocalLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        beta: β of at least 0, the exponent of the distance to the quality. Below 1, saturated logits take the limit.
-        reduction: "mean" sums over the classes and averages over the rows not ignored, as mmdetection does; "sum"; "none" gives the loss of
-            each element (mmdetection: of each row).
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        beta: β of at least 0, the exponent of the distance to the quality.
+            Below 1, saturated logits take the limit.
+        reduction: "mean" sums over the classes and averages over the rows not
+            ignored, as mmdetection does; "sum"; "none" gives the loss of each
+            element (mmdetection: of each row).
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input: one a row has shape (N, 1) for (N, C) logits.
+        weight: broadcasts to input: one a row has shape (N, 1) for (N, C)
+            logits.
     """
 
     function = staticmethod(functional.quality_focal_loss)
@@ -4598,15 +4993,20 @@ class QuantileLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        quantile: τ in [0, 1], the share of targets that should lie below the prediction. Or a tensor that broadcasts to input.
+        quantile: τ in [0, 1], the share of targets that should lie below the
+            prediction. Or a tensor that broadcasts to input.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -4661,15 +5061,23 @@ class ScyllaBoxIoULoss(LossModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.
-        neg_gamma: the exponent is -γ, as in the paper and in mmdetection's siou_loss with neg_gamma=True. False is mmdetection's default,
-            +γ, kept in [0, 2] as there: its cost falls as the centres move apart. Take it only to repeat a training of mmdetection.
-        empty: what a mean over no pairs gives: "zero", as in torchvision, or "nan".
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
-        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out.
+        eps: of at least 0; a denominator (an area, a squared length) below it
+            is eps. So divisions stay finite.
+        neg_gamma: the exponent is -γ, as in the paper and in mmdetection's
+            siou_loss with neg_gamma=True. False is mmdetection's default, +γ,
+            kept in [0, 2] as there: its cost falls as the distance of the
+            centres grows. Take it only to repeat a training of mmdetection.
+        empty: what a mean over no pairs gives: "zero", as in torchvision, or
+            "nan".
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
+            (centre, width, height).
+        validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
+            which waits for the device. Default: the environment's
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.scylla_box_iou_loss)
@@ -4707,16 +5115,20 @@ class ScyllaBoxIoULoss(LossModule):
 
 
 class SigLIPFeaturesLoss(LossModule):
-    """Pairwise sigmoid loss of image and text features, as open_clip.SigLipLoss: see siglip_loss_from_features.
+    """Pairwise sigmoid loss of image and text features, as open_clip.SigLipLoss:
+    see siglip_loss_from_features.
 
-    `forward` takes offset and negative_only as well. `forward` takes that function's tensors.
+    `forward` takes offset and negative_only as well. `forward` takes that
+    function's tensors.
 
     Args:
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.siglip_loss_from_features)
@@ -4762,17 +5174,22 @@ class SigLIPFeaturesLoss(LossModule):
 class SigLIPLoss(LossModule):
     """Pairwise sigmoid loss of similarities: see siglip_loss.
 
-    `forward` takes offset and negative_only as well. `forward` takes that function's tensors.
+    `forward` takes offset and negative_only as well. `forward` takes that
+    function's tensors.
 
     Args:
         reduction: "mean" averages over the rows not ignored, "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -4812,20 +5229,27 @@ class SigLIPLoss(LossModule):
 class SigmoidFocalLoss(LossModule):
     """Sigmoid focal loss: see sigmoid_focal_loss.
 
-    As there, the default reduction is torchvision's "none". `forward` takes that function's tensors.
+    As there, the default reduction is torchvision's "none". `forward` takes
+    that function's tensors.
 
     Args:
-        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α; negative for none. Or one a class, which broadcasts to
-            inputs, so of shape (C,) where the classes come last.
-        gamma: γ of at least 0, the focusing exponent: the larger, the less easy examples count.
+        alpha: α in [0, 1], the weight of positives, where negatives have 1 - α;
+            negative for none. Or one a class, which broadcasts to inputs, so of
+            shape (C,) where the classes come last.
+        gamma: γ of at least 0, the focusing exponent: the larger, the less easy
+            examples count.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -4883,12 +5307,15 @@ class SimPOLoss(LossModule):
 
     Args:
         beta: β above 0.
-        gamma: the margin γ itself. The authors' code takes gamma_beta_ratio = γ / β (0.25) and beta 2.0, the defaults here; TRL has γ as
+        gamma: the margin γ itself. The authors' code takes gamma_beta_ratio =
+            γ / β (0.25) and beta 2.0, the defaults here; TRL has γ as
             simpo_gamma (0.5) and beta 0.1.
         label_smoothing: ε in [0, 0.5], 0 with "hinge".
-        loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative log-likelihood: add cpo_alpha times it to this loss.
+        loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative
+            log-likelihood: add cpo_alpha times it to this loss.
         reduction: "mean", "sum", or "none" for one loss an item.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
     """
 
     function = staticmethod(functional.simpo_loss)
@@ -4929,14 +5356,19 @@ class SmoothL1Loss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        beta: β of at least 0, the distance at which the square becomes a line, in the units of input. 0 is the L1 loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        beta: β of at least 0, the distance at which the square becomes a line,
+            in the units of input. 0 is the L1 loss.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -4995,9 +5427,11 @@ class SoftMarginLoss(LossModule):
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.soft_margin_loss)
@@ -5029,23 +5463,32 @@ class SoftMarginLoss(LossModule):
 class SoftmaxFocalLoss(LossModule):
     """Focal loss under a softmax: see softmax_focal_loss.
 
-    As there, the default reduction is kornia's "none". `forward` takes that function's tensors.
+    As there, the default reduction is kornia's "none". `forward` takes that
+    function's tensors.
 
     Args:
-        alpha: α in [0, 1], a factor of the loss; class 0, the background, has 1 - α; None for none. Or one a class.
-        gamma: γ of at least 0, the focusing exponent: the larger, the less easy examples count.
+        alpha: α in [0, 1], a factor of the loss; class 0, the background, has
+            1 - α; None for none. Or one a class.
+        gamma: γ of at least 0, the focusing exponent: the larger, the less easy
+            examples count.
         reduction: "mean", "sum" or "none".
         weight: (C,), a factor of each class, which the mean does not divide by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
     """
 
@@ -5110,13 +5553,16 @@ class SupConLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
         base_temperature: T₀; None for T, which leaves the factor out.
         reduction: "mean" over all rows, "sum", or "none", (N,) or (N, V).
         normalize: divide each row by its length first.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a
-            scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradients with the loss, "backward" when
+            they are asked for. Default: forward where the result is a scalar,
+            but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.supervised_contrastive_loss)
@@ -5164,20 +5610,27 @@ class SymmetricCrossEntropyLoss(LossModule):
     Args:
         alpha: α of at least 0, the weight of the cross entropy.
         beta: β of at least 0, the weight of the reverse cross entropy.
-        log_zero: A of at most 0, in place of ln 0. The paper has -4, its code ln 1e-4, about -9.2.
+        log_zero: A of at most 0, in place of ln 0. The paper has -4, its code
+            ln 1e-4, about -9.2.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
     """
 
     function = staticmethod(functional.symmetric_cross_entropy)
@@ -5254,20 +5707,27 @@ class TaylorCrossEntropyLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        order: in [1, 6], how many terms of the logarithm's series count. Between whole numbers the last term counts in part.
+        order: in [1, 6], how many terms of the logarithm's series count.
+            Between whole numbers the last term counts in part.
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         z_loss: coefficient of lse², averaged over the rows not ignored.
         weight: (C,), a factor of each class, which the mean divides by.
-        ignore_index: class index of the rows that add nothing, whatever their logits hold.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
     """
 
     function = staticmethod(functional.taylor_cross_entropy)
@@ -5333,27 +5793,35 @@ class TaylorCrossEntropyLoss(LossModule):
 
 
 class TopKKLDivWithLogitsLoss(LossModule):
-    """Kullback-Leibler divergence from a teacher's K likeliest classes: see topk_kl_div_with_logits.
+    """Kullback-Leibler divergence from a teacher's K likeliest classes: see
+    topk_kl_div_with_logits.
 
-    A call takes input, values and indices. `forward` takes that function's tensors.
+    A call takes input, values and indices. `forward` takes that function's
+    tensors.
 
     Args:
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
         renormalize: q = softmax(values / T) over the K.
-        tail: the classes that are not among the K count as one more, as in TRL; needs values that are not renormalised. 1 - Σ p[i] is at
-            least 2⁻²⁴.
-        temperature_squared: multiply by T², so that gradients keep their size. On by default, as Hinton et al. 2015 have it; off by default
-            in the Jensen-Shannon and total variation losses.
+        tail: the classes that are not among the K count as one more, as in TRL;
+            needs values that are not renormalised. 1 - Σ p[i] is at least 2⁻²⁴.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            On by default, as Hinton et al. 2015 have it; off by default in the
+            Jensen-Shannon and total variation losses.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.topk_kl_div_with_logits)
@@ -5412,17 +5880,23 @@ class TotalVariationLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        reduction: "batchmean" divides by the number of samples, input.shape[0], and is the mean distance of rows (N, C); "mean" divides by
-            the number of elements; "sum"; "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        reduction: "batchmean" divides by the number of samples, input.shape[0],
+            and is the mean distance of rows (N, C); "mean" divides by the
+            number of elements; "sum"; "none".
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, such as (N, 1) for one weight a row; no mean divides by it.
+        weight: broadcasts to input, such as (N, 1) for one weight a row; no
+            mean divides by it.
     """
 
     function = staticmethod(functional.total_variation)
@@ -5459,24 +5933,31 @@ class TotalVariationLoss(LossModule):
 
 
 class TotalVariationWithLogitsLoss(LossModule):
-    """Total variation distance from a teacher's logits: see total_variation_with_logits.
+    """Total variation distance from a teacher's logits: see
+    total_variation_with_logits.
 
     `forward` takes that function's tensors.
 
     Args:
         temperature: T above 0.
-        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N samples; "mean" over the rows (F.kl_div: over the elements);
-            "sum"; "none": one value a row. Rows that are left out count in no mean.
-        temperature_squared: multiply by T², so that gradients keep their size. Off by default: the value is then a distance in [0, 1]; on
-            by default in the Kullback-Leibler losses.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        temperature_squared: multiply by T², so that gradients keep their size.
+            Off by default: the value is then a distance in [0, 1]; on by
+            default in the Kullback-Leibler losses.
         ignore_index: label of the rows that are left out.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
     """
 
     function = staticmethod(functional.total_variation_with_logits)
@@ -5532,13 +6013,16 @@ class TripletMarginLoss(LossModule):
         margin: m above 0, by how much the negative must be further away.
         p: the norm's degree, at least 1.
         eps: ε, added to each difference.
-        swap: take the negative's distance from the positive where that is smaller.
+        swap: take the negative's distance from the positive where that is
+            smaller.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.triplet_margin_loss)
@@ -5591,22 +6075,32 @@ class TverskyLoss(LossModule):
     Args:
         alpha: weight of false positives, at least 0.
         beta: weight of false negatives, at least 0.
-        reduction: "mean" and "sum" over images and classes, or "none": (N, C), with batch (C,), without class 0 where it does not count.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        reduction: "mean" and "sum" over images and classes, or "none": (N, C),
+            with batch (C,), without class 0 where it does not count.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
-        smooth_dr: d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.
+        smooth_dr: d, added to the denominator. An empty region has the ratio
+            n / d, so a loss of 0 by default; nan where both are 0.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.tversky_loss)
@@ -5696,8 +6190,9 @@ class TwoWayLoss(LossModule):
         tn: temperature above 0 of the negatives' soft maximum.
         reduction: "mean", of each direction; or "sum".
         empty: without effect; the mean of no sample is 0, as timm's.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
     """
 
     function = staticmethod(functional.two_way_loss)
@@ -5736,16 +6231,22 @@ class VarifocalLoss(LossModule):
 
     Args:
         alpha: α of at least 0, a factor of negatives.
-        gamma: γ of at least 0, the focusing exponent of negatives. Below 1, saturated logits take the limit.
-        iou_weighted: weigh positives by their target, which is an IoU; False is v = 1 where y > 0.
+        gamma: γ of at least 0, the focusing exponent of negatives. Below 1,
+            saturated logits take the limit.
+        iou_weighted: weigh positives by their target, which is an IoU; False is
+            v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a
-            row with an index out of range has loss and gradient nan.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
         dim: dimension of the classes.
         weight: broadcasts to input, a factor of each element's loss.
     """
@@ -5806,11 +6307,14 @@ class ZlprLoss(LossModule):
 
     Args:
         reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward
-            where the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use
-            of them raises; a plain read gets the gradient.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
     """
 
     function = staticmethod(functional.zlpr_loss)

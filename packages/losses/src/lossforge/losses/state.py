@@ -66,7 +66,7 @@ def backend(x: Tensor) -> str:
         "triton", "triton-interpreted", or "torch": the plain-torch reference, which without Triton computes always.
 
     Raises:
-        AttributeError: x is no tensor.
+        AttributeError: x is not a tensor.
 
     Examples:
         >>> import torch

@@ -132,8 +132,8 @@ def _views(x: Tensor, others: Others) -> Tensor:
 def _labelled_views(x: Tensor, others: Others) -> Tensor:
     own, labels = others["own"].unsqueeze(1), others["labels"]
     log_p = _wide(_without_itself(x, others)).log_softmax(1)
-    alike = (labels[own] == labels).scatter(1, own, False)
-    return -torch.where(alike, log_p, 0.0).sum(1) / alike.sum(1)
+    positive = (labels[own] == labels).scatter(1, own, False)
+    return -torch.where(positive, log_p, 0.0).sum(1) / positive.sum(1)
 
 
 def _supcon(inputs: LinearInputs, **how: Any) -> Tensor:

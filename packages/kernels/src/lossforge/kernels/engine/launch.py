@@ -341,7 +341,7 @@ def computed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def new_like(x: Tensor, shape: Any) -> Tensor | None:
-    """Return a new tensor of a shape and dtype on the device of x, or like x; None where there is no shape."""
+    """Return a new tensor of a shape and dtype on the device of x, or like x; None without a shape."""
     if shape is None:
         return None
     return computed(torch.empty_like if isinstance(shape, Tensor) else functools.partial(_empty, shape), x)

@@ -29,9 +29,9 @@ def cosine_terms(x, y, z, margin):
 def cosine_value(a, b, c, label, margin):
     first, second = 1.0 / tl.sqrt_rn(b + 1e-12), 1.0 / tl.sqrt_rn(c + 1e-12)  # one after the other, because their product may overflow
     cos = a * first * second
-    apart = tl.where(cos - margin < 0.0, 0.0, cos - margin)
+    excess = tl.where(cos - margin < 0.0, 0.0, cos - margin)
     slope = tl.where(label == 1.0, -1.0, tl.where((label == -1.0) & ~(cos - margin < 0.0), 1.0, 0.0))
-    value = tl.where(label == 1.0, 1.0 - cos, tl.where(label == -1.0, apart, 0.0))
+    value = tl.where(label == 1.0, 1.0 - cos, tl.where(label == -1.0, excess, 0.0))
     of_norm = -0.5 * slope * cos
     return value, slope * first * second, of_norm * first * first, of_norm * second * second
 

@@ -164,7 +164,7 @@ def _resident(call: RowwiseCall, counted: int, numbers: Numbers, p: Prepared) ->
         return None
     programs = multiprocessors * tiles.programs
     if bias:
-        programs -= programs % at.shift  # each takes rows so far apart that they begin at the same lane
+        programs -= programs % at.shift  # so that all rows of a program begin at the same lane
     config = Chunks(
         tiles.chunk,
         K=tiles.ring,

@@ -18,7 +18,7 @@ class Rows(NamedTuple):
 
 @triton.jit(do_not_specialize=("classes", "p", "q", "least"))
 def seesaw_kernel(x, target_ptr, log_counts_ptr, out_ptr, classes, p, q, least, BLOCK: tl.constexpr):
-    """Store x + p min(0, ln Nⱼ - ln N_t) + q max(0, ln σⱼ - max(ln σ_t, least)) beside the target t; x where there is no such class."""
+    """Store x + p min(0, ln Nⱼ - ln N_t) + q max(0, ln σⱼ - max(ln σ_t, least)) beside the target t; x where t is not a class."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row).to(tl.int64)
     exists = (target >= 0) & (target < classes)

@@ -22,7 +22,7 @@ FLOOR = tl.constexpr(1e-7)
 
 
 class Views(NamedTuple):
-    """A tensor (splits · samples, C), the views of a sample `samples` rows apart, with its strides."""
+    """A tensor (splits · samples, C), with its strides. From a view of a sample to the next are `samples` rows."""
 
     ptr: Any
     s0: Any

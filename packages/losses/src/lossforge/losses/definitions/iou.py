@@ -309,7 +309,8 @@ def scylla_box_iou_loss(
 
     Args:
         neg_gamma: the exponent is -γ, as in the paper and in mmdetection's siou_loss with neg_gamma=True. False is mmdetection's default,
-            +γ, kept in [0, 2] as there: its cost falls as the centres move apart. Take it only to repeat a training of mmdetection.
+            +γ, kept in [0, 2] as there: its cost falls as the distance of the centres grows. Take it only to repeat a training of
+            mmdetection.
     """
     formula = "siou" if checks.flag("neg_gamma", neg_gamma) else "siou_rising"
     return corner_loss(formula, boxes1, boxes2, reduction, eps, options)

@@ -310,7 +310,7 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
 
 
 def _counted_rows(call: RowwiseCall) -> Tensor:
-    """Return the class weights of the rows not ignored, or their number where all rows count alike."""
+    """Return the class weights of the rows not ignored, or their number where all rows count equally."""
     if call.mean_of_rows or (call.weight is None and call.lam is None):
         return which_count(call).sum(dtype=torch.float32)
     return row_weights(call, None if call.weight is None else call.weight.to(_wide(call.x.dtype))).sum()
@@ -397,8 +397,8 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
 
 
 def goes_by_classes(call: Any, known: Mapping[str, Tensor | None], gradients: Sequence[Tensor | None]) -> bool:
-    """Whether backward goes by classes. Kernels do, that know the rows' statistics; where the weight has no gradient, there is no sum to
-    avoid, nor where one chunk holds all."""
+    """Return whether backward goes by classes: kernels that know the rows' statistics do, to avoid the sum of the weight's gradients over
+    chunks. A weight without a gradient has no such sum, and neither has a call that one chunk holds."""
     rows, classes = call.x.input.shape[0], call.x.weight.shape[0]
     knows = isinstance(call, (RowwiseCall, DivergenceCall)) and known.get("stats") is not None
     return knows and gradients[1] is not None and rows < classes and classes_a_chunk(call) < classes

@@ -1,8 +1,8 @@
 """The matrix products around a chunk's logits: torch's own, where cuBLAS needs it in parts.
 
 In half precision tensor cores take numbers of classes and distances between rows that are multiples of 16 bytes. 50,257 classes and
-21,841 are none: on an H200 their products took about four times as long. So the rows of logits lie a multiple of 16 bytes apart, and the
-few classes that are left over have products of their own.
+21,841 are not: on an H200 their products took about four times as long. So the stride of the rows of logits is a multiple of 16 bytes,
+and the few classes that are left over have separate products.
 """
 
 import torch

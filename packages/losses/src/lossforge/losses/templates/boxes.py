@@ -17,11 +17,14 @@ from lossforge.losses.templates.samples import Make, Sample
 FORMATS = ("xyxy", "cxcywh")
 
 
-def corner_loss(formula: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, options: CornerOptions) -> Deferred:
-    """Check a loss of how boxes overlap, which bounds its denominators by eps."""
+def corner_loss(
+    formula: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, options: CornerOptions, *hyper: float
+) -> Deferred:
+    """Check a loss of how boxes overlap, which bounds its denominators by eps. hyper: what its formula takes after eps."""
     if options.get("validate") is None:
         options["validate"] = checks.VALIDATE
-    return box_loss(BoxesCall(formula, boxes1, boxes2, hyper=[checks.number("eps", eps, 0.0)], reduction=reduction), options)
+    numbers = [checks.number("eps", eps, 0.0), *hyper]
+    return box_loss(BoxesCall(formula, boxes1, boxes2, hyper=numbers, reduction=reduction), options)
 
 
 def box_loss(call: BoxesCall, options: BoxOptions | CornerOptions) -> Deferred:
