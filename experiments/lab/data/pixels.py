@@ -1,5 +1,8 @@
 """Images as they are in their files: 1 to 12 channels of 8 bits, 16 bits or floats."""
 
+import contextlib
+import math
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ import torch
 from PIL import Image, ImageOps, ImageSequence
 from torch import Tensor
 
-from lab.data.images import UNREADABLE, CorruptError, ImageFile, read_rgb, reason
+from lab.data.images import UNREADABLE, CorruptError, ImageBytes, ImageFile, read_rgb, reason
 from lab.data.sets import Norm
 
 MOST = 1000  # images by which mean and deviation are measured
@@ -26,7 +29,7 @@ def read_pixels(path: ImageFile, channels: int) -> Tensor:
     Raises:
         one of UNREADABLE.
     """
-    array = _array(path)
+    array = _array(path, channels)
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[2] != channels:
@@ -62,16 +65,34 @@ def read_image(path: ImageFile, channels: int | None) -> Image.Image | Tensor:
     return read_pixels(path, channels) if channels else read_rgb(path)
 
 
-def _array(path: ImageFile) -> Any:
+def _array(path: ImageFile, channels: int) -> Any:
     if str(getattr(path, "name", path)).lower().endswith(ARRAY):
-        return np.load(path, allow_pickle=False)
+        return _numbers(path)
     with Image.open(path) as opened:
         image: Image.Image = opened
-        if getattr(image, "n_frames", 1) > 1 and image.format == "TIFF":
+        pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+        if pages > 1:
+            if pages != channels:  # before they are decoded: a small file may have thousands of large pages
+                raise CorruptError(f"has {pages} pages of one channel; data.channels={channels} is expected")
             return np.stack([np.array(page) for page in ImageSequence.Iterator(image)], axis=-1)
         if image.mode in ("P", "PA"):
             image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
         return np.array(ImageOps.exif_transpose(image))
+
+
+def _numbers(path: ImageFile) -> Any:
+    """Read a .npy file, without unpickling; its header may say more than the file holds, and the memory for it would be taken first."""
+    with contextlib.ExitStack() as stack:
+        file: Any = path if isinstance(path, ImageBytes) else stack.enter_context(open(path, "rb"))
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        first = file.tell()
+        held = file.seek(0, os.SEEK_END) - first
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > held:
+            raise CorruptError(f"is cut off: its header says {dtype} of the shape {shape}, and {held:,} bytes follow")
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def measured(samples: Any) -> Norm:
