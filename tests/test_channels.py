@@ -179,3 +179,21 @@ def test_any_channels_are_shown_from_darkest_to_brightest():
     grey = shown(torch.linspace(-3, 5, 16).view(1, 4, 4))
     assert (grey.mode, grey.getextrema()) == ("RGB", ((0, 255),) * 3)
     assert shown(torch.rand(12, 4, 4)).size == (4, 4)
+
+
+def test_a_header_takes_no_memory_that_the_file_does_not_hold(tmp_path):
+    import io
+
+    from lab.data.images import UNREADABLE, ImageBytes
+    from lab.data.pixels import read_pixels
+
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 3)})
+    zipped = io.BytesIO()
+    np.savez(zipped, x=np.zeros(3))
+    for content in (file.getvalue(), zipped.getvalue()):
+        with pytest.raises(UNREADABLE):
+            read_pixels(ImageBytes(content, "a.npy"), 3)
+        (tmp_path / "a.npy").write_bytes(content)
+        with pytest.raises(UNREADABLE):
+            read_pixels(tmp_path / "a.npy", 3)

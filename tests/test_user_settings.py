@@ -84,3 +84,9 @@ def test_help_fits_the_terminal_and_a_pipe_gets_a_line_a_setting(monkeypatch, co
     narrow = settings_text(TRAIN, ["data", "data=table"])
     assert max(map(len, narrow.splitlines())) <= columns
     assert narrow.split() == whole.split()
+
+
+def test_no_file_of_the_current_folder_is_taken_for_the_users(file, tmp_path, monkeypatch):
+    (tmp_path / "config" / "lossforge.yaml").write_text("tracking_uri: http://127.0.0.1:9/theirs\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    assert tracking_uri(TrackingConfig()) == f"sqlite:///{tmp_path}/mlflow.db"

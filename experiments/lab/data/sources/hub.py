@@ -70,6 +70,8 @@ class HubSamples:
         """Return the image of a cell, which holds the file's bytes or its path."""
         content, path = cell["bytes"], cell["path"]
         if content is None:
+            if "://" in str(path):
+                raise CorruptError(f"has the address {path!r} in place of an image, which is not opened")
             path = os.path.join(self.folders[0] if self.folders else "", str(path))
             if self.folders is not None and not any(is_inside(path, folder) for folder in self.folders):
                 raise CorruptError(f"its path {cell['path']!r} leads out of the data set; data.images_outside=true takes such files")

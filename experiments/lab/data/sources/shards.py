@@ -187,7 +187,7 @@ def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
                 tar.members = []  # the list would keep all headers
                 # before so much memory is taken for it
                 if member.isreg() and not member.issparse() and member.offset_data + member.size > held:
-                    raise tarfile.ReadError(f"unexpected end of data: {member.name} has {member.size:,} bytes by its header")
+                    raise tarfile.ReadError("unexpected end of data")
                 folder, slash, file = member.name.rpartition("/")
                 stem, _, ending = file.partition(".")
                 if not (stem and ending and member.isreg()) or member.issparse():
