@@ -14,6 +14,7 @@ from typing import Any
 from lab.config.command import run_app
 from lab.config.help import own_help
 from lab.results.prediction import USAGE, asked_prediction, predict
+from lab.runs.formats import visible
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +26,7 @@ def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
 
     def work() -> int:
         for each in asked.changed:
-            print(f"changed: {each}")
+            print(visible(f"changed: {each}"))
         return predict(asked.settings.config, asked.state, asked.files, asked.out, asked.top, asked.score)
 
     return asked.settings, work

@@ -19,6 +19,7 @@ from lab.config.help import settings_text
 from lab.config.schema import TrackingConfig
 from lab.config.settings import TRAIN, load
 from lab.config.user import runs_folder
+from lab.runs.formats import visible
 from lab.sweep.run_record import read_config, with_runs
 
 
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
         try:
             incomplete += sync(run, config.tracking, chosen, named=bool(named))
         except UserError as error:
-            print(f"{run}: incomplete: {error}", flush=True)
+            print(visible(f"{run}: incomplete: {error}"), flush=True)
             incomplete += 1
         except KeyboardInterrupt:
             print("interrupted: not all runs were looked at")
@@ -82,7 +83,8 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
         return 0
     with contextlib.suppress(UserError):  # a record that cannot be read does not stop other runs from being sent
         if original := copied_from(folder, read_history(folder)):
-            print(f"{folder}: left alone: it is a copy of {original}, whose run in MLflow it would change; resume= gives it one of its own")
+            said = f"left alone: it is a copy of {original}, whose run in MLflow it would change; resume= gives it one of its own"
+            print(visible(f"{folder}: {said}"))
             return 0
         if end_if_killed(folder):
             print(f"{folder}: its process was killed: the run is marked KILLED")
@@ -102,7 +104,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     experiment = (None if "tracking.experiment" in chosen else meant["experiment"]) or config.experiment
     if is_sent(folder, uri):
         if named:
-            print(f"{folder}: complete, run {state.get('run_id')}{not_taken(state.get('aside', []))}")
+            print(visible(f"{folder}: complete, run {state.get('run_id')}{not_taken(state.get('aside', []))}"))
         return 0
     patience = config.patience_seconds if "tracking.patience_seconds" in chosen else 0.0
     uploader = MlflowUploader(folder, uri, experiment, patience)
@@ -114,7 +116,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     uploader.start()
     problem = uploader.close()
     said = f"incomplete: {uploader.error}" if problem else f"complete, run {uploader.run_id}{not_taken(uploader.aside)}"
-    print(f"{folder}: {said}", flush=True)
+    print(visible(f"{folder}: {said}"), flush=True)
     if uploader.interrupted:
         raise KeyboardInterrupt
     return int(problem is not None)

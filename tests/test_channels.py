@@ -227,3 +227,35 @@ def test_files_that_need_channels_are_named(make_trainer, tmp_path):
         np.save(tmp_path / "arrays" / "train" / name / "0.npy", np.zeros((8, 8, 5), np.float32))
     with pytest.raises(UserError, match=r"Found no valid file .*Files .npy are read with data.channels=NUMBER"):
         make_trainer("data=folder", f"data.root={tmp_path / 'arrays'}", "data.image_size=16")
+
+
+def test_a_header_takes_no_memory_that_the_file_does_not_hold(tmp_path):
+    import io
+
+    from lab.data.images import UNREADABLE, ImageBytes
+    from lab.data.pixels import read_pixels
+
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 3)})
+    zipped = io.BytesIO()
+    np.savez(zipped, x=np.zeros(3))
+    for content in (file.getvalue(), zipped.getvalue()):
+        with pytest.raises(UNREADABLE):
+            read_pixels(ImageBytes(content, "a.npy"), 3)
+        (tmp_path / "a.npy").write_bytes(content)
+        with pytest.raises(UNREADABLE):
+            read_pixels(tmp_path / "a.npy", 3)
+
+
+def test_a_header_of_a_deep_png_takes_no_memory_that_its_pixels_would_need(tmp_path):
+    import struct
+    import zlib
+
+    from lab.data.images import CorruptError
+    from lab.data.pixels import read_pixels
+
+    head = struct.pack(">IIBBBBB", 2**20, 2**20, 16, 2, 0, 0, 0)
+    chunk = struct.pack(">I", len(head)) + b"IHDR" + head + struct.pack(">I", zlib.crc32(b"IHDR" + head))
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
+    with pytest.raises(CorruptError, match="1048576 x 1048576 pixels"):
+        read_pixels(tmp_path / "a.png", 3)

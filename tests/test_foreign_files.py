@@ -398,3 +398,39 @@ def test_pickled_objects_are_refused_without_torchs_advice(own, tmp_path):
 def test_safetensors_of_other_programs_need_no_digest(tmp_path):
     save_file({"weight": torch.ones(2)}, tmp_path / "other.safetensors", {"format": "pt"})
     assert checkpoint.load_weights(tmp_path / "other.safetensors")["model"]["weight"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("theirs", ["digits", "folder", "custom"])
+@pytest.mark.parametrize("setting", ["val_transform", "transform", "sampler", "target"])
+def test_choosing_the_data_does_not_vouch_for_a_files_code(stranger, tmp_path, theirs, setting):
+    """`data=folder` replaces a file's data, or is its data's name; what stays of the file's settings is not the user's."""
+    data = load(["data=folder", "data.image_size=16"]).tree()["data"] | {"name": theirs, setting: stranger.code()}
+    if theirs == "folder" and setting == "target":
+        pytest.skip("data=folder has no target")
+    stranger.sets(data=data)
+    words = [f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}", f"data.root={tmp_path}"]
+    for name in {"folder", theirs}:
+        status, _, err = said_by(evaluate, *words, f"data={name}")
+        assert (status, stranger.ran.exists()) == (1, False), err
+        if name == theirs or setting == "val_transform":  # which belongs to the model, and stays with other data
+            assert f"\n  data.{setting}=" in err
+            assert "trust=PATH" in err
+
+
+def test_a_data_set_of_the_hub_that_a_file_names_is_not_fetched(stranger, tmp_path):
+    stranger.sets(data=load(["data=hf", "data.path=stranger/images", "data.image_size=16"]).tree()["data"])
+    for app, word in ((evaluate, f"checkpoint={stranger.best}"), (train, f"resume={stranger.folder}")):
+        status, _, err = said_by(app, word, "tracking=none", "trainer.max_updates=4", f"trainer.runs={tmp_path / 'runs'}")
+        assert status == 1
+        assert "\n  data.path=stranger/images\n" in err
+
+
+def test_labels_of_a_file_do_not_control_the_terminal(stranger, image, tmp_path):
+    state = torch.load(stranger.best, weights_only=True)
+    checkpoint.save(state | {"classes": [f"\x1b]0;{name}\x07" for name in state["classes"]]}, stranger.best)
+    records = stranger.folder / "metrics.jsonl"
+    records.write_text(re.sub(r', "sha256": "\w+"', "", records.read_text()))
+    status, said, err = said_by(predict, f"checkpoint={stranger.best}", f"out={tmp_path / 'out'}", image)
+    assert status == 0, err
+    assert r"\x1b]0;" in said
+    assert "\x1b" not in said + err

@@ -113,3 +113,47 @@ def test_without_the_library_it_is_said(make_trainer, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "datasets" else find(name, *more))
     with pytest.raises(UserError, match="the library datasets is not installed"):
         make_trainer(*words("beans"))
+
+
+@pytest.mark.parametrize("where", ["an address", "a file outside", "another column"])
+def test_a_row_opens_no_address_and_no_file_outside(make_trainer, tmp_path, where):
+    import socket
+
+    import pyarrow
+    import pyarrow.parquet
+
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(0.2)
+    address = f"http://127.0.0.1:{server.getsockname()[1]}/x.png"
+    Image.new("RGB", (16, 16)).save(tmp_path / "secret.png")
+    content = (tmp_path / "secret.png").read_bytes()
+    cell = {"an address": (None, address), "a file outside": (None, str(tmp_path / "secret.png")), "another column": (content, None)}[where]
+    image = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    columns = {
+        "picture": pyarrow.array([dict(zip(("bytes", "path"), cell, strict=True))] * 12, image),
+        "beside": pyarrow.array([{"bytes": None, "path": address}] * 12, image),
+        "kind": pyarrow.array([0, 1, 2] * 4, pyarrow.int64()),
+    }
+    kinds = {"picture": datasets.Image(), "beside": datasets.Image(), "kind": datasets.ClassLabel(names=NAMES)}
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    table = pyarrow.table(columns).replace_schema_metadata(datasets.Features(kinds).arrow_schema.metadata)
+    pyarrow.parquet.write_table(table, folder / "train.parquet")
+    data = make_trainer(*words(folder, "data.image=picture")).data
+    if where == "another column":
+        assert sum(len(batch.target) for batch in data.train) > 0
+    else:
+        with pytest.raises(UserError, match=r"leads out of the data set|which is not opened"):
+            list(data.train)
+    with pytest.raises(TimeoutError):
+        server.accept()
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize("named", ["http://127.0.0.1:9/x.csv", "../x.csv", "/x.csv"])
+def test_a_folders_description_names_files_of_the_folder_only(make_trainer, tmp_path, file, named):
+    text = f"configs:\n- config_name: default\n  data_files: {named}\n"
+    (tmp_path / file).write_text(f"---\n{text}---\n" if file == "README.md" else text)
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    with pytest.raises(UserError, match="its description names"):
+        make_trainer(*words(tmp_path))

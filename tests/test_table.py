@@ -239,3 +239,16 @@ def test_other_settings_of_the_split_are_refused_for_a_saved_model(tmp_path):
         with pytest.raises(UserError, match=f"data.{name}={value}: the model was trained with"):
             _refuse_seen(before, before | {name: value})
     _refuse_seen(before, before | {"file": "b.csv", "split": "part"})
+
+
+@pytest.mark.parametrize("way", ["absolute", "by ..", "through a link"])
+def test_a_path_leads_out_of_the_folder_only_where_it_may(make_trainer, pictures, tmp_path, way):
+    outside = tmp_path / "outside.png"
+    outside.write_bytes((tmp_path / "images" / "4.png").read_bytes())
+    (tmp_path / "images" / "link.png").symlink_to(outside)
+    pictures["path"] = [path.removeprefix("images/") for path in pictures["path"]]
+    pictures.loc[4, "path"] = {"absolute": str(outside), "by ..": "../outside.png", "through a link": "link.png"}[way]
+    asked = words(written(pictures, tmp_path), f"data.root={tmp_path / 'images'}", "data.label=species", "data.image_size=16")
+    with pytest.raises(UserError, match=r"row 6, column path: .* leads out of .*data.images_outside=true"):
+        make_trainer(*asked)
+    make_trainer(*asked, "data.images_outside=true")

@@ -106,3 +106,9 @@ def test_the_whole_help_fits_the_terminal(monkeypatch, columns):
         assert shown.split() == whole.split()
     assert "\nAs here.\n" in shown
     assert "\nis full. A" not in shown
+
+
+def test_no_file_of_the_current_folder_is_taken_for_the_users(file, tmp_path, monkeypatch):
+    (tmp_path / "config" / "lossforge.yaml").write_text("tracking_uri: http://127.0.0.1:9/theirs\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    assert tracking_uri(TrackingConfig()) == f"sqlite:///{tmp_path}/mlflow.db"

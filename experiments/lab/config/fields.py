@@ -5,16 +5,17 @@ from dataclasses import field
 from typing import Any
 
 
-def setting(default: Any, meaning: str, *, code: bool = False, words: tuple[str, ...] = ()) -> Any:
+def setting(default: Any, meaning: str, *, code: bool = False, address: bool = False, words: tuple[str, ...] = ()) -> Any:
     """Return a setting of any type.
 
     Args:
         default: the value if none is given.
         meaning: the setting's line in `--help` and in the documentation.
         code: whether the setting names Python code, which a stranger's file must not choose (lab.runs.origin).
+        address: whether the setting names what is fetched from a server; a stranger's file must not choose that, either.
         words: values of such a setting that name no code.
     """
-    return field(default=default, metadata={"meaning": meaning, "code": code, "words": words})
+    return field(default=default, metadata={"meaning": meaning, "code": code, "address": address, "words": words})
 
 
 def number(

@@ -177,6 +177,7 @@ class TableConfig(PhotosConfig):
     split: str | None = setting(None, "column that says train, val or test; null: data.held_out, data.fold and data.test")
     weight: str | None = setting(None, "column of the images' weights in the loss, or for data.sampler=weighted")
     group: str | None = setting(None, "column of the images' groups: names or numbers")
+    images_outside: bool = setting(False, "read files outside of data.root, if a path in the table leads there by itself or a link")
     test: float | None = number(None, "share of test images, scored once at the end", above=0, below=1)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
     skip_corrupt: bool = setting(False, "leave out the images that cannot be read")
@@ -190,7 +191,7 @@ class HubConfig(PhotosConfig):
     """
 
     name: str = setting("hf", "the data set")
-    path: str = setting("???", "name on the hub, a folder that save_to_disk wrote, or a folder of images")
+    path: str = setting("???", "name on the hub, a folder that save_to_disk wrote, or a folder of images", address=True)
     subset: str | None = setting(None, "the data set's configuration, where it has several")
     image: str | None = setting(None, "column of the images; null: the only one of images")
     label: str | None = setting(None, "column of the classes; null: the only one of classes")
@@ -198,6 +199,7 @@ class HubConfig(PhotosConfig):
     val: str | None = setting(None, "held-out split; null: validation, valid, val or dev if it is there")
     test: str | None = setting(None, "split that is scored once at the end")
     test_share: float | None = number(None, "share of test images where no split is held out, scored once at the end", above=0, below=1)
+    images_outside: bool = setting(False, "read files outside of data.path and the library's caches, if an image's path leads there")
 
 
 @dataclass

@@ -15,8 +15,14 @@ VARIABLES = {"runs": "LOSSFORGE_RUNS", "tracking_uri": "MLFLOW_TRACKING_URI"}
 """What the file may set, and the variable that has precedence."""
 
 
+def xdg_folder(variable: str, default: str) -> Path:
+    """Return a folder of the user's, which a variable names by a whole path; a relative one would be found in any folder of others."""
+    given = os.environ.get(variable) or default
+    return Path(given if os.path.isabs(given) else default).expanduser()
+
+
 def user_file() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / FILE
+    return xdg_folder("XDG_CONFIG_HOME", "~/.config") / FILE
 
 
 def user_default(name: str) -> str | None:
@@ -30,7 +36,10 @@ def user_settings() -> Mapping[str, str]:
     Raises:
         UserError: the file cannot be read, or sets something else.
     """
-    path = user_file()
+    try:
+        path = user_file()
+    except RuntimeError:  # the user has no home folder
+        return {}
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (FileNotFoundError, NotADirectoryError):

@@ -28,7 +28,7 @@ def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
         if file.suffix.lower() == ".parquet":
             table = pandas.read_parquet(file)
         else:
-            table = pandas.read_csv(file, dtype=str, keep_default_na=False, index_col=False, **options)
+            table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, **options)
     except pandas.errors.EmptyDataError:
         return pandas.DataFrame()
     except (OSError, ValueError, ImportError) as error:

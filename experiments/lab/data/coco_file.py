@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, open_image, unreadable
+from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, leads_out, open_image, unreadable
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
@@ -165,37 +164,6 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
         else:
             found[image_id] = (os.path.join(folder, name), (height, width))
     return found
-
-
-def leads_out(folder: Path) -> Callable[[str], bool]:
-    """Return a function that says whether a file name leads out of a folder: as an absolute path, by `..` or through a link.
-
-    The folder itself may be a link. Links are listed a folder at a time, as in `_listing`.
-    """
-    root = os.path.realpath(folder)
-
-    def inside(path: str) -> bool:
-        return os.path.commonpath([root, os.path.realpath(path)]) == root
-
-    @cache
-    def links(parent: str) -> set[str] | None:
-        """Return the links in a folder; None if the folder is outside."""
-        if not inside(parent):
-            return None
-        try:
-            with os.scandir(parent) as entries:
-                return {entry.name for entry in entries if entry.is_symlink()}
-        except OSError:
-            return set()
-
-    def leaves(name: str) -> bool:
-        if "\0" in name:  # no system has such a file
-            return True
-        parent, file = os.path.split(os.path.join(folder, name))
-        found = links(parent)
-        return found is None or (file in found and not inside(os.path.join(parent, file)))
-
-    return leaves
 
 
 def _readable(found: Images, folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> Images:

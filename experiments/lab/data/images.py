@@ -5,18 +5,21 @@ import hashlib
 import json
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
+from tokenize import TokenError
 from typing import TypeVar
 
 from PIL import Image, ImageOps
 
 from lab.config.errors import UserError
 from lab.config.settings import ROOT
+from lab.runs.formats import visible
 
 FEW = 5000  # so many images are checked within seconds
 CACHE = ROOT / "data" / "checked"
@@ -43,8 +46,11 @@ class CorruptError(Exception):
     """An entry that cannot be used; the message says why."""
 
 
-# PIL raises SyntaxError for a damaged PNG
-UNREADABLE = (CorruptError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
+# PIL raises SyntaxError for a damaged PNG; TypeError, LookupError and struct.error for damaged TIFF and EXIF tags. numpy raises TokenError
+UNREADABLE = (
+    *(CorruptError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError),
+    *(TypeError, LookupError, ArithmeticError, struct.error, TokenError),
+)
 
 
 @dataclass
@@ -60,7 +66,8 @@ class Faults:
     def raise_or_report(self, skip: bool, *, usable: bool = True) -> None:
         """Raise UserError with the faults, or print that they are left out; `usable`: whether entries without a fault remain."""
         if self.lines and skip and usable:
-            print(f"{self.path}: {len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}")
+            left_out = f"{len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}"
+            print(visible(f"{self.path}: {left_out}"))
         elif self.lines:
             more = f"\n... and {len(self.lines) - SHOWN} more" if len(self.lines) > SHOWN else ""
             shown = "\n".join(self.lines[:SHOWN])
@@ -77,6 +84,40 @@ def refuse_pipe(path: ImageFile) -> None:
     """Raise CorruptError for a path that is not a regular file, because opening a pipe waits for ever; OSError if there is nothing."""
     if not isinstance(path, ImageBytes) and not stat.S_ISREG(os.stat(path).st_mode):
         raise CorruptError("is not a regular file")
+
+
+def is_inside(path: str, folder: str | Path) -> bool:
+    """Return whether a path leads to a file in a folder or below it, after links in both are followed."""
+    root = os.path.realpath(folder)
+    return os.path.commonpath([root, os.path.realpath(path)]) == root
+
+
+def leads_out(folder: Path) -> Callable[[str], bool]:
+    """Return a function that says whether a file name leads out of a folder: as an absolute path, by `..` or through a link.
+
+    The folder itself may be a link. Links are listed a folder at a time, because asking for a hundred thousand files
+    one by one takes minutes on a network's file system.
+    """
+
+    @cache
+    def links(parent: str) -> set[str] | None:
+        """Return the links in a folder; None if the folder is outside."""
+        if not is_inside(parent, folder):
+            return None
+        try:
+            with os.scandir(parent) as entries:
+                return {entry.name for entry in entries if entry.is_symlink()}
+        except OSError:
+            return set()
+
+    def leaves(name: str) -> bool:
+        if "\0" in name:  # no system has such a file
+            return True
+        parent, file = os.path.split(os.path.join(folder, name))
+        found = links(parent)
+        return found is None or (file in found and not is_inside(os.path.join(parent, file), folder))
+
+    return leaves
 
 
 def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:

@@ -1,5 +1,9 @@
 """Images as they are in their files: 1 to 12 channels of 8 bits, 16 bits or floats."""
 
+import contextlib
+import math
+import os
+import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,18 +33,22 @@ def read_pixels(path: ImageFile, channels: int) -> Tensor:
     Raises:
         one of UNREADABLE.
     """
-    array = _array(path)
+    array = _array(path, channels)
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[2] != channels:
-        remedy = f", or data.channels={array.shape[2]}" if array.ndim == 3 and array.shape[2] <= MOST_CHANNELS else ""
-        raise CorruptError(f"has {array.shape[2] if array.ndim == 3 else array.shape} channels; {channels} are expected{remedy}")
+        raise _other_channels(array.shape[2] if array.ndim == 3 else array.shape, channels)
     if array.dtype.kind != "f" and array.dtype not in LARGEST:
         raise CorruptError(f"has pixels of {array.dtype}; 8 or 16 bits without sign, or floats, are expected")
     pixels = torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1).contiguous() / LARGEST.get(array.dtype, 1.0)
     if not pixels.isfinite().all():
         raise CorruptError("has pixels that are nan or infinite")
     return pixels
+
+
+def _other_channels(found: int | tuple[int, ...], expected: int) -> CorruptError:
+    remedy = f", or data.channels={found}" if isinstance(found, int) and found <= MOST_CHANNELS else ""
+    return CorruptError(f"has {found} channels; {expected} are expected{remedy}")
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,18 @@ def read_image(path: ImageFile, channels: int | None) -> Image.Image | Tensor:
     return read_pixels(path, channels) if channels else read_rgb(path)
 
 
-def _array(path: ImageFile) -> Any:
+def _array(path: ImageFile, channels: int) -> Any:
     refuse_pipe(path)
     if str(getattr(path, "name", path)).lower().endswith(ARRAY):
-        return np.load(path, allow_pickle=False)
+        return _numbers(path)
     if (deep := _deep_png(path)) is not None:
         return deep
     with Image.open(path) as opened:
         image: Image.Image = opened
-        if getattr(image, "n_frames", 1) > 1 and image.format == "TIFF":
+        pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+        if pages > 1:
+            if pages != channels:  # before they are decoded: a small file may have thousands of large pages
+                raise _other_channels(pages, channels)
             return np.stack([np.array(page) for page in ImageSequence.Iterator(image)], axis=-1)
         if image.format == "TIFF" and image.mode.startswith("RGB") and 16 in image.tag_v2.get(BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
             raise CorruptError("has channels of 16 bits side by side, of which Pillow reads 8; a page a channel, or .npy, is expected")
@@ -89,6 +100,9 @@ def _deep_png(path: ImageFile) -> Any:
         head = file.read(25)
         if not head.startswith(PNG) or head[24:] != b"\x10":
             return None
+        width, height = struct.unpack(">II", head[16:24])
+        if Image.MAX_IMAGE_PIXELS and width * height > 2 * Image.MAX_IMAGE_PIXELS:  # as Pillow refuses other images
+            raise CorruptError(f"has {width} x {height} pixels; at most {2 * Image.MAX_IMAGE_PIXELS:,} are read")
         content = bytearray(head + file.read())
     from torchvision.io import ImageReadMode, decode_image
 
@@ -97,6 +111,21 @@ def _deep_png(path: ImageFile) -> Any:
     except RuntimeError as error:
         raise CorruptError(f"cannot be read as an image ({str(error).splitlines()[0]})") from None
     return image.permute(1, 2, 0).numpy()
+
+
+def _numbers(path: ImageFile) -> Any:
+    """Read a .npy file, without unpickling; its header may say more than the file holds, and the memory for it would be taken first."""
+    with contextlib.ExitStack() as stack:
+        file: Any = path if isinstance(path, ImageBytes) else stack.enter_context(open(path, "rb"))
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        first = file.tell()
+        held = file.seek(0, os.SEEK_END) - first
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > held:
+            raise CorruptError(f"is cut off: its header says {dtype} of the shape {shape}, and {held:,} bytes follow")
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def measured(samples: Any) -> Norm:

@@ -107,6 +107,7 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
     """Write and print predictions; return 1 if a file could not be read, after all other files."""
     from lab.data.pixels import shown
     from lab.runs.files import remove_unfinished, write_text, write_whole
+    from lab.runs.formats import visible
     from lab.runs.predict import draw
 
     try:
@@ -117,13 +118,13 @@ def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, to
     status, lines = 0, []
     for number, (path, image, prediction) in enumerate(predicted(config, state, files, top, score)):
         if image is None:
-            print(f"error: {path}: {prediction}", file=sys.stderr)
+            print(visible(f"error: {path}: {prediction}"), file=sys.stderr)
             status = 1
             continue
         picture = out / f"{number:04d}-{path.stem}.png"
         write_whole(picture, partial(draw(shown(image), prediction).save, format="PNG"))
         lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
-        print(f"{path}: {prediction.line()}")
+        print(visible(f"{path}: {prediction.line()}"))
     write_text(out / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
     return status
 

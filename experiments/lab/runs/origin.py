@@ -20,6 +20,7 @@ import yaml
 
 from lab.config.errors import UserError
 from lab.config.settings import given_names
+from lab.config.user import xdg_folder
 
 KEY = "lossforge/key"
 """The user's key, below XDG_STATE_HOME."""
@@ -139,8 +140,8 @@ def origin_of(folder: Path) -> Origin:
 
 def _key() -> bytes:
     """Return the user's key, which is made if it does not exist; empty if that fails."""
-    path = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / KEY
     try:
+        path = xdg_folder("XDG_STATE_HOME", "~/.local/state") / KEY
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
@@ -160,7 +161,7 @@ def _key() -> bytes:
 
 @cache
 def code_settings() -> dict[str, tuple[str, ...]]:
-    """Return all settings that name Python code, as the schemas mark them, each with its values that name none."""
+    """Return all settings that name Python code or an address, as the schemas mark them, each with its values that name none."""
     from lab.config.choices import SCHEMAS
     from lab.config.schema import OptimConfig, TrainerConfig
 
@@ -170,7 +171,7 @@ def code_settings() -> dict[str, tuple[str, ...]]:
         for group, each in schemas.items()
         for schema in each
         for item in fields(schema)
-        if item.metadata.get("code")
+        if item.metadata.get("code") or item.metadata.get("address")
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from lab.config.choices import DATA, TASKS
 from lab.config.errors import UserError
 from lab.config.schema import FolderConfig, TableConfig, TrackingConfig, TrainConfig
-from lab.config.settings import ROOT, Settings, absolute, flat, given_names, reload, resolved, value_of
+from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
 from lab.runs.files import sha256_of
 from lab.runs.masks import masked
@@ -124,15 +124,20 @@ def settings_of(saved: Saved, overrides: Sequence[str]) -> tuple[Settings[TrainC
     what = f"checkpoint={saved.name}"
     trust = value_of(overrides, "trust")
     trusted = trust == saved.name if saved.name.startswith(MLFLOW) else is_trusted(trust, Path(saved.name))
-    tree = without_teacher(checked(what, saved.state["config"], given_names(overrides), trusted, saved.state["origin"]))
-    tree = tree | {"model": tree["model"] | {"pretrained": False, "weights": None}}  # its weights are in the checkpoint
-    data = tree["data"]
+    data = saved.state["config"]["data"]
     chosen, sizes = value_of(overrides, "data"), {}
     if chosen == data.get("name"):
         overrides = [word for word in overrides if word.lstrip("+").partition("=")[0] != "data"]
-    elif chosen in DATA:
+    given = given_names(overrides)
+    if chosen in DATA and "data" in given:  # what belongs to the model stays, and it may name code
+        given = given - {"data"} | {f"data.{name}" for name in data if name not in MODEL_DATA}
+    tree = without_teacher(checked(what, saved.state["config"], given, trusted, saved.state["origin"]))
+    tree = tree | {"model": tree["model"] | {"pretrained": False, "weights": None}}  # its weights are in the checkpoint
+    data = tree["data"]
+    if "data" in given_names(overrides) and chosen in DATA:
         sizes = _sizes(data, {item.name for item in fields(DATA[chosen])})
-        overrides = [*(f"{name}={'null' if value is None else value}" for name, value in sizes.items()), *overrides]
+        texts = {name: "null" if value is None else quoted(value) if isinstance(value, str) else value for name, value in sizes.items()}
+        overrides = [*(f"{name}={text}" for name, text in texts.items()), *overrides]
     settings = reload_file(what, tree, overrides)
     _refuse_seen(data, settings.tree()["data"])
     ours, theirs = flat(tree) | {name: str(value) for name, value in sizes.items()}, settings.flat()

@@ -1,17 +1,25 @@
-"""Hugging Face data sets: from the hub, from its cache, or from local files."""
+"""Hugging Face data sets: from the hub, from its cache, or from local files.
+
+Rows are read as Arrow holds them, because the library's own decoding opens the paths and addresses in a row, of all its columns.
+"""
 
 import importlib.util
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+import yaml
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from lab.config.errors import UserError, unknown
 from lab.config.schema import HubConfig
 from lab.config.settings import absolute
+from lab.data.images import UNREADABLE, CorruptError, is_inside, unreadable
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import norm_of_files, photos_data
 from lab.data.sources.own import as_rgb, of_channels
@@ -23,21 +31,54 @@ MOST_CLASSES = 10000
 
 @dataclass
 class HubSamples:
-    """Some rows of a data set, by their positions in it."""
+    """Some rows of a data set.
+
+    Args:
+        dataset: its rows, as Arrow holds them.
+        column: the column of the images.
+        folders: where the files lie whose paths the rows may have; None: anywhere on this machine.
+        classes: names of the classes.
+        positions: the rows.
+        targets: class indices (N,).
+        channels: as data.channels.
+    """
 
     dataset: Any
     column: str
+    folders: list[str] | None
     classes: list[str]
     positions: list[int]
-    targets: Tensor  # (N,)
+    targets: Tensor
     channels: int | None = None
 
     def image(self, index: int) -> Image.Image | Tensor:
-        image = self.dataset[self.positions[index]][self.column]
+        row = f"data.image={self.column}, row {self.positions[index]}"
+        cell = self.dataset[self.positions[index]][self.column][0].as_py()
+        kind = self.dataset.features[self.column]
+        try:
+            image = self._decoded(cell, kind.mode) if type(kind).__name__ == "Image" else cell
+            if isinstance(image, Image.Image) and self.channels is None:
+                return as_rgb(image)
+        except UNREADABLE as error:
+            raise unreadable(row, error) from None
         try:
             return as_rgb(image) if self.channels is None else of_channels(image, self.channels)
         except TypeError as error:
-            raise UserError(f"data.image={self.column}, row {self.positions[index]}: {error}") from None
+            raise UserError(f"{row}: {error}") from None
+
+    def _decoded(self, cell: Any, mode: str | None) -> Image.Image:
+        """Return the image of a cell, which holds the file's bytes or its path."""
+        content, path = cell["bytes"], cell["path"]
+        if content is None:
+            if "://" in str(path):
+                raise CorruptError(f"has the address {path!r} in place of an image, which is not opened")
+            path = os.path.join(self.folders[0] if self.folders else "", str(path))
+            if self.folders is not None and not any(is_inside(path, folder) for folder in self.folders):
+                raise CorruptError(f"its path {cell['path']!r} leads out of the data set; data.images_outside=true takes such files")
+        with Image.open(path if content is None else BytesIO(content)) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+        return image.convert(mode) if mode else image
 
     def only(self, positions: Iterable[int]) -> "HubSamples":
         kept = list(positions)
@@ -67,7 +108,11 @@ def hub_data(config: HubConfig, norm: Norm, device: torch.device, seed: int, sav
 
 
 def _opened(config: HubConfig) -> Any:
-    """Return the data set, a DatasetDict; no code of its repository is run."""
+    """Return the data set, a DatasetDict; no code of its repository is run.
+
+    Raises:
+        UserError: the library is not installed, the data set is not found, or a folder's description leads out of it.
+    """
     if importlib.util.find_spec("datasets") is None:
         raise UserError("data=hf: the library datasets is not installed; install it by: uv pip install datasets")
     import datasets
@@ -78,13 +123,51 @@ def _opened(config: HubConfig) -> Any:
             return datasets.load_from_disk(str(local))
         if local.is_dir() and (local / "state.json").is_file():
             return datasets.DatasetDict({"train": datasets.load_from_disk(str(local))})
+        if local.is_dir():
+            _refuse_leading_out(local)
         return datasets.load_dataset(str(local) if local.exists() else config.path, config.subset)
+    except UserError:
+        raise
     except Exception as error:  # the library raises many kinds of errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"data.path={config.path}: cannot be opened: {reason}\n"
             "A name of the hub (or of its cache), a folder that save_to_disk wrote, or a folder of images is expected."
         ) from None
+
+
+def _refuse_leading_out(folder: Path) -> None:
+    """Raise UserError if a folder's description names files outside of it or addresses; the library would open them.
+
+    Raises:
+        UserError: as above.
+    """
+    from huggingface_hub import DatasetCard
+
+    readme, other = folder / "README.md", folder / ".huggingface.yaml"
+    found = [DatasetCard.load(readme).data.to_dict()] if readme.is_file() else []
+    found += [yaml.safe_load(other.read_text(encoding="utf-8"))] if other.is_file() else []
+    for text in _texts([each.get("configs") for each in found if isinstance(each, dict)]):
+        if os.path.isabs(text) or ".." in Path(text).parts or "://" in text or "::" in text:
+            raise UserError(f"data.path={folder}: its description names {text!r}, and files within the folder are expected.")
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, (dict, list)):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from _texts(each)
+
+
+def _folders(config: HubConfig) -> list[str] | None:
+    """Return the folders of the data set's files: its own, and the library's caches."""
+    from datasets import config as library
+    from huggingface_hub import constants
+
+    local = absolute(config.path, "")
+    caches = (library.HF_DATASETS_CACHE, library.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
+    return None if config.images_outside else [str(each) for each in ([local] if local.is_dir() else []) + [*caches]]
 
 
 def _splits(config: HubConfig, whole: Any) -> dict[str, Any]:
@@ -120,14 +203,14 @@ def _classes(config: HubConfig, part: Any, label: str) -> list[str]:
     names = getattr(part.features[label], "names", None)
     if names:
         return [str(name) for name in names]
-    found = sorted({str(each) for each in part[label]})
+    found = sorted({str(each) for each in _values(part, label)})
     if not 2 <= len(found) <= MOST_CLASSES:
         raise UserError(f"data.label={label}: has {len(found)} values; 2 to {MOST_CLASSES} classes are expected.")
     return found
 
 
 def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, classes: list[str]) -> HubSamples:
-    given = part[label]
+    given = _values(part, label)
     if getattr(part.features[label], "names", None):
         targets = torch.tensor([-1 if each is None else int(each) for each in given])
     else:
@@ -136,4 +219,9 @@ def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, cl
     if (targets < 0).any():
         row = int((targets < 0).int().argmax())
         raise UserError(f"data.label={label}, split {name}, row {row}: {given[row]!r} is not one of the classes; leave it out, or name it.")
-    return HubSamples(part, image, classes, list(range(len(targets))), targets, config.channels)
+    images = part.select_columns([image]).with_format("arrow")
+    return HubSamples(images, image, _folders(config), classes, list(range(len(targets))), targets, config.channels)
+
+
+def _values(part: Any, column: str) -> list[Any]:
+    return list(part.select_columns([column]).with_format("arrow")[:][column].to_pylist())

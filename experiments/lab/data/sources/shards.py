@@ -128,7 +128,7 @@ def expanded(setting: str, pattern: str) -> list[Path]:
     """
     if found := RANGE.search(pattern):
         first, last = found.groups()
-        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))  # the first missing file ends it
         paths = [path for each in numbers for path in expanded(setting, f"{pattern[: found.start()]}{each}{pattern[found.end() :]}")]
     elif glob.has_magic(pattern):
         paths = [Path(path) for path in sorted(glob.glob(str(absolute(pattern, ""))))]
@@ -179,11 +179,15 @@ def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
 def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
     """Return the members of each sample of a shard, by their endings."""
     found: dict[str, dict[str, Member]] = {}
+    held = path.stat().st_size
     try:
         tar: Any
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 tar.members = []  # the list would keep all headers
+                # before so much memory is taken for it
+                if member.isreg() and not member.issparse() and member.offset_data + member.size > held:
+                    raise tarfile.ReadError("unexpected end of data")
                 folder, slash, file = member.name.rpartition("/")
                 stem, _, ending = file.partition(".")
                 if not (stem and ending and member.isreg()) or member.issparse():

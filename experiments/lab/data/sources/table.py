@@ -11,6 +11,7 @@ from lab.config.errors import UserError, unknown
 from lab.config.schema import TableConfig
 from lab.config.settings import absolute
 from lab.data.cells import Where, numbers, read_cells, rows_of, texts
+from lab.data.images import leads_out
 from lab.data.pixels import alpha_note
 from lab.data.samples import Annotations
 from lab.data.sets import Data, Norm, existing_folder
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 KINDS = {"class": "task=classification", "labels": "task=multilabel", "numbers": "task=regression"}
 PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 YES = {"1": 1.0, "true": 1.0, "yes": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "no": 0.0, "0.0": 0.0}
+DIGITS = 18  # of a number that is a class's name
 OF_CLASSES = ("mixup", "cutmix", "class_weight", "class_group", "class_balance")
 """Settings that need one class an image."""
 
@@ -60,6 +62,12 @@ def table_data(
     if (again := table[config.image].duplicated()).any():
         number = int(again.to_numpy().argmax())
         raise UserError(f"{where(number)}, column {config.image}: {keys[number]!r} is given twice.")
+    leaves = leads_out(root)
+    if not config.images_outside and (outside := next((i for i, key in enumerate(keys) if leaves(key)), None)) is not None:
+        raise UserError(
+            f"{where(outside)}, column {config.image}: {keys[outside]!r} leads out of {root}; data.root= names the folder that holds all "
+            "images, and data.images_outside=true takes such files."
+        )
     classes, targets = _targets(config, kind, table, names, where)
     notes = _annotations(config, table, where)
     _refuse_no_image(config, root, keys)
@@ -162,8 +170,9 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
 
 
 def by_number(name: str) -> tuple[bool, int, str]:
-    """Return a key that sorts names of classes: numbers by value, then texts."""
-    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+    """Return a key that sorts names of classes: numbers by value, then texts; thousands of digits are a text, which int refuses."""
+    number = name.isdecimal() and len(name) <= DIGITS
+    return not number, int(name) if number else 0, name
 
 
 def _list(cell: Any, separator: str) -> list[str]:
