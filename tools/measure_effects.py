@@ -28,7 +28,7 @@ class Comparison(NamedTuple):
         seeded: the settings that a seed stands for.
         runs: what is compared, the baseline first.
         teacher: a run before the others, for {teacher}.
-        also: a second metric of the same unit, beside the baseline's `metric` for every run.
+        also: a second metric, compared as the first.
         seeds: how many seeds, from 0.
     """
 
@@ -46,7 +46,7 @@ COMPARISONS = {
         runs=("loss=ce", "loss=bce", "loss=softmax_focal", "loss=poly_ce loss.epsilon=1", "loss=poly_ce loss.epsilon=-1"),
     ),
     "label_smoothing": Comparison(
-        *("probe_top1", CORRUPTED), runs=("loss=ce", "loss.label_smoothing=0.1", "loss.label_smoothing=0.3"), also="top1"
+        *("probe_top1", CORRUPTED), runs=("loss=ce", "loss.label_smoothing=0.1", "loss.label_smoothing=0.3"), also="top1", seeds=15
     ),
     "long_tail": Comparison(
         *("balanced_accuracy", CORRUPTED),
