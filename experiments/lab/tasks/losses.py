@@ -41,6 +41,7 @@ class Criterion:
 
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
+        self.loss: Any
         self.loss, self.hyper = seesaw(config, counts, device) if isinstance(config, SeesawConfig) else loss_of(config, device)
         self.activation = activation_of(config)
         self.class_weight = self.pos_weight = self.group_weight = None
@@ -188,8 +189,8 @@ def seesaw(config: SeesawConfig, counts: Tensor | None, device: torch.device) ->
 
     if counts is None:
         raise UserError("loss=seesaw: needs the number of training samples of each class.")
-    shape = {"p": config.p, "q": config.q, "eps": config.eps}
-    return PlainLoss(partial(seesaw_loss, class_counts=counts.to(device), reduction="none", **shape), "loss=seesaw"), {}
+    rows = partial(seesaw_loss, class_counts=counts.to(device), p=config.p, q=config.q, eps=config.eps, reduction="none")
+    return PlainLoss(rows, "loss=seesaw"), {}
 
 
 def custom_loss(group: str, target: str, hyper: Mapping[str, float], device: torch.device | None = None) -> Any:
