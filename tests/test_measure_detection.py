@@ -56,6 +56,22 @@ def test_tables_hold_the_figures(measured):
     assert "commit abc1234" in text
 
 
+def test_the_table_of_detectors_pairs_seeds(tmp_path):
+    costs = {"loss_ms": 2.0, "step_ms": 20.0, "cpu_seconds": 61.0}
+    reached = {"fcos": [0.40, 0.42, 0.41], "yolo": [0.45, 0.48, 0.46]}
+    runs = [
+        {"command": f"model={name}_tiny", "seed": seed, "map": value, "map50": 0.6, "map75": 0.5, **costs}
+        for name, values in reached.items()
+        for seed, value in enumerate(values)
+    ]
+    place = {"gpu": "2 CPU cores", "torch": "2", "triton": "3", "torchvision": "0", "commit": "abc", "date": "2026-11-25"}
+    path = tmp_path / "detection.json"
+    path.write_text(json.dumps({"detectors": {**place, "runs": runs}}))
+    text = tables.detectors(path)
+    assert "| `model=fcos_tiny` | 3 | 0.410 ± 0.025 | 0.600 | 0.500 | baseline |  | 2.0 | 10% | 20.0 | 61 |" in text
+    assert "| `model=yolo_tiny` | 3 | 0.463 ± 0.038 | 0.600 | 0.500 | +0.053 (+0.039 to +0.068) | 0.004 |" in text
+
+
 def test_parts_that_do_not_exist(tmp_path, capsys):
     with pytest.raises(SystemExit):
         measure.main(["detection", "--out", str(tmp_path / "none.json"), "--parts", "table"])

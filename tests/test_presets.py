@@ -153,10 +153,23 @@ def test_the_measured_comparisons_compose():
         assert all(sum(run["command"] == command for run in measured["runs"]) == len(seeds) for command in wanted)
 
 
+def judged(ours, baseline, tests=1):
+    """What the page says of a difference, with the largest p of `tests` equal ones."""
+    found = tables.differences(ours, baseline)
+    return tables.verdict(found, tables.corrected([found] * tests)[-1])
+
+
 def test_an_effect_is_judged_by_the_pairs():
-    assert tables.effect([0.91, 0.95, 0.90], [0.90, 0.94, 0.892])[-1] == "**yes**"
-    assert tables.effect([0.90, 0.94, 0.892], [0.91, 0.95, 0.90])[-1] == "**the opposite**"
-    difference, p, said = tables.effect([0.91, 0.95, 0.90], [0.95, 0.90, 0.91])
-    assert said == "no"
-    assert float(p) > 0.05
-    assert difference.startswith("+0.0 (")
+    assert judged([0.91, 0.95, 0.90], [0.90, 0.94, 0.892]) == "**yes**"
+    assert judged([0.90, 0.94, 0.892], [0.91, 0.95, 0.90]) == "**the opposite**"
+    assert judged([0.91, 0.95, 0.90], [0.95, 0.90, 0.91]) == "no"
+    assert tables.interval(tables.differences([0.91, 0.95, 0.90], [0.95, 0.90, 0.91]), 100, 1).startswith("+0.0 (")
+    assert tables.verdict(tables.differences([0.2, 0.31], [0.1, 0.2]), 0.01, worse=True) == "**the opposite**"
+
+
+def test_effects_of_one_preset_are_corrected_for_each_other():
+    ours, baseline = [0.93, 0.95, 0.92, 0.96], [0.90, 0.945, 0.90, 0.945]
+    assert tables.differences(ours, baseline).p == pytest.approx(0.0436, abs=1e-3)
+    assert judged(ours, baseline) == "**yes**"
+    assert judged(ours, baseline, tests=2) == "no"
+    assert tables.corrected([tables.differences([1.0, 2.0], [0.0, 1.0])]) == [None]  # equal differences are not tested

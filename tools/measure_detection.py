@@ -1,6 +1,7 @@
 """Train detectors here: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
 
-The parts are retinanet, large, tables and more. The file is written after every run. `large` runs in a new process, and its time
+The parts are retinanet, large, tables, more and detectors: RetinaNet, FCOS, YOLO head and DETR on the same small scenes, on one thread of
+the CPU, whose cpu_seconds are the process's own. The file is written after every run. `large` runs in a new process, and its time
 includes the scenes that it draws; --with gives it further settings, such as trainer.epochs=8 optim.lr=2e-3. The others run one after
 another in this process.
 """
@@ -15,7 +16,10 @@ from typing import Any
 
 from measuring import Request, train
 
-PARTS = ("retinanet", "large", "tables", "more")
+DETECTORS = tuple(f"model={name}_tiny" for name in ("retinanet", "fcos", "yolo", "detr"))
+SEEDS = (0, 1, 2)
+ON_CPU = "data.workers=0 trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
+PARTS = ("retinanet", "large", "tables", "more", "detectors")
 GIOU = "box_loss=giou"
 TABLES = (
     *(f"loss={name} {GIOU}" for name in ("focal", "quality_focal", "varifocal")),
@@ -50,11 +54,30 @@ def measured(part: str, request: Request) -> Iterator[dict[str, Any]]:
 
         yield from contenders(request.small)
         return
+    if part == "detectors":
+        yield from detectors(request.small)
+        return
     with tempfile.TemporaryDirectory() as scenes:
         for command, more in trainings(part, request.small, request.settings):
             done = train(command, *more, f"data.root={scenes}", own_process=part == "large")
             figures = {name: done.last(f"val/{name}") for name in ("map", "map50", "map75")}
             yield {"command": command, **figures, **done.costs(), "backend": done.backend}
+
+
+def detectors(small: bool) -> Iterator[dict[str, Any]]:
+    """Yield what each detector reached under each seed, which decides the scenes and the training."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scenes:
+        for seed in SEEDS[: 1 if small else None]:
+            seeded = f"seed={seed} data.split_seed={seed} data.scene_seed={seed}"
+            for command in DETECTORS:
+                began = time.process_time()
+                done = train(f"experiment=detectors {command}", *f"{ON_CPU} {seeded} {FEW if small else ''}".split(), f"data.root={scenes}")
+                figures = {name: done.last(f"val/{name}") for name in ("map", "map50", "map75")}
+                costs = {**done.costs(), "cpu_seconds": time.process_time() - began}
+                yield {"command": f"experiment=detectors {command}", "seed": seed, **figures, **costs, "backend": done.backend}
 
 
 def detection(request: Request) -> int:

@@ -2,41 +2,60 @@
 
 --parts names the presets. The file is written after each seed: every run's command, seed and held-out metrics. A seed decides the split,
 the data that is drawn and the training; the runs of a comparison share it. The metrics are the last epoch's: no epoch is chosen by what
-is held out.
+is held out. cpu_seconds are the process's own, which other work on the machine changes little; seconds are those of the clock.
 """
 
 import re
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from measuring import Request, train
 
-SEEDS = (0, 1, 2, 3, 4)
 QUIET = "trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
 DIGITS = "seed={seed} data.split_seed={seed}"
-
 CORRUPTED = f"{DIGITS} data.corruption_seed={{seed}}"
+SCENES = f"{DIGITS} data.scene_seed={{seed}} data.workers=0"
 
 
 class Comparison(NamedTuple):
-    """A comparison under a preset. seeded: the settings that a seed stands for. runs: what is compared, the baseline first."""
+    """A comparison under a preset.
+
+    Args:
+        metric: what is compared.
+        seeded: the settings that a seed stands for.
+        runs: what is compared, the baseline first.
+        teacher: a run before the others, for {teacher}.
+        also: a second metric, compared as the first.
+        seeds: how many seeds, from 0.
+    """
 
     metric: str
     seeded: str
     runs: tuple[str, ...]
     teacher: str = ""
+    also: str = ""
+    seeds: int = 5
 
 
 COMPARISONS = {
+    "few_digits": Comparison(
+        *("top1", CORRUPTED),
+        runs=("loss=ce", "loss=bce", "loss=softmax_focal", "loss=poly_ce loss.epsilon=1", "loss=poly_ce loss.epsilon=-1"),
+    ),
+    "label_smoothing": Comparison(
+        *("probe_top1", CORRUPTED), runs=("loss=ce", "loss.label_smoothing=0.1", "loss.label_smoothing=0.3"), also="top1", seeds=15
+    ),
     "long_tail": Comparison(
-        "balanced_accuracy", CORRUPTED, ("loss=ce", "loss=ce data.class_balance=0.99", "loss=focal", "loss=logit_adjusted_ce")
+        *("balanced_accuracy", CORRUPTED),
+        runs=("loss=ce", "loss=ce data.class_balance=0.99", "loss=softmax_focal", "loss=focal", "loss=logit_adjusted_ce", "loss=seesaw"),
     ),
-    "multilabel": Comparison(
-        *("map", f"{DIGITS} data.scene_seed={{seed}} data.workers=0"),
-        runs=("loss=bce", "loss=focal", "loss=asymmetric", "loss=asymmetric loss.gamma_pos=0"),
+    "detectors": Comparison(
+        *("map", SCENES), runs=tuple(f"box_loss={name}" for name in ("giou", "iou", "diou", "ciou", "eiou", "siou")), seeds=3
     ),
+    "multilabel": Comparison("map", SCENES, runs=("loss=bce", "loss=focal", "loss=asymmetric", "loss=asymmetric loss.gamma_pos=0")),
     "noisy_labels": Comparison("top1", CORRUPTED, ("loss=ce", "loss=mae", "loss=generalized_ce")),
     "distillation": Comparison("top1", DIGITS, ("task=classification", "task.teacher={teacher}"), teacher="experiment=teacher"),
     "preference": Comparison(
@@ -49,13 +68,17 @@ PARTS = tuple(COMPARISONS)
 
 def run(command: str, runs: Path) -> tuple[dict[str, Any], Path]:
     """Train once; return the last held-out metrics, with recalls where there is a confusion matrix, and the run's folder."""
+    began = time.process_time()
     done = train(command, *QUIET.split(), runs=runs)
+    cpu_seconds = time.process_time() - began
     found = next(values for values in reversed(done.values) if "val/loss" in values)
     values: dict[str, Any] = {name.removeprefix("val/"): value for name, value in found.items() if name.startswith("val/")}
+    if (probe := done.last("probe/top1")) is not None:
+        values["probe_top1"] = probe
     evaluation = next(record for record in reversed(done.records) if record["kind"] == "evaluation")
     if "confusion" in evaluation:
         values["recall"] = [row[i] / max(sum(row), 1) for i, row in enumerate(evaluation["confusion"])]
-    return {"values": values, "seconds": done.seconds}, done.folder
+    return {"values": values, "seconds": done.seconds, "cpu_seconds": cpu_seconds}, done.folder
 
 
 def compare(preset: str, seed: int, runs: Path) -> list[dict[str, Any]]:
@@ -82,9 +105,11 @@ def effects(request: Request) -> int:
     presets = request.parts or PARTS
     found = request.saved()
     for preset in presets:
-        found[preset] = {"metric": COMPARISONS[preset].metric, "seeded": COMPARISONS[preset].seeded, **source, "runs": []}
-    for seed in SEEDS:
-        for preset in presets:
+        what = COMPARISONS[preset]
+        also = {"also": what.also} if what.also else {}
+        found[preset] = {"metric": what.metric, **also, "seeded": what.seeded, **source, "runs": []}
+    for seed in range(max(COMPARISONS[preset].seeds for preset in presets)):
+        for preset in (each for each in presets if seed < COMPARISONS[each].seeds):
             with tempfile.TemporaryDirectory() as folder:
                 found[preset]["runs"] += compare(preset, seed, Path(folder))
         request.save({name: found[name] for name in PARTS if name in found})

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from loss_text import MissingError, file_of
 
+from lab.comparison.stats import Difference, holm, mean_of, paired_difference
 from lab.runs.files import write_whole
 from lossforge.bench.report import linear, load, pictures, tables
 from lossforge.losses.definitions.linear import LINEAR as OF_LAYERS
@@ -250,7 +251,7 @@ def presets(file: Path) -> str:
 def detection(file: Path) -> str:
     """Return the trained detectors by where they were measured; a part may be of another measurement."""
     found, places = found_in(file), {}
-    for part in ("tables", "more", "large"):
+    for part in ("defaults", "tables", "more", "large"):
         for run in found.get(part, {}).get("runs", ()):
             command = run["command"] if part == "large" else f"task=detection {run['command']}"
             figures = [f"{run[name]:.3f}" for name in ("map", "map50", "map75")]
@@ -348,45 +349,84 @@ def language_model(file: Path) -> str:
     return f"{source(found)}.\n\n{tables.markdown(header, rows)}"
 
 
-METRICS = {"balanced_accuracy": "balanced accuracy", "map": "mAP", "top1": "top-1", "accuracy": "pairs right"}
+METRICS = {"balanced_accuracy": "balanced accuracy", "map": "mAP", "top1": "top-1", "accuracy": "pairs right", "probe_top1": "linear probe"}
 
 
 def second_figure(preset: str, values: list[dict[str, Any]]) -> str:
     """Return a second figure of a preset's runs, a mean over the seeds."""
     rarest: Any = ("recall of the three rarest classes", lambda each: sum(each["recall"][-3:]) / 3)
-    figures = {"long_tail": rarest, "multilabel": ("F1", lambda each: each["f1"])}
+    figures = {
+        "long_tail": rarest,
+        "multilabel": ("F1", lambda each: each["f1"]),
+        "detectors": ("mAP75", lambda each: each["map75"]),
+    }
     name, figure = figures.get(preset, ("calibration error", lambda each: each["ece"]))
     return f"{name} {statistics.mean(map(figure, values)):.3f}"
 
 
-def effect(ours: list[float], baseline: list[float]) -> list[str]:
-    """Return the mean difference of runs that share a seed with its 95 % interval, p of the paired t-test, and what that says."""
-    from scipy import stats
-
-    test = stats.ttest_rel(ours, baseline)
-    low, high = (100 * bound for bound in test.confidence_interval(0.95))
-    said = ("**yes**" if test.statistic > 0 else "**the opposite**") if test.pvalue < 0.05 else "no"
-    p = "< 0.001" if test.pvalue < 0.001 else f"{test.pvalue:.3f}"
-    return [f"{(low + high) / 2:+.1f} ({low:+.1f} to {high:+.1f})", p, said]
+def p_text(p: float | None) -> str:
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-EFFECT_HEADER = (COMMAND, "seeds", "held-out, %, ± standard deviation", "paired difference (95 %)", "p", "effect", "")
+def differences(ours: list[float], baseline: list[float]) -> Difference:
+    """Return the paired difference of runs that share a seed."""
+    found = paired_difference(dict(enumerate(ours)), dict(enumerate(baseline)), 0.95)
+    assert found
+    return found
+
+
+def interval(difference: Difference, factor: float, digits: int) -> str:
+    """Return a mean difference and its interval, times a factor."""
+    values = [each if each is None else factor * each for each in (difference.of.mean, difference.of.low, difference.of.high)]
+    mean, low, high = (f"{each:+.{digits}f}" if each is not None else "" for each in values)
+    return f"{mean} ({low} to {high})" if low else mean
+
+
+def verdict(difference: Difference, corrected: float | None, worse: bool = False) -> str:
+    """Return what a difference says of the claim that the run is better; worse: where higher values are worse."""
+    if corrected is None or corrected >= 0.05:
+        return "no"
+    return "**yes**" if (difference.of.mean > 0) != worse else "**the opposite**"
+
+
+def corrected(found: list[Difference]) -> list[float | None]:
+    """Return Holm's p of tests that are asked together; None of those that could not be tested."""
+    adjusted = iter(holm([each.p for each in found if each.p is not None]))
+    return [None if each.p is None else next(adjusted) for each in found]
+
+
+EFFECT_HEADER = (
+    *(COMMAND, "seeds", "held-out, %, ± standard deviation", "paired difference (95 %)", "p", "p, corrected", "effect", "", "CPU s"),
+)
 
 
 def effect_rows(file: Path = EFFECTS) -> list[list[str]]:
+    """Return a row for each run and metric; p is corrected over all tests of a preset."""
     rows = []
     for preset, what in found_in(file).items():
-        metric = what["metric"]
-        commands = dict.fromkeys(run["command"] for run in what["runs"])
-        of = {command: sorted((r for r in what["runs"] if r["command"] == command), key=lambda r: r["seed"]) for command in commands}
-        reached = {command: [run["values"][metric] for run in runs] for command, runs in of.items()}
+        of = by_command(what["runs"])
         baseline = next(command for command, runs in of.items() if runs[0]["role"] == "baseline")
-        for command, runs in of.items():
-            values, role = reached[command], runs[0]["role"]
+        metrics = [what[name] for name in ("metric", "also") if name in what]
+        reached = {(metric, command): [run["values"][metric] for run in runs] for metric in metrics for command, runs in of.items()}
+        contenders = [key for key in reached if of[key[1]][0]["role"] == "contender"]
+        tested = [differences(reached[key], reached[key[0], baseline]) for key in contenders]
+        judged = dict(zip(contenders, zip(tested, corrected(tested), strict=True), strict=True))
+        for (metric, command), values in reached.items():
+            runs = of[command]
             figure = f"{METRICS[metric]} {100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
-            verdict = effect(values, reached[baseline]) if role == "contender" else [role, "", ""]
-            rows.append([f"`{command}`", str(len(values)), figure, *verdict, second_figure(preset, [run["values"] for run in runs])])
+            said = [runs[0]["role"], "", "", ""]
+            if (metric, command) in judged:
+                found, p = judged[metric, command]
+                said = [interval(found, 100, 1), p_text(found.p), p_text(p), verdict(found, p)]
+            cost = number(statistics.mean(run.get("cpu_seconds", run["seconds"]) for run in runs))
+            rows.append([f"`{command}`", str(len(values)), figure, *said, second_figure(preset, [run["values"] for run in runs]), cost])
     return rows
+
+
+def by_command(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return each command's runs, by seed."""
+    commands = dict.fromkeys(run["command"] for run in runs)
+    return {command: sorted((run for run in runs if run["command"] == command), key=lambda run: run["seed"]) for command in commands}
 
 
 def effects(file: Path) -> str:
@@ -395,6 +435,66 @@ def effects(file: Path) -> str:
     commits, dates = (", ".join(dict.fromkeys(what[name] for what in found.values())) for name in ("commit", "date"))
     about = f"{first['device']}, torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
     return f"{about}\n\n{tables.markdown(EFFECT_HEADER, effect_rows(file))}"
+
+
+CALIBRATED = ("few_digits", "ece", "ece_temperature")
+
+
+def calibration(file: Path) -> str:
+    """Return calibration errors before and after temperature scaling, each beside cross entropy's after it."""
+    preset, *metrics = CALIBRATED
+    if preset not in (found := found_in(file)):
+        return NOT_MEASURED
+    of = by_command(found[preset]["runs"])
+    baseline = next(command for command, runs in of.items() if runs[0]["role"] == "baseline")
+    values = {(command, metric): [run["values"][metric] for run in runs] for command, runs in of.items() for metric in metrics}
+    first = baseline, metrics[1]
+    others = [key for key in values if key != first]
+    tested = [differences(values[key], values[first]) for key in others]
+    judged = dict(zip(others, zip(tested, corrected(tested), strict=True), strict=True))
+    rows = []
+    for (command, metric), errors in values.items():
+        said = ["baseline", "", "", ""]
+        if (command, metric) in judged:
+            difference, p = judged[command, metric]
+            better = verdict(difference, p, worse=True).replace("**the opposite**", "**worse**").replace("**yes**", "**better**")
+            said = [interval(difference, 1, 3), p_text(difference.p), p_text(p), better]
+        scaled = metric == metrics[1]
+        temperature = statistics.geometric_mean(run["values"]["temperature"] for run in of[command])
+        figure = f"{statistics.mean(errors):.3f} ± {statistics.stdev(errors):.3f}"
+        rows.append([f"`{command}`", f"T = {temperature:.2f}" if scaled else "as trained", figure, *said])
+    header = (COMMAND, "temperature", "calibration error, ± standard deviation", "paired difference (95 %)", "p", "p, corrected", "")
+    return tables.markdown(header, rows)
+
+
+def detectors(file: Path) -> str:
+    """Return what each detector reached over the seeds, with the interval of the mean, and beside FCOS."""
+    if (found := found_in(file).get("detectors")) is None:
+        return NOT_MEASURED
+    of = by_command(found["runs"])
+    baseline = next(command for command in of if "fcos" in command)
+    contenders = [command for command in of if command != baseline]
+    reached = {command: [run["map"] for run in runs] for command, runs in of.items()}
+    tested = [differences(reached[command], reached[baseline]) for command in contenders]
+    judged = dict(zip(contenders, zip(tested, corrected(tested), strict=True), strict=True))
+    rows = []
+    for command, runs in of.items():
+        mean = mean_of(reached[command], 0.95)
+        others = [f"{statistics.mean(run[name] for run in runs):.3f}" for name in ("map50", "map75")]
+        said = ["baseline", ""]
+        if command in judged:
+            difference, p = judged[command]
+            said = [interval(difference, 1, 3), p_text(p)]
+        loss, step = (number(statistics.mean(run[name] for run in runs), 1) for name in ("loss_ms", "step_ms"))
+        share = f"{statistics.mean(run['loss_ms'] / run['step_ms'] for run in runs):.0%}"
+        spread = f"{mean.mean:.3f} ± {mean.half:.3f}" if mean.half is not None else f"{mean.mean:.3f}"
+        cost = number(statistics.mean(run["cpu_seconds"] for run in runs))
+        rows.append([f"`{command}`", str(len(runs)), spread, *others, *said, loss, share, step, cost])
+    header = (
+        *(COMMAND, "seeds", "mAP (95 %)", "mAP50", "mAP75", "paired difference (95 %)", "p, corrected"),
+        *("loss, ms", "of a step", "step, ms", "CPU s"),
+    )
+    return f"{source(found, 'torchvision')}; one thread.\n\n{tables.markdown(header, rows)}"
 
 
 NOT_MEASURED = "Not measured yet."
@@ -413,9 +513,10 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "language model": (language_model, RESULTS / "language-model.json"),
     "end to end": (end_to_end, RESULTS / "end-to-end-h200.json"),
     **{make.__name__: (make, RESULTS / "training-h200.json") for make in (training, parity, presets)},
-    **{make.__name__: (make, RESULTS / "detection.json") for make in (detection, retinanet)},
+    **{make.__name__: (make, RESULTS / "detection.json") for make in (detection, detectors, retinanet)},
     "assignment": (assignment, RESULTS / "assignment-h200.json"),
     "effects": (effects, EFFECTS),
+    "calibration": (calibration, EFFECTS),
     **{make.__name__.replace("_", " "): (make, RESULTS / "several-gpus-h200.json") for make in (several_gpus, speed, large_model)},
 }
 """What makes each table, and the files of results that it reads."""

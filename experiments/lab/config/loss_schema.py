@@ -73,6 +73,18 @@ class BradleyTerryConfig(LossConfig):
 
 
 @dataclass
+class SeesawConfig(LossConfig):
+    """The seesaw loss; the classes' samples are counted in the training data, once, where mmdetection counts them as it trains."""
+
+    kernels: ClassVar[bool] = False  # of its cross entropy; the app does not record them
+    name: str = setting("seesaw", "the loss")
+    implementation: str = choice("lossforge", "lossforge", meaning="whose code computes the loss")
+    p: float = number(0.8, "how far rare classes are spared as negatives of frequent ones; 0: not", least=0)
+    q: float = number(2.0, "how far classes with a larger score than the target's are pushed down again; 0: not", least=0)
+    eps: float = number(1e-2, "the least score of the target", above=0, most=1)
+
+
+@dataclass
 class CustomConfig(LossConfig):
     """A custom loss, from lossforge's decorators or plain torch: a function or a module of (logits, target)."""
 
@@ -108,4 +120,4 @@ LOSSES: dict[str, type[LossConfig]] = {
         OWN.get(name, SigmoidConfig if activation == "sigmoid" else LossConfig), name, settings, takes=takes, activation=activation
     )
     for name, (takes, activation, settings) in loss_settings.LOSSES.items()
-} | {"bradley_terry": BradleyTerryConfig, "custom": CustomConfig}
+} | {"bradley_terry": BradleyTerryConfig, "seesaw": SeesawConfig, "custom": CustomConfig}

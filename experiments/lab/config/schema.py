@@ -99,6 +99,7 @@ class ImagesConfig(DataConfig):
 class MemoryConfig(ImagesConfig):
     """Images held in memory; the training images can be made harder to learn."""
 
+    only_classes: list[Any] = some(list, "classes that are kept, by name or number; empty: all")
     train_share: float = number(1.0, "share of each class's training images that are kept", above=0, most=1)
     imbalance: float = number(1.0, "times as many images of the first class as of the last", least=1)
     label_noise: float = number(0.0, "share of the training labels that become another class", least=0, below=1)

@@ -7,9 +7,10 @@ from typing import Any, cast
 import torch
 
 from lab.config import schema
+from lab.config.errors import UserError
 from lab.data.augment import crop_and_flip, random_affine
 from lab.data.sampler import chances_of
-from lab.data.samples import Annotations, annotate
+from lab.data.samples import Annotations, annotate, class_of
 from lab.data.sets import Data, MemoryLoader, Norm, count_groups, digits, downloaded, norm_of, resize_all
 from lab.data.sources.corruption import corrupted
 from lab.data.sources.folder import folder_data
@@ -17,6 +18,18 @@ from lab.data.sources.hub import hub_data
 from lab.data.sources.own import own_data
 from lab.data.sources.shards import shards_data
 from lab.data.sources.table import table_data
+
+
+def classes_kept(named: list[Any], classes: list[str]) -> list[int]:
+    """Return the classes of `data.only_classes`, in the data's order.
+
+    Raises:
+        UserError: a class does not exist, or fewer than two are kept.
+    """
+    kept = sorted({class_of(str(each), classes, "data.only_classes") for each in named})
+    if len(kept) < 2:
+        raise UserError(f"data.only_classes={named}: at least two different classes are needed.")
+    return kept
 
 
 def load_data(config: schema.ImagesConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
@@ -44,8 +57,11 @@ def load_data(config: schema.ImagesConfig, norm: Norm, device: torch.device, see
     else:
         sets = downloaded(cast(schema.DownloadedConfig, config))
         augment = random_affine if config.name == "mnist" else crop_and_flip
+    memory = cast(schema.MemoryConfig, config)
+    if memory.only_classes:
+        sets = sets.of_classes(classes_kept(memory.only_classes, sets.classes))
     classes, train = sets.classes, sets.train
-    kept, labels = corrupted(cast(schema.MemoryConfig, config), train.targets, len(classes))
+    kept, labels = corrupted(memory, train.targets, len(classes))
     train = replace(train.only(kept.tolist()), targets=labels)
     splits = [replace(split, images=resize_all(split.images, config.image_size)) for split in (train, sets.val, sets.test) if split]
     notes = [annotate(config, split.targets, classes, split.keys, needed=split is splits[0]) for split in splits]

@@ -76,6 +76,12 @@ class Split:
     def only(self, positions: list[int]) -> "Split":
         return Split(self.images[positions], self.targets[positions], [self.keys[i] for i in positions])
 
+    def of_classes(self, kept: list[int]) -> "Split":
+        """Return the images of the classes `kept`, which are numbered anew."""
+        chosen = self.targets[:, None] == torch.tensor(kept)  # (N, kept)
+        found = self.only(chosen.any(1).nonzero()[:, 0].tolist())
+        return Split(found.images, chosen[chosen.any(1)].long().argmax(1), found.keys)
+
 
 @dataclass
 class Splits:
@@ -86,6 +92,14 @@ class Splits:
     val: Split
     test: Split | None
     held_out: str
+
+    def of_classes(self, kept: list[int]) -> "Splits":
+        """Return the images of the classes `kept`, which are numbered anew; which images are held out stays."""
+        parts = [None if part is None else part.of_classes(kept) for part in (self.train, self.val, self.test)]
+        train, val, test = parts
+        assert train is not None
+        assert val is not None
+        return Splits([self.classes[i] for i in kept], train, val, test, self.held_out)
 
 
 class MemoryLoader:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.config.errors import UserError, unknown
-from lab.config.loss_schema import BceConfig, CrossEntropyConfig, CustomConfig, LogitAdjustedConfig, LossConfig, PreferenceConfig
+from lab.config.loss_schema import (
+    BceConfig,
+    CrossEntropyConfig,
+    CustomConfig,
+    LogitAdjustedConfig,
+    LossConfig,
+    PreferenceConfig,
+    SeesawConfig,
+)
 from lab.config.objects import find
 from lab.config.schema import DataConfig, ImagesConfig
 from lab.data.batch import Batch
@@ -32,7 +41,8 @@ class Criterion:
 
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
-        self.loss, self.hyper = loss_of(config, device)
+        self.loss: Any
+        self.loss, self.hyper = seesaw(config, counts, device) if isinstance(config, SeesawConfig) else loss_of(config, device)
         self.activation = activation_of(config)
         self.class_weight = self.pos_weight = self.group_weight = None
         self.rowwise = self.loss.template.name == "rowwise"
@@ -167,6 +177,20 @@ def loss_of(config: LossConfig, device: torch.device) -> tuple[Any, dict[str, An
         return custom_loss("loss", config.target, config.hyper, device), dict(config.hyper)
     loss = LOSSES[config.name]
     return loss, {item.name: getattr(config, item.name) for item in fields(config) if item.name in loss.hyper}
+
+
+def seesaw(config: SeesawConfig, counts: Tensor | None, device: torch.device) -> tuple[PlainLoss, dict[str, Any]]:
+    """Return the seesaw loss of training data with `counts` samples of each class (C,), a value for each row, and no more settings.
+
+    Raises:
+        UserError: the data has no count of its classes.
+    """
+    from lossforge.losses import seesaw_loss
+
+    if counts is None:
+        raise UserError("loss=seesaw: needs the number of training samples of each class.")
+    rows = partial(seesaw_loss, class_counts=counts.to(device), p=config.p, q=config.q, eps=config.eps, reduction="none")
+    return PlainLoss(rows, "loss=seesaw"), {}
 
 
 def custom_loss(group: str, target: str, hyper: Mapping[str, float], device: torch.device | None = None) -> Any:

@@ -8,15 +8,25 @@ import torch
 from torch import Tensor
 
 from lab.processes import distributed
+from lab.tasks.classification.temperature import ScaledCounts
 from lab.tasks.own_metrics import OwnMetrics
 
 
 class ClassificationCounts:
     """Sum over batches; every sample counts once, for any batch sizes."""
 
-    def __init__(self, classes: int, bins: int, groups: int, device: torch.device, own: Mapping[str, str] | None = None) -> None:
-        """Make empty counts; own: the targets of custom metrics, by name."""
+    def __init__(
+        self,
+        classes: int,
+        bins: int,
+        groups: int,
+        device: torch.device,
+        own: Mapping[str, str] | None = None,
+        activation: str = "softmax",
+    ) -> None:
+        """Make empty counts; own: the targets of custom metrics, by name; activation: what made the probabilities, softmax or sigmoid."""
         self.own = OwnMetrics(own or {})
+        self.scaled = ScaledCounts(bins, device, activation)
         self.classes, self.bins, self.groups = classes, bins, groups
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
         self.calibration = torch.zeros(bins, 3, dtype=torch.float64, device=device)  # samples, correct, sum of confidence
@@ -24,7 +34,9 @@ class ClassificationCounts:
         self.top5 = torch.zeros((), dtype=torch.int64, device=device)
         self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
 
-    def add(self, probability: Tensor, target: Tensor, group: Tensor | None, loss_sum: Tensor, share: Tensor) -> None:
+    def add(
+        self, probability: Tensor, target: Tensor, group: Tensor | None, loss_sum: Tensor, share: Tensor, index: Tensor | None = None
+    ) -> None:
         """Count one batch.
 
         Args:
@@ -33,8 +45,10 @@ class ClassificationCounts:
             group: (N,) or None.
             loss_sum: the batch's loss before division.
             share: the batch's part of the divisor.
+            index: (N,), positions in the data, whose even and odd ones are the halves of `ece_temperature`; None: those in the batch.
         """
         self.own.add(probability, target)
+        self.scaled.add(probability.float(), target, torch.arange(len(target), device=target.device) if index is None else index)
         confidence, guess = probability.float().max(-1)
         correct = guess == target
         self.confusion.index_add_(0, target * self.classes + guess, torch.ones_like(target))
@@ -64,6 +78,7 @@ class ClassificationCounts:
             "balanced_accuracy": recall.double().mean().item(),
             "loss": self.loss[0].item() / divisor if divisor else float("nan"),
             "ece": (right - confidence).abs().sum().item() / total,
+            **self.scaled.values(),
             "samples": float(confusion.sum()),
         }
         if self.groups:

@@ -58,13 +58,19 @@ class Classification(ClassifierTask):
 
     def counts(self, loader: Loader) -> ClassificationCounts:
         return ClassificationCounts(
-            len(self.data.classes), self.settings.calibration_bins, self.data.groups, self.device, self.settings.metrics
+            len(self.data.classes),
+            self.settings.calibration_bins,
+            self.data.groups,
+            self.device,
+            self.settings.metrics,
+            self.criterion.activation,
         )
 
     def count(self, counts: ClassificationCounts, output: Tensor, batch: Batch) -> None:
         one = torch.ones((), device=output.device)
         loss = self.loss(output, batch, one)
-        counts.add(self.criterion.probabilities(output.float()), batch.target, batch.group, loss.float(), self.normalizer(batch))
+        probability, share = self.criterion.probabilities(output.float()), self.normalizer(batch)
+        counts.add(probability, batch.target, batch.group, loss.float(), share, batch.index)
 
     def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
         probability = self.criterion.probabilities(output.float())
