@@ -120,7 +120,10 @@ def test_images_of_one_class_or_none_are_scored(classes):
         assert result.values["f1"] == pytest.approx(0.8 if held is target else 0.0)
 
 
-@pytest.mark.parametrize("name", ["bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal"])
+EVERY = ["bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "distribution_balanced", "multilabel_soft_margin"]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_dense_targets_of_every_loss_agree_with_torch(make, name):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 10, generator=generator) * 2
@@ -133,6 +136,19 @@ def test_dense_targets_of_every_loss_agree_with_torch(make, name):
         (1.5 * loss).backward()
         found.append((loss.detach(), leaf.grad))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_balanced_loss_knows_the_training_datas_classes(make):
+    """As timm's class does, which is given how many images have each class."""
+    from timm.loss import DistributionBalancedLoss
+
+    task = make("loss=distribution_balanced").task
+    present = sum(batch.target.sum(0) for batch in make("data.augment=false").data.train)
+    logits = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    target = multi_hot(torch.tensor([[1, -1], [3, 2], [0, 9], [4, 5], [6, 7], [8, -1]]), 10)
+    theirs = DistributionBalancedLoss(present, num_samples=48, reduction="sum")(logits, target)
+    batch = Batch(torch.zeros(6, 3, 2, 2), target, torch.arange(6))
+    torch.testing.assert_close(task.loss(logits, batch, task.normalizer(batch)), theirs / 6, rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_by_hand(make):

@@ -34,9 +34,16 @@ class Criterion:
     """
 
     def __init__(
-        self, config: LossConfig, data: DataConfig, classes: int, groups: int, device: torch.device, counts: Tensor | None = None
+        self,
+        config: LossConfig,
+        data: DataConfig,
+        classes: int,
+        groups: int,
+        device: torch.device,
+        counts: Tensor | None = None,
+        samples: int | None = None,
     ) -> None:
-        """Check the settings; `counts` is the number of training samples of each class, for losses that use it."""
+        """Check the settings; `counts`: the training samples of each class, of all `samples`, for losses that use them."""
         from lossforge.losses import fuse_linear
 
         self.config, self.name, self.classes = config, config.name, classes
@@ -54,6 +61,9 @@ class Criterion:
         self.tensors: dict[str, Tensor] = {}
         if isinstance(config, LogitAdjustedConfig) and counts is not None:
             self.tensors["log_prior"] = (counts.clamp(min=1) / counts.sum()).log().to(device)
+        if config.name == "distribution_balanced" and counts is not None:
+            self.tensors["class_counts"] = counts.to(device)
+            self.hyper["num_samples"] = int(counts.sum()) if samples is None else samples
         if isinstance(config, CrossEntropyConfig):
             self.class_weight = _per_class("loss.class_weight", config.class_weight, classes, device)
             for name in ("z_loss", "softcap", "scale"):
@@ -105,13 +115,14 @@ class Criterion:
             tensors = {"preference": _column(batch.weight), "group": group, "group_weight": self.group_weight}
         if self.pos_weight is not None:
             tensors["pos_weight"] = self.pos_weight
-        options = {**self.hyper, **tensors, **_pair_options(batch)}
+        options = {**self.hyper, **self.tensors, **tensors, **_pair_options(batch)}
         return self._computed(given, batch.target, **options, reduction="sum", normalizer=normalizer)
 
     def _plain_elements(self, given: Tensor, batch: Batch, normalizer: Tensor) -> Tensor:
         """Compute the loss from dense targets by another library that has it, else by our reference."""
-        options = self.hyper if self.pos_weight is None else {**self.hyper, "pos_weight": self.pos_weight}
-        function = None if self.name == "bce_smoothed" else self.loss.oracle()  # it smooths class indices and dense targets differently
+        options = {**self.hyper, **self.tensors} | ({} if self.pos_weight is None else {"pos_weight": self.pos_weight})
+        # timm smooths class indices and dense targets differently; the oracle of distribution_balanced knows no counts
+        function = None if self.name in ("bce_smoothed", "distribution_balanced") else self.loss.oracle()
         with torch.autocast(given.device.type, enabled=False):
             if function is not None:
                 dense = batch.target if batch.target.is_floating_point() else _pair(lambda t: F.one_hot(t, self.classes).float(), batch)

@@ -23,7 +23,10 @@ class MultilabelConfig(TaskConfig):
 SPEC = TaskSpec(
     config=MultilabelConfig,
     data=(DetectionDataConfig, TableConfig),
-    losses=("bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "custom"),
+    losses=(
+        *("bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "distribution_balanced", "multilabel_soft_margin"),
+        "custom",
+    ),
     build="lab.tasks.multilabel.task:build",
     predict="lab.tasks.multilabel.task:predict",
     export="lab.tasks.multilabel.task:export",

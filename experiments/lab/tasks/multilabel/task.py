@@ -136,15 +136,15 @@ class Multilabel(ClassifierTask):
     monitor = "map"
     score_names: tuple[str, ...] = ("right_labels",)
 
-    def __init__(self, config: TrainConfig, data: Data, image_size: int, device: torch.device, prior: float) -> None:
-        """Make the task; prior: the mean over classes of the share of training images with the class."""
-        criterion = Criterion(config.loss, config.data, len(data.classes), 0, device)
+    def __init__(self, config: TrainConfig, data: Data, image_size: int, device: torch.device, labelled: Tensor, images: int) -> None:
+        """Make the task; labelled: (C,) how many of the training images have each class, of all `images`."""
+        criterion = Criterion(config.loss, config.data, len(data.classes), 0, device, labelled, images)
         if criterion.rowwise:
             raise UserError(
                 f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes."
             )
         super().__init__(config, criterion, image_size, device)
-        self.data, self.settings, self.share = data, cast(MultilabelConfig, config.task), prior
+        self.data, self.settings, self.share = data, cast(MultilabelConfig, config.task), labelled.mean().item() / images
         self.notes, self.channels = data.notes, data.channels
         if isinstance(data, DetectionData):
             scenes = cast(DetectionDataConfig, config.data)
@@ -217,17 +217,17 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Mult
         if settings.in_memory:
             raise UserError("task.in_memory=true: images of data=table are read from their files.")
         data, targets = table_data(config.data, "labels", norm, device, config.seed, saved)
-        return Multilabel(config, data, image_size(config), device, targets.mean().item())
+        return Multilabel(config, data, image_size(config), device, targets.sum(0), len(targets))
     scenes = cast(DetectionDataConfig, config.data)
     size = size_of(scenes, None)
     boxes = load_label_sets(scenes, list(size), norm, device, config.seed, in_memory=settings.in_memory)
-    return Multilabel(config, boxes, size[0], device, share_of_labels(boxes.train.file))
+    return Multilabel(config, boxes, size[0], device, labelled_images(boxes.train.file), len(boxes.train.file))
 
 
-def share_of_labels(file: CocoFile) -> float:
-    """Return the mean over classes of the share of images with the class."""
-    present = sum(len(file.labels[file.rows(i)][~file.crowd[file.rows(i)]].unique()) for i in range(len(file)))
-    return present / (len(file) * len(file.classes))
+def labelled_images(file: CocoFile) -> Tensor:
+    """Return how many images have each class (C,), as float32."""
+    present = [file.labels[file.rows(i)][~file.crowd[file.rows(i)]].unique() for i in range(len(file))]
+    return torch.bincount(torch.cat(present), minlength=len(file.classes)).float()
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:

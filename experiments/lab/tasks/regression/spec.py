@@ -30,11 +30,11 @@ class DigitTurnsConfig(SplitConfig, DataConfig):
     test: float | None = number(None, "share of test images, scored once at the end", above=0, below=1)
 
 
-# losses of a difference, which a classifier gives its softmax, take numbers as they are
+# losses of a difference, which a classifier gives its softmax, take numbers as they are; one of probabilities does not
 SPEC = TaskSpec(
     config=RegressionConfig,
     data=(DigitTurnsConfig, TableConfig),
-    losses=(*(name for name, schema in LOSSES.items() if schema.takes == "softmax"), "custom"),
+    losses=(*(name for name, schema in LOSSES.items() if schema.takes == "softmax" and "probability" not in name), "custom"),
     build="lab.tasks.regression.task:build",
     predict="lab.tasks.regression.task:predict",
     export="lab.tasks.regression.task:export",
