@@ -110,6 +110,7 @@ def test_a_run_is_resumed_and_scored(clone):
     ("words", "said"),
     [
         (["loss=mae"], "loss=mae is computed from the softmax of all logits"),
+        (["loss=seesaw"], "loss=seesaw has no fused form"),
         (["loss.implementation=torch"], "loss.implementation=torch has no fused losses"),
         (["task=detection"], "task=detection does not have one loss of one head's logits; classification, distillation, multilabel have"),
         (["task=preference", "loss=bradley_terry"], "task=preference does not have one loss"),

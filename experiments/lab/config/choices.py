@@ -98,5 +98,7 @@ def _check_fused_head(config: schema.TrainConfig) -> None:
         reason = f"loss.implementation={loss.implementation} has no fused losses; lossforge has"
     elif loss.takes != "logits":
         reason = f"loss={loss.name} is computed from the {loss.takes} of all logits, which a fused loss does not have"
+    elif not loss.kernels:
+        reason = f"loss={loss.name} has no fused form"
     if reason:
         raise UserError(f"loss.fused_head=true: {reason}.")
