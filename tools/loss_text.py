@@ -44,11 +44,11 @@ def described(block: str) -> dict[str, str]:
 def filled(text: str, width: int = WIDTH, indent: str = "") -> str:
     """Return a paragraph in lines of a width, those after the first indented. A paragraph with its own layout, such as a table, stays.
 
-    No line ends within a difference, quotient or product, or within the name of a source.
+    No line ends within a difference, quotient or product, or within the name of a source, or before a sign that Markdown reads as layout.
     """
     if any(each.startswith((" ", "- ")) for each in text.splitlines()) and not indent:
         return text
-    joined = re.sub(r" ([-/·]) |(arXiv|doi) ", lambda found: found[0].replace(" ", NO_BREAK), " ".join(text.split()))
+    joined = re.sub(r" ([-/·*+>#]) |(arXiv|doi) ", lambda found: found[0].replace(" ", NO_BREAK), " ".join(text.split()))
     lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
     return "\n".join(lines).replace(NO_BREAK, " ")
 

@@ -1164,8 +1164,8 @@ def sigmoid_focal_loss(
     """Sigmoid focal loss, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017,
     arXiv 1708.02002).
 
-    L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α y +
-    (1 - α)(1 - y), or 1 where α is negative.
+    L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α
+    y + (1 - α)(1 - y), or 1 where α is negative.
 
     For γ < 1 and saturated logits the gradient takes its limit (torchvision:
     nan).
@@ -1296,8 +1296,8 @@ def asymmetric_loss_multi_label(
             None is 0.
         eps: timm's, at most 1e-4 and without effect.
         disable_torch_grad_focal_loss: the powers are constants to the gradient.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
-            s / 2.
+        smoothing: s in [0, 1], of dense targets, which become y
+            (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
@@ -1407,8 +1407,8 @@ def poly_binary_cross_entropy(
             entropy.
         alpha: α in [0, 1], the weight of positives, where negatives have 1 - α;
             None or negative for none. Or one a class.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
-            s / 2.
+        smoothing: s in [0, 1], of dense targets, which become y
+            (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
@@ -1830,8 +1830,8 @@ def distribution_balanced_loss(
             logits; 0 for none.
         focal_gamma: γ of at least 0, the focusing exponent.
         focal_balance: b, a factor of the loss where γ is not 0.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
-            s / 2.
+        smoothing: s in [0, 1], of dense targets, which become y
+            (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
@@ -2729,9 +2729,9 @@ def cosine_embedding_loss(
     """Cosine embedding loss of pairs of vectors, as
     torch.nn.functional.cosine_embedding_loss.
 
-    L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|²
-    + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label other than 1 and
-    -1, as in torch.
+    L = w [1 - cos if y = 1 else max(0, cos - m)] with cos =
+    x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a
+    label other than 1 and -1, as in torch.
 
     When to use it: Take it for pairs of embeddings that belong together (1) or
     not (-1), where their lengths must not count.
@@ -3275,9 +3275,9 @@ def siglip_loss(
     elsewhere; "mean" divides their sum by the number of rows N.
 
     The logits are x = scale · (images @ texts.T) + bias, computed outside, so
-    that autograd gives scale and bias their gradients. `torch.addmm(bias, scale
-    * images, texts.T)`, bias of shape (1,), adds the bias within the matrix
-    product.
+    that autograd gives scale and bias their gradients. `torch.addmm(bias,
+    scale * images, texts.T)`, bias of shape (1,), adds the bias within the
+    matrix product.
 
     It takes no embeddings. siglip_loss(images, texts) is refused where the
     texts are seen not to be a dense target: their shape is not that of the
@@ -3895,9 +3895,10 @@ def poly_cross_entropy(
     """Poly-1 cross entropy, as timm.loss.PolyCrossEntropy (Leng et al. 2022,
     arXiv 2204.12511).
 
-    L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] +
-    s / C with s = label_smoothing. As in the paper's code, smoothing changes
-    both terms. The mean divides as that of cross_entropy, which is ε = 0.
+    L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j =
+    t] + s / C with s = label_smoothing. As in the paper's code, smoothing
+    changes both terms. The mean divides as that of cross_entropy, which is ε =
+    0.
 
     When to use it: Take it where cross entropy works and you can tune one more
     number, ε. A larger ε gives samples of medium confidence a larger gradient.
@@ -4422,8 +4423,8 @@ def asymmetric_loss_single_label(
     """Asymmetric loss under a softmax, as timm.loss.AsymmetricLossSingleLabel
     (Ben-Baruch et al. 2020, arXiv 2009.14119).
 
-    L = -w_t Σⱼ qⱼ aⱼ ln pⱼ with p = softmax(x), qⱼ = (1 - eps) [j = t] +
-    eps / C, a_t = (1 - p_t)^γ₊, and aⱼ = pⱼ^γ₋ elsewhere.
+    L = -w_t Σⱼ qⱼ aⱼ ln pⱼ with p = softmax(x), qⱼ = (1 - eps) [j =
+    t] + eps / C, a_t = (1 - p_t)^γ₊, and aⱼ = pⱼ^γ₋ elsewhere.
 
     The powers are differentiated too. A class of logit -inf that is not the
     target adds nothing (timm: nan), except at γ₋ = 0, where it makes the loss
@@ -6658,9 +6659,9 @@ def clip_loss(
 
     Args:
         similarity: logits (N, M), such as logit_scale · image_features @
-            text_features.T: row i and column i + offset belong together. With M
-            > N the other columns are negatives of the rows only, as with texts
-            gathered from other devices or a queue.
+            text_features.T: row i and column i + offset belong together. With
+            M > N the other columns are negatives of the rows only, as with
+            texts gathered from other devices or a queue.
         offset: the column of the first row's pair.
         reduction: "mean", "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as

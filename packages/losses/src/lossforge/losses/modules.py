@@ -195,8 +195,8 @@ class AsymmetricLossMultiLabel(LossModule):
             None is 0.
         eps: timm's, at most 1e-4 and without effect.
         disable_torch_grad_focal_loss: the powers are constants to the gradient.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
-            s / 2.
+        smoothing: s in [0, 1], of dense targets, which become y
+            (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
         weight: broadcasts to input, a factor of each element's loss.
@@ -1774,8 +1774,8 @@ class DistributionBalancedLoss(LossModule):
             logits; 0 for none.
         focal_gamma: γ of at least 0, the focusing exponent.
         focal_balance: b, a factor of the loss where γ is not 0.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
-            s / 2.
+        smoothing: s in [0, 1], of dense targets, which become y
+            (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
@@ -4647,8 +4647,8 @@ class PolyBinaryCrossEntropy(LossModule):
             entropy.
         alpha: α in [0, 1], the weight of positives, where negatives have 1 - α;
             None or negative for none. Or one a class.
-        smoothing: s in [0, 1], of dense targets, which become y (1 - s) +
-            s / 2.
+        smoothing: s in [0, 1], of dense targets, which become y
+            (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
