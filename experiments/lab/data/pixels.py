@@ -87,6 +87,7 @@ def _array(path: ImageFile, channels: int) -> Any:
             if pages != channels:  # before they are decoded: a small file may have thousands of large pages
                 raise _other_channels(pages, channels)
             return np.stack([np.array(page) for page in ImageSequence.Iterator(image)], axis=-1)
+        # only Pillow's class of TIFF images declares tag_v2
         if image.format == "TIFF" and image.mode.startswith("RGB") and 16 in image.tag_v2.get(BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
             raise CorruptError("has channels of 16 bits side by side, of which Pillow reads 8; a page a channel, or .npy, is expected")
         if image.mode in ("P", "PA"):

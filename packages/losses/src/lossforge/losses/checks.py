@@ -183,7 +183,7 @@ def floating_beside(name: str, t: object, x: Tensor, of: str = "input") -> None:
 
 
 def expands(t: Tensor, shape: Sequence[int]) -> bool:
-    """Whether t broadcasts to a shape. By ==, because torch.compile finds no size that it traces `in` a tuple."""
+    """Return whether t broadcasts to a shape. Sizes are compared by ==, because `in` is False for a size that torch.compile traces."""
     return t.ndim <= len(shape) and all(a == 1 or a == b for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
 
 
