@@ -1,11 +1,12 @@
 """Losses of rows whose logits a linear layer gives: the product carries the loss, and no logit is ever in memory.
 
 A tile of z = input · weightᵀ + bias is computed by tensor cores in float32, and stays in registers. An epilogue reads it before it is
-rounded. There are two:
+rounded. There are three:
 
     statistics   of each row in a tile: its maximum m, Σ exp(x - m), the target's z, and what further results need. A second launch joins
                  the tiles of a row in their order, and computes the loss as the row-wise template does.
     slopes       the gradient G of z, from what is known of the rows. Two more products turn it into those of input and weight.
+    exponentials e^z up to a factor a row: value and gradient of a scalar loss, see exponentials.py.
 
 What a row gets depends on the row and the weights alone. Tiles are the same for every number of rows. Neither this number nor an address
 that depends on it is specialised, because both change the layout of a load, and with it the order of a sum.
@@ -39,6 +40,7 @@ class Config(NamedTuple):
             class of the maximum; 0: none does. For slopes ENTROPY is the first plane of an entropy's two factors.
         EVEN: which plane of the factors holds the target of every class.
         DENSE, BACKWARD: as in the row-wise template's Config.
+        AGAIN: whether exponentials are computed once more, where the device says so.
     """
 
     BM: int
@@ -53,6 +55,7 @@ class Config(NamedTuple):
     EVEN: int = 0
     DENSE: bool = False
     BACKWARD: bool = False
+    AGAIN: bool = False
 
 
 class Given(NamedTuple):
@@ -62,13 +65,16 @@ class Given(NamedTuple):
         bias_ptr: (classes,), the layer's, or None.
         parts_ptr: (planes, halves of tiles across, rows), statistics of each row there.
         own_ptr: (rows,), the target's z.
-        shares_ptr: (planes, rows), factors of each row's gradient: of `slope_tile` top, p, a, then h and shift, then even.
+        shares_ptr: (planes, rows), factors of each row's gradient: of `slope_tile` top, p, a, then h and shift, then even. Of
+            exponentials the offset, and what raises it.
+        again_ptr: whether a row's offset was raised: 0 or 1.
     """
 
     bias_ptr: Any = None
     parts_ptr: Any = None
     own_ptr: Any = None
     shares_ptr: Any = None
+    again_ptr: Any = None
     end: Any = END
 
 
@@ -106,6 +112,8 @@ def linear_product_kernel(
 ):
     down, across = tl.cdiv(rows_in_all, config.BM), tl.cdiv(columns, config.BN)
     steps = tl.cdiv(depth, config.BK)
+    if config.AGAIN:
+        down *= tl.load(given.again_ptr)
     for index in tl.range(tl.program_id(0), down * across, config.PROGRAMS, flatten=True):
         group = index // (config.GROUP * across)
         size = tl.minimum(down - group * config.GROUP, config.GROUP)
@@ -136,6 +144,14 @@ def halves_of(z, config):
 
 
 @triton.jit
+def store_own(z, t, begin, column, inside, tile, x, given):
+    """Store the z of targets that are among the classes of `column`, from `begin` on."""
+    mine = inside & (t >= begin) & (t < begin + column.shape[1]) & (t < x.classes)
+    if tl.max(mine.to(tl.int32), 0) > 0:  # few tiles hold a target
+        tl.store(given.own_ptr + tile.row, tl.sum(tl.where(column == t[:, None], z, 0.0), 1), mask=mine)
+
+
+@triton.jit
 def statistics(z, tile, x, target, given, out, config):
     """Store what is summed over the classes of each half of a tile."""
     HALF: tl.constexpr = config.BN // 2
@@ -145,13 +161,9 @@ def statistics(z, tile, x, target, given, out, config):
     halves = halves_of(z, config)
     for i in tl.static_range(2):
         j = 2 * tile.j + i
-        begin = j * HALF
-        column = begin + tl.arange(0, HALF)[None, :]
+        column = j * HALF + tl.arange(0, HALF)[None, :]
         here = column < x.classes
-        mine = inside & (t >= begin) & (t < begin + HALF) & (t < x.classes)
-        if tl.max(mine.to(tl.int32), 0) > 0:  # few tiles hold a target
-            own = tl.sum(tl.where(column == t[:, None], halves[i], 0.0), 1)
-            tl.store(given.own_ptr + tile.row, own, mask=mine)
+        store_own(halves[i], t, j * HALF, column, inside, tile, x, given)
         seen = tl.where(here, rows.transform(halves[i], x, column, here), float("-inf"))
         m = tl.maximum(tl.max(seen, 1), rows.LOWEST)
         if config.ARGMAX:

@@ -1,6 +1,7 @@
 """Host side of the product that carries the loss: which calls it takes, tiles, and the launches.
 
-The engine of fused losses (lossforge.losses.linear) calls `forward` on some of the rows, and `gradient` on some of the classes.
+The engine of fused losses (lossforge.losses.linear) calls `forward` or `exponentials_of` on some of the rows, and a `Gradient` on some of
+the classes.
 """
 
 import functools
@@ -15,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lossforge.kernels.call import Formulas, RowwiseCall
 from lossforge.kernels.engine.launch import Launch, aligned, chip, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, stepped
+from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel
 from lossforge.kernels.linear.kernel import (
     Config,
     Given,
@@ -24,6 +26,7 @@ from lossforge.kernels.linear.kernel import (
     slopes,
     statistics,
 )
+from lossforge.kernels.product import add_product
 from lossforge.kernels.rowwise import sweep
 from lossforge.kernels.rowwise.kernel import GradOutputs, Kept, Outputs
 from lossforge.kernels.rowwise.launch import Numbers
@@ -39,6 +42,10 @@ PARTS = 48 * 2**20
 """Bytes of the statistics of tiles, which decide how many rows a launch takes."""
 SHARED = 200 * 1024
 """Bytes of shared memory that the tiles need."""
+
+
+EXPONENTIALS = 3072
+"""The most features for which a scalar loss goes by exponentials. With more, the pass over logits costs less than cuBLAS saves."""
 
 
 @functools.cache
@@ -60,6 +67,14 @@ def carries(call: RowwiseCall[Any]) -> bool:
     one_class = not call.target.is_floating_point() and call.target_b is None
     weighted_smoothing = call.weight is not None and call.label_smoothing
     return one_class and not (weighted_smoothing or call.spread or call.angle or call.margin)
+
+
+def exponentiates(call: RowwiseCall[Any]) -> bool:
+    """Return whether `exponentials_of` computes a call whose gradient is wanted in forward, in less time than chunks of logits take."""
+    layer = call.x
+    others = layer.bias is not None or call.bias is not None or call.label_smoothing or any(call.outputs[1:]) or call.reduction == "none"
+    fits = layer.weight.dtype == torch.bfloat16 and layer.weight.shape[1] <= EXPONENTIALS and not layer.wide
+    return fits and not others and carries(call)
 
 
 def rows_a_launch(call: RowwiseCall[Any]) -> int:
@@ -109,7 +124,9 @@ def _row_loss(call: RowwiseCall[Any], numbers: Numbers, formulas: Formulas) -> R
     return RowLoss(formulas.formula, tuple(call.hyper), numbers.z_loss, numbers.scale, call.normalizer)
 
 
-def _product(call: RowwiseCall[Any], out: Tensor | None, arguments: tuple[Any, ...], columns: tuple[int, int], config: Config) -> Launch:
+def _product(
+    call: RowwiseCall[Any], out: Tensor | None, arguments: tuple[Any, ...], columns: tuple[int, int], epilogue: Any, config: Config
+) -> Launch:
     """columns: the first class and how many."""
     layer, (first, count) = call.x, columns
     rows, depth = layer.input.shape
@@ -125,7 +142,6 @@ def _product(call: RowwiseCall[Any], out: Tensor | None, arguments: tuple[Any, .
         depth,
         first,
     )
-    epilogue = statistics if out is None else slopes
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     return Launch(linear_product_kernel, (min(number, config.PROGRAMS),), given, config=config, EPILOGUE=epilogue, **options)
 
@@ -142,7 +158,7 @@ def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> tuple[Ten
     own = torch.empty(rows, dtype=torch.float32, device=layer.device)
     target = _target(call, numbers)
     given = Given(in_order(layer.bias), parts, own)
-    _product(call, None, (_logits(call, numbers), target, given), (0, classes), config).start()
+    _product(call, None, (_logits(call, numbers), target, given), (0, classes), statistics, config).start()
     *results, _, stats = call.shapes(keep)
     made = [new_like(layer.input, shape) if each or i > 1 else None for i, shape in enumerate(results)]
     loss, z_loss, lse, entropy, correct, argmax, log_p2, mean_logit = made
@@ -166,6 +182,37 @@ def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> tuple[Ten
     if not each:
         made[0], made[1] = totals[0], totals[1] if z_total else None
     return *made, None, out.stats
+
+
+def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    """Return what `forward` does, and the rows' factors v: the gradient of the logits is v times what `to` holds then."""
+    call = call._replace(x=call.x.with_input(_ordered(call.x.input)))
+    layer, numbers = call.x, Numbers.of(call)
+    rows, classes = layer.shape
+    across = 2 * triton.cdiv(classes, product_tiles().columns)
+    sample = layer.weight[:: max(classes // SAMPLE.value, 1)][: SAMPLE.value]
+    seen, parts, offsets, own, factors = (
+        torch.empty(shape, dtype=torch.float32, device=layer.device)
+        for shape in ((rows, len(sample)), (1, across, rows), (2, rows), (rows,), (rows,))
+    )
+    again = torch.empty(1, dtype=torch.int32, device=layer.device)
+    add_product(seen, layer.input, sample.t(), True)
+    logits, target, given = _logits(call, numbers), _target(call, numbers), Given(None, parts, own, offsets, again)
+    of_rows = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero)
+    programs_of_rows = (triton.cdiv(rows, JOIN),)
+    arguments: tuple[Any, ...] = (logits, target, seen, offsets, again, rows, len(sample), of_rows)
+    Launch(linear_offsets_kernel, programs_of_rows, arguments, num_warps=4).start()
+    for once_more in (False, True):
+        _product(
+            call, to, (logits, target, given), (0, classes), exponentials, _config(layer.weight, product_tiles(), AGAIN=once_more)
+        ).start()
+    sums = sum_slots(0), sum_slots(1) if call.outputs[0] else None
+    loss, of_own = _row_loss(call, numbers, formulas), _logits(call, numbers, own)
+    *others, _, stats = call.shapes(keep)
+    kept = new_like(layer.input, stats)
+    arguments = (of_own, target, given, to, to.stride(0), factors, kept, sums, loss, rows, across, of_rows)
+    totals = Launch(linear_finish_kernel, programs_of_rows, arguments, totals=1 + call.outputs[0], num_warps=4).start()
+    return (totals[0], totals[1] if call.outputs[0] else None, *[None] * (len(others) - 1), kept), factors
 
 
 class Gradient:
@@ -211,4 +258,4 @@ class Gradient:
 
     def write(self, start: int, to: Tensor) -> None:
         """Store the gradient of the classes from `start` on, as many as `to` has."""
-        _product(self.call, to, self.given, (start, to.shape[1]), self.config).start()
+        _product(self.call, to, self.given, (start, to.shape[1]), slopes, self.config).start()

@@ -23,6 +23,7 @@ from lossforge.kernels.plans import call_key, layout
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_classes, of_rows
 from lossforge.losses.linear.products import (
+    HALF,
     UNIT,
     add_products,
     add_transposed,
@@ -37,7 +38,6 @@ from lossforge.losses.reference import row_weights, which_count
 from lossforge.losses.templates import TEMPLATES, reference
 from lossforge.losses.templates.record import FusedTemplate, Several, Template, computed_by_kernel
 
-HALF = (torch.float16, torch.bfloat16)
 MEMORY = 2**30
 """Bytes of logits at a time, where there is enough: below 2,048 rows of a vocabulary, products lose speed on an H200."""
 ALIGNED = 64
@@ -137,13 +137,17 @@ class Gradients:
             return weight.view(-1)[:size].view(shape)[:, :classes]
         return new_logits(self.rows, classes, x)
 
-    def add(self, start: int, end: int, logits: Tensor) -> None:
-        """Add what the gradient of a chunk's logits makes."""
+    def add(self, start: int, end: int, logits: Tensor, factors: Tensor | None = None) -> None:
+        """Add what the gradient of a chunk's logits makes: `logits`, times a factor a row if there are some."""
         x = self.layer.input[start:end]
         logits = narrowed(logits, x)
         if self.input is not None:
             write_product(self.input[start:end], logits, self.layer.weight)
+            if factors is not None:
+                self.input[start:end].mul_(factors[:, None])
         if self.sum is not None:
+            if factors is not None:
+                x = torch.mul(x, factors[:, None], out=torch.empty_like(x))
             add_transposed(self.sum, logits, x, self.first)
         if self.bias_sum is not None:
             self.bias_sum += sums_of_classes(logits, self.bias_sum.dtype)
@@ -328,6 +332,15 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
             _enter(found, start, end, zip(names, product.forward(chunk, chunks.formulas, keep), strict=True))
         return tuple(found.values())
     sums = Gradients(call, gradients)
+    if sums.any and (product := product_of(call)) is not None and product.exponentiates(call):
+        memory = sums.memory()
+        for start, end in _ranges(call.x.input.shape[0], len(memory)):
+            chunk = of_rows(chunks.all, start, end, call.x.of_rows(start, end), None)
+            results, factors = product.exponentials_of(chunk, chunks.formulas, keep, memory[: end - start])
+            _enter(found, start, end, zip(names, results, strict=True))
+            sums.add(start, end, memory[: end - start], factors)
+        sums.finish()
+        return tuple(found.values())
     for start, end, chunk in chunks.by_rows(sums.memory()):
         _enter(found, start, end, zip(names, chunks.forward(chunk, sums.any, keep), strict=True))
         if sums.any:

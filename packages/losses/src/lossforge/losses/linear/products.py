@@ -17,13 +17,16 @@ SMALL = 2**20
 """Products with no more elements are added up in float32. Of a small one, cuBLAS may split a sum and add the parts in half precision."""
 
 
+HALF = (torch.float16, torch.bfloat16)
+
+
 def _by_tensor_cores(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+    return x.is_cuda and x.dtype in HALF
 
 
 def room(classes: int, x: Tensor) -> int:
     """Return how many elements a row of logits takes in memory."""
-    return -(-classes // UNIT) * UNIT if _by_tensor_cores(x) else classes
+    return -(-classes // UNIT) * UNIT if x.dtype in HALF else classes
 
 
 def _parts(logits: Tensor, x: Tensor | None = None) -> list[slice]:

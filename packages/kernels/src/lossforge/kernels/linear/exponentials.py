@@ -1,0 +1,114 @@
+"""A scalar loss of rows and its gradient in three products: the first stores e^(z - c), with one offset c a row.
+
+The gradient of the logits is these exponentials times a factor of the row, v, but for the target's: v is known once the row is summed.
+`linear_finish_kernel` writes the target's such that the same factor holds for it. So the gradient of the input is v · (E · weight), that of
+the weight Eᵀ · (v · input), and no pass over the logits is left.
+
+c is the largest logit of some classes. bfloat16 has the exponents of float32, which hold a maximum up to REACH above c. A row whose maximum
+is higher raises its offset, and the product is computed once more: by a launch that ends at once where no row did.
+"""
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.engine.reduce import divided
+from lossforge.kernels.linear.kernel import factor, halves_of, part, span_of_rows, store_own
+from lossforge.kernels.math import LOG2E, exp2
+from lossforge.kernels.rowwise import rows
+from lossforge.kernels.rowwise.kernel import add_up
+from lossforge.kernels.rowwise.results import row_value
+from lossforge.kernels.rowwise.sweep import store_stats
+
+REACH = tl.constexpr(60.0)
+SAMPLE = tl.constexpr(256)  # classes among whose logits is the offset
+LEAST = tl.constexpr(1e-30)  # in place of a factor of p that is 0 where that of the target is not: z-loss can make it so
+
+
+@triton.jit(do_not_specialize=("count",))
+def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, sampled, config: tl.constexpr):
+    """Store each row's offset twice, the second to be raised; inf for a row that does not count, whose exponentials are 0."""
+    span = span_of_rows(count, x.classes, config)
+    column = tl.arange(0, SAMPLE)[None, :]
+    here = span.inside[:, None] & (column < sampled)
+    z = tl.load(sample_ptr + span.row.to(tl.int64)[:, None] * sampled + column, mask=here, other=0.0)
+    top = tl.max(tl.where(here, rows.transform(z, x, column, here), float("-inf")), 1)
+    t = tl.load(target.a.ptr + span.row, mask=span.inside, other=target.labels.ignore)
+    c = tl.where(t == target.labels.ignore, float("inf"), tl.maximum(top, rows.LOWEST))
+    tl.store(shares_ptr + span.row, c, mask=span.inside)
+    tl.store(shares_ptr + count.to(tl.int64) + span.row, c, mask=span.inside)
+    tl.store(again_ptr, 0, mask=tl.program_id(0) == 0)
+
+
+@triton.jit
+def exponentials(z, tile, x, target, given, out, config):
+    """Store the exponentials of a tile, times the slope of a cap, and the sum of those of each half."""
+    HALF: tl.constexpr = config.BN // 2
+    inside = tile.row < tile.rows
+    t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1)
+    c = factor(given.shares_ptr, 1 if config.AGAIN else 0, tile)
+    halves = halves_of(z, config)
+    for i in tl.static_range(2):
+        j = 2 * tile.j + i
+        column = j * HALF + tl.arange(0, HALF)[None, :]
+        here = column < x.classes
+        store_own(halves[i], t, j * HALF, column, inside, tile, x, given)
+        seen = tl.where(here, rows.transform(halves[i], x, column, here), float("-inf"))
+        if not config.AGAIN:
+            top = tl.max(seen, 1)
+            high = inside & (top > c + REACH)
+            if tl.max(high.to(tl.int32), 0) > 0:
+                tl.atomic_max(given.shares_ptr + tile.rows.to(tl.int64) + tile.row, top, mask=high)
+                tl.store(given.again_ptr, 1)
+        e = tl.where(c[:, None] == float("inf"), 0.0, exp2((seen - c[:, None]) * LOG2E))
+        tl.store(part(given.parts_ptr, 0, j, tile.row, tile.rows, 2 * tile.across), tl.sum(e, 1), mask=inside)
+        if x.softcap is not None:
+            s = tl.where(here, seen, 0.0) / x.softcap
+            e *= 1.0 - s * s
+        out.store([tile.begin, j * HALF], e.to(out.dtype))
+
+
+@triton.jit(do_not_specialize=("count",))
+def linear_finish_kernel(
+    x,  # Logits, whose memory holds the target's z alone
+    target,
+    given,
+    e_ptr,
+    stride,  # from a row of exponentials to the next
+    factors_ptr,  # v of each row
+    stats_ptr,  # as the row-wise template keeps them for backward, or None
+    sums,  # a Sum or None each: of the loss, of the z-loss
+    loss,  # RowLoss
+    count,  # rows
+    across,  # halves of tiles
+    config: tl.constexpr,
+):
+    """Sum the exponentials of rows; compute losses and factors, and write the exponentials of the targets."""
+    JOINED: tl.constexpr = 32
+    scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
+    span = span_of_rows(count, x.classes, config)
+    terms = rows.row_terms(target, span.outer, span.row, span.inside, x)
+    c = tl.load(given.shares_ptr + count.to(tl.int64) + span.row, mask=span.inside, other=0.0)
+    s = tl.full([config.BR], 0.0, tl.float32)
+    for start in range(0, across, JOINED):
+        j = start + tl.arange(0, JOINED)
+        at = part(given.parts_ptr, 0, j[:, None], span.row[None, :], count, across)
+        s += tl.sum(tl.load(at, mask=(j < across)[:, None] & span.inside[None, :], other=0.0), 0)
+    s = tl.where(terms.keep, s, 1.0)
+    none = s * 0.0
+    found = rows.Softmax(c, s, none, none, none, none, none, none, none)
+    of_row = row_value(found, terms, 0.0, target, loss, config)
+    add_up(of_row.loss, of_row.z_loss, sums, scale)
+    of_p = tl.where(of_row.p_share == 0.0, LEAST * of_row.c_a, of_row.p_share)
+    v = tl.where(terms.keep, tl.where(terms.valid, scale, float("nan")) * of_p / s, 0.0)
+    own = exp2((terms.logit_a - c) * LOG2E) - tl.where(of_row.c_a == 0.0, 0.0, of_row.c_a / of_p * s)
+    if x.softcap is not None:
+        u = terms.logit_a / x.softcap
+        own *= 1.0 - u * u
+    if x.scale is not None:
+        v *= x.scale
+    tl.store(factors_ptr + span.row, v, mask=span.inside)
+    if stats_ptr is not None:
+        kept = tl.where(terms.keep, c, 0.0), tl.where(terms.keep, of_row.ls, 0.0), tl.where(terms.keep, of_row.q, 0.0)
+        store_stats(stats_ptr, kept, span)
+    at = e_ptr + span.row.to(tl.int64) * stride + terms.a
+    tl.store(at, own.to(e_ptr.dtype.element_ty), mask=terms.keep & (terms.a >= 0))

@@ -1,0 +1,233 @@
+"""Scalar losses of rows whose product stores exponentials: values, gradients, rows that leave their offset, and which calls go that way."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lossforge import kernels
+from lossforge.kernels import launch_counts
+from lossforge.losses import cross_entropy, fuse_linear, generalized_cross_entropy, linear_cross_entropy, plain_torch, softmax_focal_loss
+from lossforge.losses.testing import error
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+OPTIONS = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "z-loss": {"z_loss": 1e-2},
+    "z-loss returned": {"z_loss": 1e-2, "return_z_loss": True},
+    "softcap": {"softcap": 5.0, "scale": 0.7},
+    "negative scale": {"scale": -0.5},
+    "chunks": {"chunk": 9},
+    "chunks, summed in bfloat16": {"chunk": 9, "accumulate": "weight"},
+}
+
+
+@pytest.fixture(autouse=True)
+def finished(device, monkeypatch):
+    """Return how many chunks went by exponentials since."""
+    launch = kernels.of_folder("linear")
+    if device == "cpu":
+        monkeypatch.setattr(launch, "programs", lambda device: 2)
+    elif not launch.programs(torch.cuda.current_device()):
+        pytest.skip("the GPU is older than sm_90")
+    before = launch_counts().get("linear_finish_kernel", 0)
+    return lambda: launch_counts().get("linear_finish_kernel", 0) - before
+
+
+def layer(rows, hidden, classes, device, deviation=4.0, dtype=torch.bfloat16):
+    """Return input and weight, and class indices, some of them ignored."""
+    leaves = torch.randn(rows, hidden) * deviation / hidden**0.5, torch.randn(classes, hidden)
+    target = torch.randint(classes, (rows,))
+    target[1::5] = -100
+    return [t.to(device, dtype).requires_grad_() for t in leaves], target.to(device)
+
+
+def check(leaves, target, value=2e-5, gradient=8e-3, function=cross_entropy, fused=linear_cross_entropy, **options):
+    """Compare value and gradients with those of float64."""
+    found = fused(*leaves, target, **options)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    with plain_torch():
+        expected = function(F.linear(*wide), target, **{k: v for k, v in options.items() if k not in ("chunk", "accumulate")})
+    found, expected = (r if isinstance(r, torch.Tensor) else r.loss for r in (found, expected))
+    assert abs(found.item() - expected.item()) <= value * (1 + abs(expected.item()))
+    for got, right in zip(torch.autograd.grad(3 * found, leaves), torch.autograd.grad(3 * expected, wide), strict=True):
+        assert error(got, right) < gradient or (right.norm() < 1e-9 and got.norm() < 1e-5)
+
+
+@pytest.mark.each("options", "shape")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("shape", [(1, 8, 1), (7, 64, 2), (130, 72, 127), (200, 136, 257), (9, 200, 1300)], ids=str)
+def test_options(shape, options, device, finished):
+    """Values to float32's precision, gradients to two roundings."""
+    leaves, target = layer(*shape, device)
+    check(leaves, target, gradient=1.2e-2, **options)
+    assert finished() == -(-shape[0] // options.get("chunk", shape[0]))
+
+
+@pytest.mark.parametrize("function", [softmax_focal_loss, generalized_cross_entropy], ids=lambda f: f.__name__)
+def test_other_losses_of_rows(function, device, finished):
+    leaves, target = layer(40, 64, 700, device)
+    check(leaves, target, function=function, fused=fuse_linear(function), reduction="mean")
+    assert finished() == 1
+
+
+def test_class_weights(device, finished):
+    """A class of weight 0 gives its rows neither a value nor a gradient."""
+    leaves, target = layer(50, 64, 300, device)
+    weight = torch.rand(300, device=device) + 0.5
+    weight[target[0]] = 0.0
+    found = linear_cross_entropy(*leaves, target, loss_weight=weight)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    expected = F.cross_entropy(F.linear(*wide), target, weight.double())
+    assert error(found, expected) < 1e-5
+    gradients = torch.autograd.grad(found, leaves)
+    assert not gradients[0][0].any()
+    for got, right in zip(gradients, torch.autograd.grad(expected, wide), strict=True):
+        assert error(got, right) < 8e-3
+    assert finished() == 1
+
+
+@pytest.mark.parametrize("beyond", [70.0, 300.0, 1e4], ids=str)
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_that_leave_their_offset(beyond, several, device, finished):
+    """One row, or every third, has its largest logit at a class that is not in the sample, and further above it than exponents reach."""
+    (x, w), target = layer(30, 64, 1000, device)
+    with torch.no_grad():
+        w[:, 0] = 0.0
+        w[1, 0] = 64.0  # every third class from 0 is in the sample
+        x[:, 0] = 0.0
+        x[: 30 if several else 1 : 3, 0] = beyond / 64
+    check((x, w), target, value=1e-4)
+    assert finished() == 1
+
+
+def test_a_common_offset(device):
+    """Gradients are no further from float64 than those of the unfused computation in bfloat16, which rounds the offset logits too."""
+    (x, w), target = layer(30, 64, 1000, device)
+    with torch.no_grad():
+        x[:, 0] = w[:, 0] = 100.0
+    plain = torch.autograd.grad(F.cross_entropy(F.linear(x, w), target), (x, w))
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    exact = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target), wide)
+    worst = max(error(got, right) for got, right in zip(plain, exact, strict=True))
+    check((x, w), target, value=1e-3, gradient=worst)
+
+
+@pytest.mark.parametrize("deviation", [0.0, 64.0])
+def test_flat_and_steep_rows(deviation, device):
+    leaves, target = layer(30, 64, 1000, device, deviation)
+    check(leaves, target, value=1e-4)
+
+
+def test_a_factor_of_zero(device):
+    """z-loss can make the factor of p 0 exactly, where that of the target is not."""
+    x = torch.tensor([[1.0] + [0.0] * 7], dtype=torch.bfloat16, device=device, requires_grad=True)
+    w = torch.tensor([[-8.0] + [1.0] * 7], dtype=torch.bfloat16, device=device, requires_grad=True)
+    check((x, w), torch.zeros(1, dtype=torch.int64, device=device), gradient=1.2e-2, z_loss=1 / 16)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_nothing_counts(reduction, device):
+    """All rows are ignored; there are none."""
+    (x, w), target = layer(20, 64, 300, device)
+    found = linear_cross_entropy(x, w, torch.full_like(target, -100), reduction=reduction)
+    assert found.isnan() if reduction == "mean" else found == 0
+    if reduction == "sum":
+        assert not any(g.any() for g in torch.autograd.grad(found, (x, w)))
+    (x, w), target = layer(0, 64, 300, device)
+    assert linear_cross_entropy(x, w, target, reduction="sum") == 0
+
+
+def test_a_row_of_nan_that_is_ignored(device):
+    (x, w), target = layer(20, 64, 300, device)
+    with torch.no_grad():
+        x[1] = float("nan")
+    found = linear_cross_entropy(x, w, target)
+    kept = target != -100
+    assert error(found, linear_cross_entropy(x[kept], w, target[kept])) < 1e-6
+    (of_x,) = torch.autograd.grad(found, x)
+    assert of_x.isfinite().all()
+    assert not of_x[1].any()
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")], ids=str)
+def test_a_row_that_is_not_finite(bad, device):
+    (x, w), target = layer(20, 64, 300, device)
+    with torch.no_grad():
+        x[0, 0] = bad
+    assert linear_cross_entropy(x, w, target).isnan()
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    {
+        "float16": lambda x, w: ((x.half(), w.half()), {}),
+        "a bias": lambda x, w: ((x, w), {"bias": w[:, 0].detach()}),
+        "smoothing": lambda x, w: ((x, w), {"label_smoothing": 0.1}),
+        "further results": lambda x, w: ((x, w), {"return_lse": True}),
+        "a gradient in backward": lambda x, w: ((x, w), {"gradient": "backward"}),
+        "logits in float32": lambda x, w: ((x, w), {"logits": "float32"}),
+        "many features": lambda x, w: ((x.repeat(1, 64), w.repeat(1, 64)), {}),
+    }.items(),
+)
+def test_other_calls_go_other_ways(reason, change, device, finished):
+    leaves, target = layer(20, 64, 40, device)
+    tensors, options = change(*leaves)
+    found = linear_cross_entropy(*tensors, target, **options)
+    assert (found if isinstance(found, torch.Tensor) else found.loss).isfinite()
+    assert finished() == 0, reason
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_cuda_graph(device):
+    """A graph replays what the device decides: that a row leaves its offset."""
+    (x, w), target = layer(512, 256, 5000, device)
+
+    def step():
+        found = linear_cross_entropy(x, w, target)
+        return found.detach(), *torch.autograd.grad(found, (x, w))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x) * 16)
+    graph.replay()
+    assert all(torch.equal(got, expected) for got, expected in zip(found, step(), strict=True))
+    check((x, w), target, value=1e-4)
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_the_host_does_not_wait(device):
+    (x, w), target = layer(512, 256, 5000, device)
+    linear_cross_entropy(x, w, target).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        linear_cross_entropy(x, w, target).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_the_same_bits_run_after_run(device):
+    (x, w), target = layer(1000, 256, 33_001, device, 32.0)
+    first, second = ([(y := linear_cross_entropy(x, w, target)).detach(), *torch.autograd.grad(y, (x, w))] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize("classes", [21_841, 128_257])
+def test_many_classes(classes, device, finished):
+    leaves, target = layer(300, 256, classes, device)
+    check(leaves, target)
+    assert finished() == 1
