@@ -475,6 +475,11 @@ def linear_losses(recorder: Recorder) -> None:
         x.requires_grad_()
         found = linear_cross_entropy(x, weight, torch.zeros(300, dtype=torch.int64), bias, **MODES[mode], **given)
         differentiated(found, x)
+    for name in ("plain", "softcap"):  # by exponentials
+        x, weight = (torch.zeros(rows, 128, dtype=torch.bfloat16, requires_grad=True) for rows in (300, 1000))
+        recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} {name} forward"
+        kept = {key: value for key, value in options[name].items() if key != "return_entropy"}
+        differentiated(linear_cross_entropy(x, weight, torch.zeros(300, dtype=torch.int64), **MODES["forward"], **kept), x)
 
 
 def resources(cubin: bytes) -> dict[str, int]:
