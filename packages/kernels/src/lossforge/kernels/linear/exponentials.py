@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.engine.reduce import divided
-from lossforge.kernels.linear.kernel import factor, halves_of, part, span_of_rows, store_own
+from lossforge.kernels.linear.kernel import JOINED, factor, halves_of, part, parts_of, span_of_rows, store_own
 from lossforge.kernels.math import LOG2E, exp2
 from lossforge.kernels.rowwise import rows
 from lossforge.kernels.rowwise.kernel import add_up
@@ -26,7 +26,7 @@ LEAST = tl.constexpr(1e-30)  # in place of a factor of p that is 0 where that of
 
 @triton.jit(do_not_specialize=("count",))
 def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, sampled, config: tl.constexpr):
-    """Store each row's offset twice, the second to be raised; inf for a row that does not count, whose exponentials are 0."""
+    """Store each row's offset; inf for a row that does not count, whose exponentials are 0."""
     span = span_of_rows(count, x.classes, config)
     column = tl.arange(0, SAMPLE)[None, :]
     here = span.inside[:, None] & (column < sampled)
@@ -35,17 +35,17 @@ def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, s
     t = tl.load(target.a.ptr + span.row, mask=span.inside, other=target.labels.ignore)
     c = tl.where(t == target.labels.ignore, float("inf"), tl.maximum(top, rows.LOWEST))
     tl.store(shares_ptr + span.row, c, mask=span.inside)
-    tl.store(shares_ptr + count.to(tl.int64) + span.row, c, mask=span.inside)
     tl.store(again_ptr, 0, mask=tl.program_id(0) == 0)
 
 
 @triton.jit
 def exponentials(z, tile, x, target, given, out, config):
-    """Store the exponentials of a tile, times the slope of a cap, and the sum of those of each half."""
+    """Store the exponentials of a tile, times the slope of a cap; of each half the maximum of the logits, and the sum of exponentials."""
     HALF: tl.constexpr = config.BN // 2
     inside = tile.row < tile.rows
     t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1)
-    c = factor(given.shares_ptr, 1 if config.AGAIN else 0, tile)
+    c = factor(given.shares_ptr, 0, tile)
+    across = 2 * tile.across
     halves = halves_of(z, config)
     for i in tl.static_range(2):
         j = 2 * tile.j + i
@@ -53,18 +53,26 @@ def exponentials(z, tile, x, target, given, out, config):
         here = column < x.classes
         store_own(halves[i], t, j * HALF, column, inside, tile, x, given)
         seen = tl.where(here, rows.transform(halves[i], x, column, here), float("-inf"))
-        if not config.AGAIN:
-            top = tl.max(seen, 1)
-            high = inside & (top > c + REACH)
-            if tl.max(high.to(tl.int32), 0) > 0:
-                tl.atomic_max(given.shares_ptr + tile.rows.to(tl.int64) + tile.row, top, mask=high)
-                tl.store(given.again_ptr, 1)
+        tl.store(part(given.parts_ptr, 0, j, tile.row, tile.rows, across), tl.max(seen, 1), mask=inside)
         e = tl.where(c[:, None] == float("inf"), 0.0, exp2((seen - c[:, None]) * LOG2E))
-        tl.store(part(given.parts_ptr, 0, j, tile.row, tile.rows, 2 * tile.across), tl.sum(e, 1), mask=inside)
+        tl.store(part(given.parts_ptr, 1, j, tile.row, tile.rows, across), tl.sum(e, 1), mask=inside)
         if x.softcap is not None:
             s = tl.where(here, seen, 0.0) / x.softcap
             e *= 1.0 - s * s
         out.store([tile.begin, j * HALF], e.to(out.dtype))
+
+
+@triton.jit(do_not_specialize=("count",))
+def linear_raise_kernel(given, count, across, classes, config: tl.constexpr):
+    """Raise the offsets of rows whose maximum is out of reach, and have the product computed again where there are some."""
+    span = span_of_rows(count, classes, config)
+    top = tl.full([config.BR], rows.LOWEST, tl.float32)
+    for start in range(0, across, JOINED):
+        top = tl.maximum(top, tl.max(parts_of(given.parts_ptr, 0, start + tl.arange(0, JOINED), span, across, rows.LOWEST), 0))
+    c = tl.load(given.shares_ptr + span.row, mask=span.inside, other=float("inf"))
+    high = top > c + REACH
+    tl.store(given.shares_ptr + span.row, top, mask=high)
+    tl.store(given.again_ptr, 1, mask=tl.max(high.to(tl.int32), 0) > 0)
 
 
 @triton.jit(do_not_specialize=("count",))
@@ -83,16 +91,13 @@ def linear_finish_kernel(
     config: tl.constexpr,
 ):
     """Sum the exponentials of rows; compute losses and factors, and write the exponentials of the targets."""
-    JOINED: tl.constexpr = 32
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of_rows(count, x.classes, config)
     terms = rows.row_terms(target, span.outer, span.row, span.inside, x)
-    c = tl.load(given.shares_ptr + count.to(tl.int64) + span.row, mask=span.inside, other=0.0)
+    c = tl.load(given.shares_ptr + span.row, mask=span.inside, other=0.0)
     s = tl.full([config.BR], 0.0, tl.float32)
     for start in range(0, across, JOINED):
-        j = start + tl.arange(0, JOINED)
-        at = part(given.parts_ptr, 0, j[:, None], span.row[None, :], count, across)
-        s += tl.sum(tl.load(at, mask=(j < across)[:, None] & span.inside[None, :], other=0.0), 0)
+        s += tl.sum(parts_of(given.parts_ptr, 1, start + tl.arange(0, JOINED), span, across, 0.0), 0)
     s = tl.where(terms.keep, s, 1.0)
     none = s * 0.0
     found = rows.Softmax(c, s, none, none, none, none, none, none, none)

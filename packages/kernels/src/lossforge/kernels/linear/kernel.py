@@ -66,7 +66,7 @@ class Given(NamedTuple):
         parts_ptr: (planes, halves of tiles across, rows), statistics of each row there.
         own_ptr: (rows,), the target's z.
         shares_ptr: (planes, rows), factors of each row's gradient: of `slope_tile` top, p, a, then h and shift, then even. Of
-            exponentials the offset, and what raises it.
+            exponentials the offset.
         again_ptr: whether a row's offset was raised: 0 or 1.
     """
 

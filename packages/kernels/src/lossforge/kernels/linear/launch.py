@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lossforge.kernels.call import Formulas, RowwiseCall
 from lossforge.kernels.engine.launch import Launch, aligned, chip, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, stepped
-from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel
+from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
 from lossforge.kernels.linear.kernel import (
     Config,
     Given,
@@ -193,7 +193,7 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     sample = layer.weight[:: max(classes // SAMPLE.value, 1)][: SAMPLE.value]
     seen, parts, offsets, own, factors = (
         torch.empty(shape, dtype=torch.float32, device=layer.device)
-        for shape in ((rows, len(sample)), (1, across, rows), (2, rows), (rows,), (rows,))
+        for shape in ((rows, len(sample)), (2, across, rows), (rows,), (rows,), (rows,))
     )
     again = torch.empty(1, dtype=torch.int32, device=layer.device)
     add_product(seen, layer.input, sample.t(), True)
@@ -202,10 +202,10 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     programs_of_rows = (triton.cdiv(rows, JOIN),)
     arguments: tuple[Any, ...] = (logits, target, seen, offsets, again, rows, len(sample), of_rows)
     Launch(linear_offsets_kernel, programs_of_rows, arguments, num_warps=4).start()
-    for once_more in (False, True):
-        _product(
-            call, to, (logits, target, given), (0, classes), exponentials, _config(layer.weight, product_tiles(), AGAIN=once_more)
-        ).start()
+    product = functools.partial(_product, call, to, (logits, target, given), (0, classes), exponentials)
+    product(_config(layer.weight, product_tiles())).start()
+    Launch(linear_raise_kernel, programs_of_rows, (given, rows, across, classes, of_rows), num_warps=4).start()
+    product(_config(layer.weight, product_tiles(), AGAIN=True)).start()
     sums = sum_slots(0), sum_slots(1) if call.outputs[0] else None
     loss, of_own = _row_loss(call, numbers, formulas), _logits(call, numbers, own)
     *others, _, stats = call.shapes(keep)
