@@ -8,7 +8,7 @@ import tables
 
 
 def text_of(path):
-    return "\n".join(make(path) for make in (tables.several_gpus, tables.speed, tables.large_model))
+    return "\n".join(make(path) for make in (tables.several_gpus, tables.speed, tables.fused_on_several, tables.large_model))
 
 
 def test_the_measurement_runs(tmp_path):
@@ -22,11 +22,14 @@ def test_the_measurement_runs(tmp_path):
         *((model, "ddp", optimizer, 2) for model in ("test_resnet", "test_vit") for optimizer in ("sgd", "adamw")),
         *(("test_vit", "fsdp", optimizer, 2) for optimizer in ("sgd", "adamw")),
     }
+    assert [(each["parallel"], each["gpus"]) for each in found["fused"]] == [("none", 1), ("ddp", 2), ("fsdp", 2)]
+    assert all(0 < each["gradient_difference"] < measure_several_gpus.GRADIENT for each in found["fused"][1:])
     large = found["large"]
     assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
     assert large["losses"][-1] < large["losses"][0]
     text = text_of(path)
     assert "| test_vit | FSDP2 | adamw | 2 | 4 |" in text
+    assert "| FSDP2 | 2 | 16 × 8 × 50 |" in text
     assert f"| test_vit | {large['depth']} | 0.00 |" in text
 
 

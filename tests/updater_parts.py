@@ -1,6 +1,10 @@
-"""A model, its gradients and an Updater, alone or spread over the processes of torchrun (which then runs this file)."""
+"""A model, its gradients and an Updater, alone or spread over the processes of torchrun (which then runs this file).
+
+They take a GPU each, through NCCL, where there are two; else the CPU, through gloo.
+"""
 
 import copy
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,14 +42,16 @@ def data(step: int) -> tuple[Tensor, Tensor]:
 class Training:
     """Steps of one optimiser, over all ranks if it is spread."""
 
-    def __init__(self, name: str, *, spread: bool = False, scaled: bool = False, device: str = "cpu", **options: Any) -> None:
+    here = "cpu"
+
+    def __init__(self, name: str, *, spread: bool = False, scaled: bool = False, device: str = "", **options: Any) -> None:
         from lab.config.schema import OptimConfig, ScheduleConfig
         from lab.optim.updater import Updater
         from lab.processes import distributed
         from lab.processes.parallel import shard
 
         torch.manual_seed(0)
-        self.device = torch.device(device)
+        self.device = torch.device(device or self.here)
         self.model = Model().to(self.device)
         self.rank, self.ranks = (distributed.rank(), distributed.ranks()) if spread else (0, 1)
         if spread:
@@ -67,11 +73,11 @@ class Training:
         self.updater.step(self.gradients(number, bad=bad))
 
     def state(self) -> dict[str, Any]:
-        """Whole tensors; the count of updates and the scale, which do move in a bad one, are left out."""
+        """Whole tensors, on the CPU; the count of updates and the scale, which do move in a bad one, are left out."""
         from lab.processes.parallel import whole_state
 
         state = whole_state({"model": self.model.state_dict(), "optimizer": self.updater.state()["optimizer"]})
-        return tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value), state)
+        return tree_map(lambda value: value.detach().cpu().clone() if isinstance(value, Tensor) else copy.deepcopy(value), state)
 
 
 class Reads(TorchDispatchMode):
@@ -159,7 +165,11 @@ def refusal(name: str, **options: Any) -> str:
 def main(folder: Path, names: list[str], refused: list[str]) -> None:
     from lab.processes import distributed
 
-    distributed.start(torch.device("cpu"))
+    if torch.cuda.device_count() > 1:
+        Training.here = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.backends.cudnn.allow_tf32 = False  # as on the CPU
+        torch.cuda.set_device(Training.here)
+    distributed.start(torch.device(Training.here))
     found: dict[str, Any] = {name: spread_case(name) for name in names}
     found["refused"] = {name: refusal(name) for name in refused} | {"agc": refusal("sgd", clip=1.0, clip_mode="agc")}
     training = resumed("sgd", torch.load(folder / "old.pt"), spread=True)

@@ -4,10 +4,13 @@ It starts torchrun's processes, first one and then one a GPU. `--small` measures
 
 Losses are compared in float32: one GPU takes the whole batch, and each of several its part. One GPU also trains from weights disturbed by
 DISTURBANCE, about a rounding. This shows how far rounding alone drives two runs. Throughput is that of synthetic images of 224 pixels that
-lie on the device. Last comes a model whose weights, gradients and AdamW's state take more than one GPU has. The status is 1 where losses
-differ by more than TOLERANCE, or the large model's are not finite. Cases that rounding alone drives further than TOLERANCE do not count.
+lie on the device. Then a model of bfloat16 ends in linear_cross_entropy over a large vocabulary: its rate, its memory, and how far its
+gradients are from those of one GPU with the whole batch. Last comes a model whose weights, gradients and AdamW's state take more than one
+GPU has. The status is 1 where losses differ by more than TOLERANCE, gradients by more than GRADIENT, or the large model's losses are not
+finite. Cases that rounding alone drives further than TOLERANCE do not count.
 """
 
+import copy
 import math
 import os
 import tempfile
@@ -19,9 +22,10 @@ from typing import Any
 
 import torch
 from measuring import Request, free_memory, largest_difference, peak_mib
-from torch import Tensor
+from torch import Tensor, nn
 
 TOLERANCE = 1e-4  # largest relative difference of a step's loss
+GRADIENT = 1e-2  # largest difference of a gradient of bfloat16, relative by norm
 DISTURBANCE = 2.0**-23  # standard deviation, relative to each weight
 WHOLE = 64
 EXACT = ("trainer.tf32=false", "trainer.deterministic=true", "data.augment=false", "optim=sgd", "optim.lr=0.02", "tracking=none")
@@ -54,7 +58,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. speed: model, parallel, images a GPU and batch. large: a model whose blocks are repeated, and its batch."""
+    """How much is measured. speed: model, parallel, images a GPU and batch. large: a model whose blocks are repeated, and its batch.
+    fused: blocks, tokens a GPU, features and classes of the model that ends in a fused loss."""
 
     device: str
     gpus: int
@@ -67,16 +72,17 @@ class Sizes:
     images: int
     warmup: int
     timed: int
+    fused: tuple[int, int, int, int]
 
 
 def sizes(small: bool) -> Sizes:
     if small:
         models = (("test_resnet", "ddp", 4), ("test_vit", "ddp", 4), ("test_vit", "fsdp", 4))
-        return Sizes("cpu", 2, ("class weights", "FSDP"), 2, models, ("test_vit", 2), 2**23, 160, 32, 1, 2)
+        return Sizes("cpu", 2, ("class weights", "FSDP"), 2, models, ("test_vit", 2), 2**23, 160, 32, 1, 2, (1, 16, 8, 50))
     vit = "vit_large_patch16_224"
     models = (("resnet50", "ddp", 256), ("vit_base_patch16_224", "ddp", 128), (vit, "ddp", 64), (vit, "fsdp", 64))
     gpus, memory = torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory
-    return Sizes("auto", gpus, tuple(LOSSES), 20, models, ("vit_7b_patch16_dinov3", 8), memory, 224, 8192, 15, 40)
+    return Sizes("auto", gpus, tuple(LOSSES), 20, models, ("vit_7b_patch16_dinov3", 8), memory, 224, 8192, 15, 40, (4, 8192, 4096, 128256))
 
 
 def cases(given: Sizes, ranks: int) -> list[Case]:
@@ -193,6 +199,88 @@ def large(case: Case, given: Sizes, ranks: int) -> dict[str, Any]:
     return asdict(case) | {"gpus": ranks} | needs | {"peak_mib": highest_peak(trainer.device), "step_ms": ms, "losses": found}
 
 
+class Block(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(features), nn.Linear(features, 4 * features), nn.GELU(), nn.Linear(4 * features, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+class EndsInLoss(nn.Module):
+    """Its forward gives the loss, so that the head's weight is whole when the loss takes it."""
+
+    def __init__(self, blocks: int, features: int, classes: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block(features) for _ in range(blocks)], nn.LayerNorm(features))
+        self.head = nn.Linear(features, classes, bias=False)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        from lossforge.losses import linear_cross_entropy
+
+        return linear_cross_entropy(self.blocks(x), self.head.weight, target)
+
+
+def fused(parallel: str, given: Sizes, ranks: int) -> dict[str, Any]:
+    """Measure steps of a model that ends in a fused loss; on several GPUs its gradients, beside those of this GPU with the whole batch."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    from lab.processes import distributed
+    from lab.runs.machine import pick_device
+
+    free_memory()
+    blocks, tokens, features, classes = given.fused
+    device, rank = pick_device(given.device), distributed.rank()
+    torch.manual_seed(0)
+    with device:
+        model = EndsInLoss(blocks, features, classes).bfloat16()
+        x = torch.randn(ranks * tokens, features, dtype=torch.bfloat16)
+        target = torch.randint(classes, (ranks * tokens,))
+    exact: dict[str, Tensor] = {}
+    if ranks > 1:
+        whole = copy.deepcopy(model)
+        whole(x, target).backward()
+        exact = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
+        del whole
+    x, target = (each.chunk(ranks)[rank].clone() for each in (x, target))
+    trained: nn.Module = model
+    if parallel == "ddp":
+        trained = DistributedDataParallel(model)
+    elif parallel == "fsdp":
+        for block in model.blocks:
+            fully_shard(block)
+        trained = fully_shard(model)
+    trained(x, target).backward()
+    difference = 0.0
+    for name, each in model.named_parameters():
+        gradient: Any = each.grad.full_tensor() if parallel == "fsdp" else each.grad
+        if exact:
+            difference = max(difference, ((gradient.float() - exact[name].float()).norm() / exact[name].float().norm()).item())
+    del exact
+    gradient = None
+    free_memory()
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=device.type == "cuda")
+
+    def steps(number: int) -> float:
+        began = time.perf_counter()
+        for _ in range(number):
+            optimizer.zero_grad()
+            loss = trained(x, target)
+            loss.backward()
+            optimizer.step()
+        loss.item()
+        return (time.perf_counter() - began) / number
+
+    steps(given.warmup)
+    seconds = steps(given.timed)
+    row: dict[str, Any] = {"parallel": parallel, "gpus": ranks}
+    row |= {"blocks": blocks, "tokens": tokens, "features": features, "classes": classes}
+    row |= {"step_ms": seconds * 1e3, "tokens_per_second": ranks * tokens / seconds, "peak_mib": highest_peak(device)}
+    return row | ({"gradient_difference": difference} if ranks > 1 else {})
+
+
 def highest_peak(device: torch.device) -> float | None:
     """Return the most memory that any GPU had allocated."""
     from lab.processes import distributed
@@ -211,6 +299,7 @@ def worker(small: bool, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"losses": {name: losses(name, given, ranks, folder) for name in given.losses}}
     if ranks == 1:
         found["disturbed"] = {name: losses(name, given, ranks, folder, DISTURBANCE) for name in given.losses}
+    found["fused"] = [fused(parallel, given, ranks) for parallel in (("ddp", "fsdp") if ranks > 1 else ("none",))]
     found["speed"] = [speed(case, given, ranks) for case in cases(given, ranks)]
     if ranks > 1:
         found["large"] = large(large_case(given), given, ranks)
@@ -226,7 +315,7 @@ def launched(processes: int, small: bool, folder: str) -> dict[str, Any]:
     began = time.monotonic()
     alone = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0}
     found = elastic_launch(LaunchConfig(nproc_per_node=processes, **alone), worker)(small, folder)
-    print(f"{processes} processes: {time.monotonic() - began:.0f} s", *found[0]["speed"], sep="\n", flush=True)
+    print(f"{processes} processes: {time.monotonic() - began:.0f} s", *found[0]["fused"], *found[0]["speed"], sep="\n", flush=True)
     return found[0]
 
 
@@ -242,6 +331,7 @@ def several_gpus(request: Request) -> int:
         "disturbance": DISTURBANCE,
         "losses": [],
         "speed": one["speed"] + several["speed"],
+        "fused": one["fused"] + several["fused"],
         "large": several["large"],
     }
     for name, alone in one["losses"].items():
@@ -253,7 +343,11 @@ def several_gpus(request: Request) -> int:
     rates = {(row["model"], row["batch"], row["optimizer"]): row["images_per_second"] for row in one["speed"]}
     for row in report["speed"]:
         row["scaling"] = row["images_per_second"] / (row["gpus"] * rates[row["model"], row["batch"], row["optimizer"]])
+    alone = one["fused"][0]["tokens_per_second"]
+    for row in report["fused"]:
+        row["scaling"] = row["tokens_per_second"] / (row["gpus"] * alone)
     request.save(report)
     counted = (row for row in report["losses"] if row["of_rounding"] <= TOLERANCE)
     differ = any(row["largest_difference"] > TOLERANCE for row in counted)
+    differ = differ or any(row["gradient_difference"] > GRADIENT for row in several["fused"])
     return int(differ or not all(map(math.isfinite, report["large"]["losses"])))

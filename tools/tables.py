@@ -316,6 +316,21 @@ def speed(file: Path) -> str:
     return tables.markdown(("model", "by", "optimiser", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), rows)
 
 
+def fused_on_several(file: Path) -> str:
+    """Return the figures of a model that ends in a loss fused with its layer."""
+    if not (found := found_in(file).get("fused")):
+        return NOT_MEASURED
+    rows = []
+    for each in found:
+        several = each["gpus"] > 1
+        shape = f"{each['tokens']} × {each['features']} × {each['classes']}"
+        figures = number(each["scaling"] if several else None, 2), number(each["step_ms"], 1), number(each["peak_mib"])
+        difference = f"{each['gradient_difference']:.1e}" if several else ""
+        rows.append([PARALLEL[each["parallel"]], str(each["gpus"]), shape, number(each["tokens_per_second"]), *figures, difference])
+    names = ("by", "GPUs", "tokens a GPU × features × classes", "tokens/s", "scaling", "step, ms", "peak MiB a GPU", "gradients differ by")
+    return tables.markdown(names, rows)
+
+
 def large_model(file: Path) -> str:
     """Return the figures of a model that one GPU cannot hold, under FSDP2."""
     if (each := found_in(file).get("large")) is None:
@@ -517,7 +532,10 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "assignment": (assignment, RESULTS / "assignment-h200.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
-    **{make.__name__.replace("_", " "): (make, RESULTS / "several-gpus-h200.json") for make in (several_gpus, speed, large_model)},
+    **{
+        make.__name__.replace("_", " "): (make, RESULTS / "several-gpus-h200.json")
+        for make in (several_gpus, speed, fused_on_several, large_model)
+    },
 }
 """What makes each table, and the files of results that it reads."""
 

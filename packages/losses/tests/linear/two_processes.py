@@ -1,4 +1,7 @@
-"""One process of test_two_processes, on CPU through gloo: a model that ends in a fused loss, in parallel or sharded."""
+"""One process of test_two_processes, on the CPU through gloo, or on two GPUs through NCCL.
+
+A model that ends in a fused loss, in parallel or sharded.
+"""
 
 import gc
 import os
@@ -11,9 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("TRITON_INTERPRET", str(int(torch.cuda.device_count() < 2)))
 
 from lossforge.losses import FusedLinear, cross_entropy, linear_cross_entropy
+
+GPUS = torch.cuda.device_count() > 1
 
 
 class Model(nn.Module):
@@ -44,7 +49,7 @@ def main() -> None:
     model.zero_grad()
     mine = slice(rank * 4, rank * 4 + 4)
     if sys.argv[1] == "fully_shard":
-        mesh = init_device_mesh("cpu", (2,))
+        mesh = init_device_mesh("cuda" if GPUS else "cpu", (2,))
         parallel = fully_shard(model, mesh=mesh)
         assert refused(linear_cross_entropy, torch.randn(4, 8), model.head.weight, target[mine])
         assert refused(FusedLinear(cross_entropy, model.head), torch.randn(4, 8), target[mine])
@@ -57,7 +62,10 @@ def main() -> None:
     print("gradients agree")
 
 
-torch.distributed.init_process_group("gloo")
+if GPUS:
+    torch.set_default_device(f"cuda:{os.environ['LOCAL_RANK']}")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.distributed.init_process_group("nccl" if GPUS else "gloo")
 main()
 torch.distributed.barrier()
 gc.collect()  # the model's groups end before the process does: else gloo's threads abort it now and then
