@@ -43,6 +43,8 @@ def test_every_contender_computes_the_loss(case):
     for contender in found:
         if contender.name == "torch.compile" and case.loss in OVERLAP and case.dtype == "bf16":
             continue  # Inductor's gradient of several of these losses is nan, on a CPU too: its speed is not shown
+        if contender.name == "torch.compile" and case.loss == "multilabel_margin" and DEVICE.type == "cuda":
+            continue  # Inductor's value is off by several times the value on a GPU, torch 2.11: its speed is not shown
         assert not check.fault(case, *check.errors(contender, case, inputs, exact)), contender.name
 
 

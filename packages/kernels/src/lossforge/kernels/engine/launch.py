@@ -70,12 +70,20 @@ def sum_slots(number: int = 0) -> Sum:
     return Sum(Slot(3 * number), Slot(3 * number + 1), Slot(3 * number + 2))
 
 
+class Described(NamedTuple):
+    """Stands for the descriptor of a tensor: its slot, then the descriptor's own shape, strides and block."""
+
+    slot: Slot
+    shape: Sequence[int]
+    strides: Sequence[int]
+    block: Sequence[int]
+
+
 class Launch:
     """A kernel, its grid and its arguments, ready to start.
 
     totals: how many sums the launch adds up. counting: programs that count themselves there, those of the grid unless given.
     copies: tensors to be written, each with the contiguous copy that the kernel writes in its place.
-    described: whether a descriptor holds the address of a tensor, so that the launch is made anew at each call.
     """
 
     def __init__(
@@ -91,7 +99,6 @@ class Launch:
         self.options = {name: value for name, value in meta.items() if name not in constants}
         self.tensors = _tensors(self.arguments)
         self.copies: list[tuple[Tensor, Tensor]] = []
-        self.described = any(isinstance(a, TensorDescriptor) for a in self.arguments)
 
     def start(self) -> tuple[Tensor, ...]:
         """Start through Triton, which compiles what it has not compiled yet, and return the totals of the sums."""
@@ -119,8 +126,8 @@ def _on(device: int) -> Any:
 
 
 def _tensors(node: Any) -> list[Tensor]:
-    if isinstance(node, Tensor):
-        return [node]
+    if isinstance(node, (Tensor, TensorDescriptor)):
+        return [node if isinstance(node, Tensor) else node.base]
     return [t for each in node for t in _tensors(each)] if isinstance(node, tuple) else []
 
 
@@ -150,6 +157,8 @@ def filler(arguments: Any, named: bool) -> Callable[[Sequence[Any]], Any]:
     def expression(node: Any) -> str:
         if type(node) is Slot:
             return f"values[{node.place}]"
+        if type(node) is Described:
+            return f"{constant(TensorDescriptor)}({expression(node.slot)}, {', '.join(map(constant, node[1:]))})"
         if isinstance(node, tuple):
             make = constant(type(node)) if named and hasattr(node, "_fields") else ""
             inner = ", ".join(map(expression, node))
@@ -206,6 +215,7 @@ class Step:
         self.totals, self.counting = launch.totals, launch.counting
         self.compiled = compiled if DIRECT and INTERNALS.starts_directly(compiled) else None
         self.places = places
+        self.described = any(isinstance(a, TensorDescriptor) for a in launch.arguments)
         values = iter(range(len(places)))
 
         def slots(node: Any) -> Any:
@@ -213,6 +223,8 @@ class Step:
                 return Slot(len(places) + node.place)
             if isinstance(node, Tensor):
                 return Slot(next(values))
+            if isinstance(node, TensorDescriptor):
+                return Described(Slot(next(values)), node.shape, node.strides, node.block_shape)
             if not isinstance(node, tuple):
                 return node
             each = [slots(n) for n in node]
@@ -221,8 +233,8 @@ class Step:
         self.arguments = slots(launch.arguments)
 
     @functools.cached_property
-    def addressed(self) -> Callable[[Sequence[int]], Any]:
-        """All the kernel's parameters in order, as a compiled kernel takes them, from addresses."""
+    def addressed(self) -> Callable[[Sequence[Any]], Any]:
+        """All the kernel's parameters in order, as a compiled kernel takes them, from addresses; from tensors where one is described."""
         return filler(self.arguments, named=False)
 
     @functools.cached_property
@@ -237,7 +249,9 @@ class Step:
         sums = new_sums(self.totals, self.counting, tensors[0].device) if self.totals else []
         tensors += sums
         if self.compiled is not None and device == current_device() and INTERNALS.unobserved(self.kernel):
-            INTERNALS.start(self.compiled, self.grid, device, self.addressed([t.data_ptr() for t in tensors]))
+            INTERNALS.start(
+                self.compiled, self.grid, device, self.addressed(tensors if self.described else [t.data_ptr() for t in tensors])
+            )
         else:
             with _on(device):
                 self.kernel[self.grid](*self.filled(tensors), **self.options)
@@ -289,7 +303,7 @@ class Recording:
         try:
             for done, how, added in self.steps:
                 if isinstance(done, Launch):
-                    if done.copies or done.described:
+                    if done.copies:
                         return None
                     steps.append(Step(done, how, [places[id(t)] for t in done.tensors]))
                 else:

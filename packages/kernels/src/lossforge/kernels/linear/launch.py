@@ -1,7 +1,7 @@
 """Host side of the product that carries the loss: which calls it takes, tiles, and the launches.
 
-The engine of fused losses (lossforge.losses.linear) calls `forward` or `exponentials_of` on some of the rows, and a `Gradient` on some of
-the classes.
+The engine of fused losses (lossforge.losses.linear) calls `forward` or `exponentials_of` on some of the rows. In backward it calls
+`shares_of` once, and `slopes_of` on some of the classes.
 """
 
 import functools
@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lossforge.kernels.call import Formulas, RowwiseCall
-from lossforge.kernels.engine.launch import Launch, aligned, chip, in_order, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, stepped
 from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
 from lossforge.kernels.linear.kernel import (
@@ -100,7 +100,9 @@ def _config(weight: Tensor, tiles: ProductTiles, **others: Any) -> Config:
 
 def _ordered(t: Tensor) -> Tensor:
     """Return a tensor in contiguous memory that begins at an aligned address."""
-    return t if t.is_contiguous() and aligned(t) else t.clone(memory_format=torch.contiguous_format)
+    if t.is_contiguous() and aligned(t):
+        return t
+    return computed(functools.partial(torch.clone, memory_format=torch.contiguous_format), t)
 
 
 def _descriptor(t: Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -154,8 +156,7 @@ def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> tuple[Ten
     across = 2 * triton.cdiv(classes, tiles.columns)  # halves of tiles
     count, planes = _planes(call)
     config = _config(layer.weight, tiles, **planes)
-    parts = torch.empty((count, across, rows), dtype=torch.float32, device=layer.device)
-    own = torch.empty(rows, dtype=torch.float32, device=layer.device)
+    parts, own = new_like(layer.input, ((count, across, rows), torch.float32)), new_like(layer.input, ((rows,), torch.float32))
     target = _target(call, numbers)
     given = Given(in_order(layer.bias), parts, own)
     _product(call, None, (_logits(call, numbers), target, given), (0, classes), statistics, config).start()
@@ -184,78 +185,81 @@ def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> tuple[Ten
     return *made, None, out.stats
 
 
-def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Return what `forward` does, and the rows' factors v: the gradient of the logits is v times what `to` holds then."""
+def _sampled(step: int, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the logits of some classes in float32."""
+    some = weight[::step][: SAMPLE.value]
+    found = torch.empty((len(x), len(some)), dtype=torch.float32, device=x.device)
+    add_product(found, x, some.t(), True)
+    return found
+
+
+def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor) -> tuple[Tensor | None, ...]:
+    """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then."""
     call = call._replace(x=call.x.with_input(_ordered(call.x.input)))
     layer, numbers = call.x, Numbers.of(call)
     rows, classes = layer.shape
     across = 2 * triton.cdiv(classes, product_tiles().columns)
-    sample = layer.weight[:: max(classes // SAMPLE.value, 1)][: SAMPLE.value]
-    seen, parts, offsets, own, factors = (
-        torch.empty(shape, dtype=torch.float32, device=layer.device)
-        for shape in ((rows, len(sample)), (2, across, rows), (rows,), (rows,), (rows,))
-    )
-    again = torch.empty(1, dtype=torch.int32, device=layer.device)
-    add_product(seen, layer.input, sample.t(), True)
+    parts, offsets, own, factors = (new_like(layer.input, (shape, torch.float32)) for shape in ((2, across, rows), *[(rows,)] * 3))
+    again = new_like(layer.input, ((1,), torch.int32))
+    sample = computed(functools.partial(_sampled, max(classes // SAMPLE.value, 1)), layer.input, layer.weight)
     logits, target, given = _logits(call, numbers), _target(call, numbers), Given(None, parts, own, offsets, again)
-    of_rows = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero)
-    programs_of_rows = (triton.cdiv(rows, JOIN),)
-    arguments: tuple[Any, ...] = (logits, target, seen, offsets, again, rows, len(sample), of_rows)
-    Launch(linear_offsets_kernel, programs_of_rows, arguments, num_warps=4).start()
+    of_rows, grid = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero), (triton.cdiv(rows, JOIN),)
+    arguments: tuple[Any, ...] = (logits, target, sample, offsets, again, rows, sample.shape[1], of_rows)
+    Launch(linear_offsets_kernel, grid, arguments, num_warps=4).start()
     product = functools.partial(_product, call, to, (logits, target, given), (0, classes), exponentials)
     product(_config(layer.weight, product_tiles())).start()
-    Launch(linear_raise_kernel, programs_of_rows, (given, rows, across, classes, of_rows), num_warps=4).start()
+    Launch(linear_raise_kernel, grid, (given, rows, across, classes, of_rows), num_warps=4).start()
     product(_config(layer.weight, product_tiles(), AGAIN=True)).start()
     sums = sum_slots(0), sum_slots(1) if call.outputs[0] else None
     loss, of_own = _row_loss(call, numbers, formulas), _logits(call, numbers, own)
     *others, _, stats = call.shapes(keep)
     kept = new_like(layer.input, stats)
     arguments = (of_own, target, given, to, to.stride(0), factors, kept, sums, loss, rows, across, of_rows)
-    totals = Launch(linear_finish_kernel, programs_of_rows, arguments, totals=1 + call.outputs[0], num_warps=4).start()
-    return (totals[0], totals[1] if call.outputs[0] else None, *[None] * (len(others) - 1), kept), factors
+    totals = Launch(linear_finish_kernel, grid, arguments, totals=1 + call.outputs[0], num_warps=4).start()
+    return totals[0], totals[1] if call.outputs[0] else None, *[None] * (len(others) - 1), kept, factors
 
 
-class Gradient:
-    """The gradient of the logits, for those of the results: `write` stores that of some of the classes."""
+def _backward_config(call: RowwiseCall[Any], of_entropy: bool) -> Config:
+    even = (5 if of_entropy else 3) if call.label_smoothing else 0
+    return _config(call.x.weight, product_tiles(), ENTROPY=3 if of_entropy else 0, EVEN=even, BACKWARD=True)
 
-    def __init__(
-        self, call: RowwiseCall[Any], formulas: Formulas, stats: Tensor, entropy: Tensor | None, grad_outputs: Sequence[Tensor | None]
-    ) -> None:
-        numbers = Numbers.of(call)
-        of_loss, of_z_loss = map(stepped, grad_outputs[:2])
-        of_lse, of_entropy = map(in_order, grad_outputs[2:])
-        even = 5 if of_entropy is not None else 3
-        planes = {"ENTROPY": 3 if of_entropy is not None else 0, "EVEN": even if numbers.smoothing is not None else 0}
-        rows, classes = call.x.shape
-        self.call = call._replace(x=call.x.with_input(_ordered(call.x.input)))
-        self.config = _config(call.x.weight, product_tiles(), **planes, BACKWARD=True)
-        self.shares = torch.empty((6, rows), dtype=torch.float32, device=call.x.device)
-        self.given = _logits(call, numbers), _target(call, numbers), Given(in_order(call.x.bias), shares_ptr=self.shares)
-        arguments = (
-            self.given[1],
-            Kept(stats, None if of_entropy is None else entropy),
-            GradOutputs(*of_loss, *of_z_loss, of_lse, of_entropy),
-            _row_loss(call, numbers, formulas),
-            self.shares,
-            classes,
-            rows,
-            self.config,
-            sweep.Config(
-                128,
-                1,
-                EMPTY_IS_ZERO=call.empty_is_zero,
-                EVEN=numbers.smoothing is not None,
-                ENTROPY=of_entropy is not None,
-                BACKWARD=True,
-            ),
-        )
-        Launch(linear_shares_kernel, (triton.cdiv(rows, 128),), arguments, num_warps=4).start()
 
-    def memory(self, classes: int) -> Tensor:
-        """Return memory for the gradient of so many classes, whose rows begin at multiples of 16 bytes."""
-        rows, x = self.call.x.shape[0], self.call.x.input
-        return torch.empty((rows, -(-classes // UNIT) * UNIT), dtype=x.dtype, device=x.device)[:, :classes]
+def shares_of(
+    call: RowwiseCall[Any], formulas: Formulas, stats: Tensor, entropy: Tensor | None, grad_outputs: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """Return the factors of the rows' gradients, for those of the results."""
+    numbers = Numbers.of(call)
+    of_loss, of_z_loss = map(stepped, grad_outputs[:2])
+    of_lse, of_entropy = map(in_order, grad_outputs[2:])
+    rows, classes = call.x.shape
+    shares = new_like(call.x.input, ((6, rows), torch.float32))
+    assert shares is not None
+    has_entropy = of_entropy is not None
+    smoothed = numbers.smoothing is not None
+    of_rows = sweep.Config(128, 1, EMPTY_IS_ZERO=call.empty_is_zero, EVEN=smoothed, ENTROPY=has_entropy, BACKWARD=True)
+    arguments = (
+        _target(call, numbers),
+        Kept(stats, entropy if has_entropy else None),
+        GradOutputs(*of_loss, *of_z_loss, of_lse, of_entropy),
+        _row_loss(call, numbers, formulas),
+        shares,
+        classes,
+        rows,
+        _backward_config(call, has_entropy),
+        of_rows,
+    )
+    Launch(linear_shares_kernel, (triton.cdiv(rows, 128),), arguments, num_warps=4).start()
+    return (shares,)
 
-    def write(self, start: int, to: Tensor) -> None:
-        """Store the gradient of the classes from `start` on, as many as `to` has."""
-        _product(self.call, to, self.given, (start, to.shape[1]), slopes, self.config).start()
+
+def new_slopes(call: RowwiseCall[Any], classes: int) -> Tensor:
+    """Return memory for the gradient of so many classes, whose rows begin at multiples of 16 bytes."""
+    rows, x = call.x.shape[0], call.x.input
+    return torch.empty((rows, -(-classes // UNIT) * UNIT), dtype=x.dtype, device=x.device)[:, :classes]
+
+
+def slopes_of(call: RowwiseCall[Any], of_entropy: bool, start: int, shares: Tensor, to: Tensor) -> None:
+    """Store the gradient of the classes from `start` on, as many as `to` has."""
+    call, numbers = call._replace(x=call.x.with_input(_ordered(call.x.input))), Numbers.of(call)
+    given = _logits(call, numbers), _target(call, numbers), Given(in_order(call.x.bias), shares_ptr=shares)
+    _product(call, to, given, (start, to.shape[1]), slopes, _backward_config(call, of_entropy)).start()

@@ -296,6 +296,18 @@ def product_of(call: Any) -> Any:
     return product if product.carries(call) else None
 
 
+def _by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
+    """Return what a function of the product that carries the loss makes of a call, by the call's plan.
+
+    more: the tensors among its further arguments.
+    """
+    own = FUSED[type(call)]
+    tensors, numbers = own.flat(call)
+    static = [each for each in arguments if isinstance(each, (bool, int))]
+    key = call_key(own.name, call.loss, tensors, numbers), function.__name__, *map(layout, more), *static
+    return kernels.planned(key, (*tensors, *more), _launching, function, call, *arguments)
+
+
 def _divisor(call: Any) -> tuple[Tensor | None, float]:
     """Return what a scalar result is divided by where the device knows it, and multiplied by."""
     if call.normalizer is not None or call.reduction == "sum":
@@ -329,16 +341,17 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
     if all(g is None for g in gradients) and (product := product_of(call)) is not None:
         for start, end in _ranges(call.x.input.shape[0], product.rows_a_launch(call)):
             chunk = of_rows(chunks.all, start, end, call.x.of_rows(start, end), None)
-            _enter(found, start, end, zip(names, product.forward(chunk, chunks.formulas, keep), strict=True))
+            _enter(found, start, end, zip(names, _by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
         return tuple(found.values())
     sums = Gradients(call, gradients)
     if sums.any and (product := product_of(call)) is not None and product.exponentiates(call):
         memory = sums.memory()
         for start, end in _ranges(call.x.input.shape[0], len(memory)):
             chunk = of_rows(chunks.all, start, end, call.x.of_rows(start, end), None)
-            results, factors = product.exponentials_of(chunk, chunks.formulas, keep, memory[: end - start])
+            to = memory[: end - start]
+            *results, factors = _by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
             _enter(found, start, end, zip(names, results, strict=True))
-            sums.add(start, end, memory[: end - start], factors)
+            sums.add(start, end, to, factors)
         sums.finish()
         return tuple(found.values())
     for start, end, chunk in chunks.by_rows(sums.memory()):
@@ -382,11 +395,14 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
     stats = known.get("stats")
     if stats is not None and (product := product_of(call)) is not None:
         by_classes = GradientsByClasses(call, gradients)
-        gradient = product.Gradient(chunks.all, chunks.formulas, stats, known.get("entropy"), grad_outputs)
-        memory = gradient.memory(by_classes.classes)
+        entropy = known.get("entropy")
+        of_rows = stats, entropy, *grad_outputs
+        (shares,) = _by_product(product.shares_of, chunks.all, of_rows, chunks.formulas, stats, entropy, grad_outputs)
+        memory = product.new_slopes(call, by_classes.classes)
         for start, end in _ranges(call.x.weight.shape[0], by_classes.classes):
-            gradient.write(start, memory[:, : end - start])
-            by_classes.add(start, end, memory[:, : end - start])
+            to = memory[:, : end - start]
+            _by_product(product.slopes_of, chunks.all, (shares, to), grad_outputs[3] is not None, start, shares, to)
+            by_classes.add(start, end, to)
         by_classes.finish()
         return
     if goes_by_classes(call, known, gradients):
