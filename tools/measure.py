@@ -14,14 +14,14 @@ from measuring import ROOT, Request
 
 MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "losses": ("measure_losses", "bench-h200.json", (), 1),
-    "linear": ("measure_losses", "linear-h200.json", (), 1),
-    "precision": ("measure_precision", "precision-h200.json", ("--small",), 1),
+    "linear": ("measure_losses", "linear-h100.json", (), 1),
+    "precision": ("measure_precision", "precision-h100.json", ("--small",), 1),
     "end_to_end": ("measure_end_to_end", "end-to-end-h200.json", (), 1),
     "language_model": ("measure_language_model", "language-model.json", ("--small",), 0),
     "training": ("measure_training", "training-h200.json", ("--small",), 0),
     "detection": ("measure_detection", "detection.json", ("--small", "--parts", "--with"), 0),
     "effects": ("measure_effects", "effects.json", ("--parts",), 0),
-    "several_gpus": ("measure_several_gpus", "several-gpus-h200.json", ("--small",), 2),
+    "several_gpus": ("measure_several_gpus", "several-gpus-h100.json", ("--small",), 2),
 }
 """Of each: the module with a function of this name, the file in results/, further options, and the GPUs that it needs without --small."""
 OPTIONS = {

@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DRAWN = ROOT / "docs" / "pictures"
 RESULTS = ROOT / "results"
-BENCH, SCALING, LINEAR, EFFECTS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "linear-h200", "effects"))
+BENCH, SCALING, EFFECTS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "effects"))
+LINEAR, PRECISION = RESULTS / "linear-h100.json", RESULTS / "precision-h100.json"
 PICTURES = {
     "time": (BENCH, pictures.time_picture, pictures.main_rows),
     "memory": (BENCH, pictures.memory_picture, pictures.main_rows),
@@ -353,6 +354,32 @@ def large_model(file: Path) -> str:
     return tables.markdown(header, [[*shape, number(each["step_ms"]), losses]])
 
 
+SHOWN = 151_936
+CASES_SHOWN = {"σ = 4": (4.0, 0.0), "σ = 64": (64.0, 0.0), "σ = 4, all + 10⁴": (4.0, 1e4)}
+ERRORS = {"value": "value", "dh": "input", "dw": "weight"}
+
+
+def precision_of_peers(loss: str, file: Path) -> str:
+    """Return each contender's errors of a loss fused with its layer: at some logits of SHOWN classes, and the largest of all cases."""
+    if not file.exists():
+        return NOT_MEASURED
+    found, rows, failed = found_in(file), [], []
+    of_loss = [each for each in found["rows"] if each["loss"] == loss]
+    for name in dict.fromkeys(each["contender"] for each in of_loss):
+        own = [each for each in of_loss if each["contender"] == name]
+        if any("failed" in each for each in own):
+            failed.append(f"{name}: {next(each['failed'] for each in own if 'failed' in each)}")
+            continue
+        cells = []
+        for case in CASES_SHOWN.values():
+            (row,) = (each for each in own if each["classes"] == SHOWN and (each["deviation"], each["offset"]) == case)
+            cells += [f"{row[error]:.1e}" for error in ERRORS]
+        rows.append([name, *cells, *(f"{max(each[error] for each in own if not each['offset']):.1e}" for error in ERRORS)])
+    header = ("", *(f"{case}: {error}" for case in (*CASES_SHOWN, "largest without offset") for error in ERRORS.values()))
+    text = f"{source(found)}.\n\n{tables.markdown(header, rows)}"
+    return text + "".join(f"\n\nWithout a figure: {each}." for each in failed)
+
+
 def language_model(file: Path) -> str:
     found, rows = found_in(file), []
     for each in found["rows"]:
@@ -524,6 +551,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "scaling": (lambda file: f"{tables.provenance(load(file))}.", SCALING),
     "fused": (fused, LINEAR),
     "precision": (lambda file: linear.precision(load(file)), LINEAR),
+    **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps")},
     "fused targets": (fused_targets, LINEAR),
     "language model": (language_model, RESULTS / "language-model.json"),
     "end to end": (end_to_end, RESULTS / "end-to-end-h200.json"),
@@ -533,7 +561,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
     **{
-        make.__name__.replace("_", " "): (make, RESULTS / "several-gpus-h200.json")
+        make.__name__.replace("_", " "): (make, RESULTS / "several-gpus-h100.json")
         for make in (several_gpus, speed, fused_on_several, large_model)
     },
 }

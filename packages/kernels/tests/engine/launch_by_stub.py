@@ -57,8 +57,9 @@ def steps() -> dict[str, list[tuple[launch.Step, Any]]]:
 
     def noted(one: launch.Launch) -> Any:
         values = [*one.tensors, *launch.new_sums(one.totals, one.counting, one.tensors[0].device)]
-        if not one.described:  # of which no plan is made
-            found.setdefault(one.name, []).append((launch.Step(one, None, range(len(one.tensors))), values))
+        step = launch.Step(one, None, range(len(one.tensors)))
+        if not step.described:  # descriptors are made by the driver of a GPU
+            found.setdefault(one.name, []).append((step, values))
         return start(one)
 
     launch.Launch.start = noted

@@ -245,12 +245,17 @@ def _scaling() -> Iterable[Case]:
 
 def _linear() -> Iterable[Case]:
     llama, several, wide = (8192, 4096, 128256), (8, 1024, 2048, 128256), (4096, 1024, 21841)
+    gemma, qwen = (8192, 2304, 256000), (8192, 1024, 151936)
     distilled, tokens = (8192, 4096, 151936), "selective_log_softmax"
     for loss, use, shape, inputs, variant, options in (
         ("ce", "llama3-8b", llama, "classes", "", {}),
-        ("ce", "gemma2-2b", (8192, 2304, 256000), "classes", "", {}),
-        ("ce", "qwen3-0.6b", (8192, 1024, 151936), "classes", "", {}),
+        ("ce", "gemma2-2b", gemma, "classes", "", {}),
+        ("ce", "qwen3-0.6b", qwen, "classes", "", {}),
         ("ce", "llama3-8b", llama, "half ignored", "half ignored", {}),
+        (tokens, "gemma2-2b", gemma, "tokens", "with entropy", {}),
+        (tokens, "qwen3-0.6b", qwen, "tokens", "with entropy", {}),
+        (tokens, "gemma2-2b", gemma, "tokens without gradient", "with entropy, forward only", {}),
+        (tokens, "qwen3-0.6b", qwen, "tokens without gradient", "with entropy, forward only", {}),
         (tokens, "llama3-8b", llama, "tokens", "with entropy", {}),
         (tokens, "llama3-8b", llama, "tokens without gradient", "with entropy, forward only", {}),
         ("dpo", "llama3-1b", several, "pairs", "", {}),
