@@ -1,9 +1,11 @@
 """Which cases run by default, in how many processes, and Triton's interpreter, which has to be chosen before anything imports triton."""
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import gc
+import inspect
 import os
 import sys
 import zlib
@@ -32,7 +34,7 @@ torch.set_num_threads(1)
 def patch_once() -> None:
     """Spare Triton's interpreter a search: at every call of a device function it looks through triton.language for what to patch.
 
-    While a kernel runs, all is patched since the first call that saw the module.
+    While a kernel runs, all is patched since the first call that saw the module. The names to patch are found once, not at each launch.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -41,6 +43,12 @@ def patch_once() -> None:
     nothing = getattr(interpreter, "_LangPatchScope", lambda: None)  # triton 3.5 has none, and restores nothing
     if patch is None:
         return
+    members = functools.cache(lambda package: [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)])
+
+    def patch_builtin(package, builder, *scope):
+        for name in members(package):
+            if tl.core.is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, builder, *scope)
 
     @functools.cache
     def seen(fn):
@@ -50,15 +58,17 @@ def patch_once() -> None:
         done = seen(fn) and not any(tl.core.is_builtin(language.load) for language in seen(fn))
         return nothing() if done else patch(fn)
 
-    interpreter._patch_lang = patch_what_is_left
+    interpreter._patch_lang, interpreter._patch_builtin = patch_what_is_left, patch_builtin
 
 
 def remember_types() -> None:
     """Spare Triton's interpreter half of its time: for every tensor it makes its types anew, and writes out their names.
 
-    Here a tuple gets its type when that is read, and what follows from a type alone is made once.
+    Here a tuple gets its type when that is read, and what follows from a type alone is made once. Tensors of the same sizes are not
+    compared size by size before they are combined.
     """
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     make_tuple_type, find_dtype = getattr(tl.core, "_type_for_tuple_values", None), getattr(interpreter, "_get_np_dtype", None)
@@ -78,7 +88,7 @@ def remember_types() -> None:
     tl.core.tuple.__init__ = make_tuple
     tl.core.tuple.type = property(type_of_tuple, lambda self, type: self.__dict__.update(_type=type))
 
-    make_block, make_tensor = tl.core.block_type.__init__, tl.core.tensor.__init__
+    make_block, make_tensor, broadcast = tl.core.block_type.__init__, tl.core.tensor.__init__, TritonSemantic.broadcast_impl_value
     blocks: dict[Any, dict[str, Any]] = {}
     dtypes: dict[str, Any] = {}
 
@@ -87,7 +97,7 @@ def remember_types() -> None:
         key = (*sizes, element_ty.name, getattr(element_ty, "address_space", None))
         if key not in blocks:
             make_block(self, element_ty, shape)
-            blocks[key] = self.__dict__ | {"_tensor": {}}
+            blocks[key] = self.__dict__ | {"_tensor": {}, "_sizes": key[: len(sizes)]}
         self.__dict__.update(blocks[key])
 
     def make_tensor_once(self, handle, type):
@@ -97,6 +107,10 @@ def remember_types() -> None:
             known.update(self.__dict__)
         self.__dict__.update(known, handle=handle, type=type)
 
+    def broadcast_what_differs(self, lhs, rhs):
+        sizes = lhs.type.__dict__.get("_sizes")
+        return (lhs, rhs) if sizes and sizes == rhs.type.__dict__.get("_sizes") else broadcast(self, lhs, rhs)
+
     def find_dtype_once(tt_dtype):
         if tt_dtype.name not in dtypes:
             dtypes[tt_dtype.name] = find_dtype(tt_dtype)
@@ -104,12 +118,23 @@ def remember_types() -> None:
 
     tl.core.block_type.__init__ = make_block_once
     tl.core.tensor.__init__ = make_tensor_once
+    TritonSemantic.broadcast_impl_value = broadcast_what_differs
     interpreter._get_np_dtype = find_dtype_once
+
+
+def skip_overflow_checks() -> None:
+    """Spare Triton's interpreter the operands of an assertion that it does not make: whether each sum of integers overflows."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = interpreter_builder.options
+    if not options.debug and getattr(options, "sanitize_overflow", False):
+        interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     patch_once()
     remember_types()
+    skip_overflow_checks()
 
 
 LEFT_OUT = pytest.StashKey[int]()

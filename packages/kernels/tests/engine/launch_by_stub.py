@@ -89,7 +89,7 @@ def check(step: launch.Step, values: Any, library: ctypes.CDLL, folder: Path) ->
     _, signature, constants, _ = step.kernel._pack_args(backend, step.options, bound, specialization, options)
     source = driver.make_launcher(constants, dict(signature), None)
     places = {"library_dirs": [driver.libdevice_dir, str(folder)], "include_dirs": driver.include_dirs, "libraries": driver.libraries}
-    module = compile_module_from_src(src=source, name="__triton_launcher", **places)
+    module = compile_module_from_src(src=source, name="__triton_launcher", ccflags=["-O0"], **places)  # the last -O counts
     filled = step.addressed([2**40 + 16 * i for i in range(len(values))])
     expected = leaves(tuple(signature.values()), filled)
     library.stub_expect(len(expected))

@@ -1,6 +1,6 @@
 """One process of test_two_processes, on the CPU through gloo, or on two GPUs through NCCL.
 
-A model that ends in a fused loss, in parallel or sharded.
+A model that ends in a fused loss, in parallel and sharded.
 """
 
 import gc
@@ -40,7 +40,7 @@ def refused(call, *args) -> bool:
     return False
 
 
-def main() -> None:
+def main(of: str) -> None:
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
     x, target, model = torch.randn(8, 6), torch.randint(0, 5, (8,)), Model()
@@ -48,7 +48,7 @@ def main() -> None:
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     mine = slice(rank * 4, rank * 4 + 4)
-    if sys.argv[1] == "fully_shard":
+    if of == "fully_shard":
         mesh = init_device_mesh("cuda" if GPUS else "cpu", (2,))
         parallel = fully_shard(model, mesh=mesh)
         assert refused(linear_cross_entropy, torch.randn(4, 8), model.head.weight, target[mine])
@@ -57,16 +57,17 @@ def main() -> None:
         parallel = DistributedDataParallel(model)
     parallel(x[mine], target[mine]).backward()
     for name, p in model.named_parameters():
-        gradient = p.grad.full_tensor() if sys.argv[1] == "fully_shard" else p.grad
+        gradient = p.grad.full_tensor() if of == "fully_shard" else p.grad
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
-    print("gradients agree")
+    print(f"gradients agree: {of}")
 
 
 if GPUS:
     torch.set_default_device(f"cuda:{os.environ['LOCAL_RANK']}")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl" if GPUS else "gloo")
-main()
-torch.distributed.barrier()
+for of in sys.argv[1:]:
+    main(of)
+    torch.distributed.barrier()
 gc.collect()  # the model's groups end before the process does: else gloo's threads abort it now and then
 torch.distributed.destroy_process_group()
