@@ -450,7 +450,8 @@ def effects(file: Path) -> str:
     found = found_in(file)
     first = next(iter(found.values()))
     commits, dates = (", ".join(dict.fromkeys(what[name] for what in found.values())) for name in ("commit", "date"))
-    about = f"{first['device']}, torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
+    devices = "; ".join(dict.fromkeys(what["device"] for what in found.values()))
+    about = f"{devices}; torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
     return f"{about}\n\n{tables.markdown(EFFECT_HEADER, effect_rows(file))}"
 
 
