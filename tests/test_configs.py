@@ -18,7 +18,7 @@ def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     regions = {name for name, loss in REGISTRY.items() if loss.template.name == "overlap"} | {"lovasz_softmax"}
     trainable = {name for name, loss in REGISTRY.items() if loss.given} | regions
     assert trainable >= {"ce", "mae", "focal", "preference_bce"}
-    assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom", "bradley_terry", "seesaw"}
+    assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom", "bradley_terry", "seesaw", "clip", "siglip"}
     assert set(TASKS["classification"].losses) == {*trainable - regions, "custom", "seesaw"}
 
 

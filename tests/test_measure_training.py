@@ -50,7 +50,7 @@ def test_no_preset_is_left_out():
     measured = set(measure_training.PRESETS)
     known = {f"experiment={path.stem}" for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
     # of a user's folder; trained by measure_detection.py and measure_effects.py; a search for the learning rate
-    elsewhere = ("finetune_folder", "digit_scenes_large", "detectors", "few_digits", "label_smoothing", "lr_range")
+    elsewhere = ("finetune_folder", "digit_scenes_large", "detectors", "few_digits", "image_text", "label_smoothing", "lr_range")
     assert known - measured == {f"experiment={name}" for name in elsewhere}
 
 

@@ -173,3 +173,26 @@ def test_effects_of_one_preset_are_corrected_for_each_other():
     assert judged(ours, baseline) == "**yes**"
     assert judged(ours, baseline, tests=2) == "no"
     assert tables.corrected([tables.differences([1.0, 2.0], [0.0, 1.0])]) == [None]  # equal differences are not tested
+
+
+def test_each_batch_size_has_a_baseline_of_its_own(tmp_path):
+    what = measure_effects.COMPARISONS["image_text"]
+    roles = [what.role(number) for number in range(len(what.runs))]
+    assert roles == ["baseline", "contender"] * 4
+    values = {"loss=clip size=1": 0.1, "loss=siglip size=1": 0.2, "loss=clip size=2": 0.7, "loss=siglip size=2": 0.6}
+    runs = [
+        {
+            "command": command,
+            "seed": seed,
+            "role": roles[number],
+            "values": {"recall1": value + 0.001 * seed * (1 + number), "text_recall5": 0.5, "image_recall5": 0.7},
+            "seconds": 1.0,
+        }
+        for seed in range(3)
+        for number, (command, value) in enumerate(values.items())
+    ]
+    path = tmp_path / "effects.json"
+    path.write_text(json.dumps({"image_text": {"metric": "recall1", "runs": runs}}))
+    rows = tables.effect_rows(path)
+    assert [row[3].partition(" ")[0] for row in rows] == ["baseline", "+10.1", "baseline", "-9.9"]
+    assert rows[0][7] == "recall@5 0.600"

@@ -18,6 +18,9 @@ QUIET = "trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
 DIGITS = "seed={seed} data.split_seed={seed}"
 CORRUPTED = f"{DIGITS} data.corruption_seed={{seed}}"
 SCENES = f"{DIGITS} data.scene_seed={{seed}} data.workers=0"
+PAIRED = ("clip", "siglip")
+RATES = ((64, "1e-3", "1e-3"), (256, "1e-2", "1e-3"), (1024, "3e-3", "1e-3"), (4096, "1e-3", "3e-4"))
+"""Batch sizes, and the learning rate of each loss of PAIRED: the best of a search on another seed, on docs/benchmarks/effects.md."""
 
 
 class Comparison(NamedTuple):
@@ -30,6 +33,7 @@ class Comparison(NamedTuple):
         teacher: a run before the others, for {teacher}.
         also: a second metric, compared as the first.
         seeds: how many seeds, from 0.
+        each: how many runs share a baseline, which is the first of them; 0: all runs share one.
     """
 
     metric: str
@@ -38,6 +42,11 @@ class Comparison(NamedTuple):
     teacher: str = ""
     also: str = ""
     seeds: int = 5
+    each: int = 0
+
+    def role(self, number: int) -> str:
+        """Return whether the run of this number is a baseline or a contender."""
+        return "contender" if (number % self.each if self.each else number) else "baseline"
 
 
 COMPARISONS = {
@@ -61,6 +70,13 @@ COMPARISONS = {
     "preference": Comparison(
         *("accuracy", f"{DIGITS} data.pair_seed={{seed}}"),
         runs=("loss=bradley_terry", "loss=preference_bce", "loss=preference_bce loss.group_weight=[1.0,0.1]"),
+    ),
+    "image_text": Comparison(
+        *("recall1", f"{DIGITS} data.pair_seed={{seed}}"),
+        runs=tuple(
+            f"loss={loss} data.batch_size={size} optim.lr={lr}" for size, *rates in RATES for loss, lr in zip(PAIRED, rates, strict=True)
+        ),
+        each=len(PAIRED),
     ),
 }
 PARTS = tuple(COMPARISONS)
@@ -92,7 +108,7 @@ def compare(preset: str, seed: int, runs: Path) -> list[dict[str, Any]]:
     for number, words in enumerate(what.runs):
         found, _ = run(f"experiment={preset} {words.format(teacher=teacher)} {seeded}", runs)
         command = f"experiment={preset} {words.format(teacher='CHECKPOINT')}"
-        rows.append({"command": command, "seed": seed, "role": "contender" if number else "baseline", **found})
+        rows.append({"command": command, "seed": seed, "role": what.role(number), **found})
         print(preset, seed, words, found["values"][what.metric], f"{found['seconds']:.0f} s", flush=True)
     return rows
 

@@ -391,7 +391,14 @@ def language_model(file: Path) -> str:
     return f"{source(found)}.\n\n{tables.markdown(header, rows)}"
 
 
-METRICS = {"balanced_accuracy": "balanced accuracy", "map": "mAP", "top1": "top-1", "accuracy": "pairs right", "probe_top1": "linear probe"}
+METRICS = {
+    "balanced_accuracy": "balanced accuracy",
+    "map": "mAP",
+    "top1": "top-1",
+    "accuracy": "pairs right",
+    "probe_top1": "linear probe",
+    "recall1": "recall@1",
+}
 
 
 def second_figure(preset: str, values: list[dict[str, Any]]) -> str:
@@ -401,6 +408,7 @@ def second_figure(preset: str, values: list[dict[str, Any]]) -> str:
         "long_tail": rarest,
         "multilabel": ("F1", lambda each: each["f1"]),
         "detectors": ("mAP75", lambda each: each["map75"]),
+        "image_text": ("recall@5", lambda each: (each["text_recall5"] + each["image_recall5"]) / 2),
     }
     name, figure = figures.get(preset, ("calibration error", lambda each: each["ece"]))
     return f"{name} {statistics.mean(map(figure, values)):.3f}"
@@ -443,15 +451,15 @@ EFFECT_HEADER = (
 
 
 def effect_rows(file: Path = EFFECTS) -> list[list[str]]:
-    """Return a row for each run and metric; p is corrected over all tests of a preset."""
+    """Return a row for each run and metric, beside the last baseline before it; p is corrected over all tests of a preset."""
     rows = []
     for preset, what in found_in(file).items():
         of = by_command(what["runs"])
-        baseline = next(command for command, runs in of.items() if runs[0]["role"] == "baseline")
+        beside = baselines(of)
         metrics = [what[name] for name in ("metric", "also") if name in what]
         reached = {(metric, command): [run["values"][metric] for run in runs] for metric in metrics for command, runs in of.items()}
         contenders = [key for key in reached if of[key[1]][0]["role"] == "contender"]
-        tested = [differences(reached[key], reached[key[0], baseline]) for key in contenders]
+        tested = [differences(reached[key], reached[key[0], beside[key[1]]]) for key in contenders]
         judged = dict(zip(contenders, zip(tested, corrected(tested), strict=True), strict=True))
         for (metric, command), values in reached.items():
             runs = of[command]
@@ -465,6 +473,15 @@ def effect_rows(file: Path = EFFECTS) -> list[list[str]]:
     return rows
 
 
+def baselines(of: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """Return the baseline of each command: the last one before it."""
+    found, baseline = {}, ""
+    for command, runs in of.items():
+        baseline = command if runs[0]["role"] == "baseline" else baseline
+        found[command] = baseline
+    return found
+
+
 def by_command(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return each command's runs, by seed."""
     commands = dict.fromkeys(run["command"] for run in runs)
@@ -475,7 +492,8 @@ def effects(file: Path) -> str:
     found = found_in(file)
     first = next(iter(found.values()))
     commits, dates = (", ".join(dict.fromkeys(what[name] for what in found.values())) for name in ("commit", "date"))
-    about = f"{first['device']}, torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
+    devices = "; ".join(dict.fromkeys(what["device"] for what in found.values()))
+    about = f"{devices}; torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
     return f"{about}\n\n{tables.markdown(EFFECT_HEADER, effect_rows(file))}"
 
 

@@ -11,7 +11,7 @@ Config = TypeVar("Config")
 
 @dataclass
 class LossConfig:
-    """takes: the loss's input: the model's logits, or their softmax or sigmoid. activation: turns its logits into probabilities.
+    """takes: the loss's input: the model's logits, their softmax or sigmoid, or features. activation: turns its logits into probabilities.
 
     kernels: whether the loss has kernels; otherwise it is plain torch.
     """
@@ -85,6 +85,25 @@ class SeesawConfig(LossConfig):
 
 
 @dataclass
+class ClipConfig(LossConfig):
+    """Symmetric InfoNCE of the pairs of a batch, in a learned scale (CLIP)."""
+
+    takes: ClassVar[str] = "features"
+    name: str = setting("clip", "the loss")
+    scale: float = number(1 / 0.07, "factor of cosines at the start, which is learned: 1 / temperature", above=0)
+
+
+@dataclass
+class SiglipConfig(ClipConfig):
+    """The pairwise sigmoid loss of the pairs of a batch, in a learned scale and bias (SigLIP)."""
+
+    activation: ClassVar[str] = "sigmoid"
+    name: str = setting("siglip", "the loss")
+    scale: float = number(10.0, "factor of cosines at the start, which is learned: 1 / temperature", above=0)
+    bias: float = number(-10.0, "what is added to scaled cosines at the start, which is learned")
+
+
+@dataclass
 class CustomConfig(LossConfig):
     """A custom loss, from lossforge's decorators or plain torch: a function or a module of (logits, target)."""
 
@@ -120,4 +139,10 @@ LOSSES: dict[str, type[LossConfig]] = {
         OWN.get(name, SigmoidConfig if activation == "sigmoid" else LossConfig), name, settings, takes=takes, activation=activation
     )
     for name, (takes, activation, settings) in loss_settings.LOSSES.items()
-} | {"bradley_terry": BradleyTerryConfig, "seesaw": SeesawConfig, "custom": CustomConfig}
+} | {
+    "bradley_terry": BradleyTerryConfig,
+    "seesaw": SeesawConfig,
+    "clip": ClipConfig,
+    "siglip": SiglipConfig,
+    "custom": CustomConfig,
+}

@@ -30,7 +30,7 @@ class Parallel:
 
             model = convert_sync_batchnorm(model)
         self.model = model
-        self.forward: Callable[[Tensor], Any] = model
+        self.forward: Callable[..., Any] = model
         if self.sharded:
             shard(model, device)
         elif self.ranks > 1:

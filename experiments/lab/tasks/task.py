@@ -35,6 +35,10 @@ class Task(Protocol):
         """Return the batch as model and loss take it: mixed, matched with anchors, with a teacher's logits, or unchanged."""
         return batch
 
+    def other_inputs(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return the model's inputs after the images of a prepared batch, such as captions."""
+        return ()
+
     def normalizer(self, batch: Any) -> Tensor:
         """Return a prepared batch's part of the loss's divisor, 0-d."""
 

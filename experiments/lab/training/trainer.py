@@ -52,7 +52,7 @@ class Trainer:
         channels_last = settings.channels_last and settings.parallel != "fsdp"  # FSDP takes parameters only in torch's default layout
         self.parallel = Parallel(placed(model, device, channels_last=channels_last), settings, device)
         self.model = self.parallel.model
-        self.forward: Callable[[Tensor], Any] = torch.compile(self.parallel.forward) if settings.compile else self.parallel.forward
+        self.forward: Callable[..., Any] = torch.compile(self.parallel.forward) if settings.compile else self.parallel.forward
         self.per_epoch = -(-len(data.train) // settings.accumulate)
         self.updates = min(self.per_epoch * settings.epochs, settings.max_updates or 2**62)
         self.updater = Updater(
@@ -224,7 +224,7 @@ class Trainer:
         The graph is cut at the model's output, a tensor or a named tuple of tensors, to time the loss's own forward and backward.
         """
         with self.autocast():
-            output = self.forward(self.laid_out(batch))
+            output = self.forward(self.laid_out(batch), *self.task.other_inputs(batch))
         parts = (output,) if isinstance(output, Tensor) else output
         leaves = [None if part is None else part.detach().requires_grad_(part.requires_grad) for part in parts]
         cut = leaves[0] if isinstance(output, Tensor) else output._make(leaves)
@@ -296,7 +296,7 @@ class Trainer:
                 self.end_if_wanted()
             batch = self.task.prepare(batch, training=False)
             with self.autocast():
-                output = model(self.laid_out(batch))
+                output = model(self.laid_out(batch), *self.task.other_inputs(batch))
             self.task.count(counts, output, batch)
             if see is not None:
                 see(output, batch)

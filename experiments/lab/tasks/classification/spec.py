@@ -7,7 +7,7 @@ from lab.tasks.spec import TaskSpec
 SPEC = TaskSpec(
     config=ClassificationConfig,
     data=ImagesConfig,
-    losses=tuple(name for name, schema in LOSSES.items() if schema.takes != "regions" and name != "bradley_terry"),
+    losses=tuple(name for name, schema in LOSSES.items() if schema.takes not in ("regions", "features") and name != "bradley_terry"),
     build="lab.tasks.classification.task:build",
     fused_head=True,
 )

@@ -24,7 +24,7 @@ SPEC = TaskSpec(
     losses=tuple(
         name
         for name, schema in LOSSES.items()
-        if schema.activation == "softmax" and schema.takes != "regions" and schema is not CustomConfig
+        if schema.activation == "softmax" and schema.takes not in ("regions", "features") and schema is not CustomConfig
     ),
     fused_head=True,
     build="lab.tasks.distillation.task:build",

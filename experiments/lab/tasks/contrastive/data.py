@@ -1,0 +1,77 @@
+"""Drawn images of two coloured digits, each with its caption."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lab.config.errors import UserError
+from lab.config.schema import DigitsConfig
+from lab.data.samples import Annotations
+from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resize_all
+from lab.tasks.contrastive.captions import CAPTIONS, COLORS, WORDS, caption, choices, tokens_of
+from lab.tasks.contrastive.spec import DigitCaptionsConfig
+
+
+def digit_captions(config: DigitCaptionsConfig, device: torch.device, seed: int, saved: Norm | None) -> Data:
+    """Draw the pairs of all parts; the targets are the tokens of the captions (N, L)."""
+    known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed, test=config.test))
+    sizes = [config.train_pairs, config.val_pairs, config.test_pairs if config.test else 0]
+    if sum(sizes) > CAPTIONS:
+        raise UserError(
+            f"data.train_pairs={config.train_pairs}: with held-out and test pairs {sum(sizes)} different captions are needed; "
+            f"there are {CAPTIONS}."
+        )
+    order = torch.randperm(CAPTIONS, generator=torch.Generator().manual_seed(config.pair_seed))
+    numbers = order[: sum(sizes)].split(sizes)
+    parts = enumerate(zip((known.train, known.val, known.test), numbers, strict=True))
+    splits = [drawn(part, each, config, number) for number, (part, each) in parts if part]
+    mean, std = norm_of(splits[0].images, saved)
+    make = partial(MemoryLoader, notes=Annotations(), device=device, norm=(mean, std))
+    plain, val, *test = (partial(make, split, batch_size=config.eval_batch_size) for split in splits)
+    return Data(
+        WORDS,
+        3,
+        Norm(mean.tolist(), std.tolist()),
+        make(splits[0], batch_size=config.batch_size).shuffled(seed, None),
+        val(),
+        counts=torch.bincount(splits[0].targets.flatten(), minlength=len(WORDS) + 1)[1:],
+        test=test[0]() if test else None,
+        held_out=known.held_out,
+        plain=plain,
+    )
+
+
+def drawn(known: Split, numbers: Tensor, config: DigitCaptionsConfig, part: int) -> Split:
+    """Draw an image for each caption, from the digits of one part; which image of a digit and where it stands is random.
+
+    Args:
+        known: the part's digits, images from 0 to 1.
+        numbers: (N,) the captions.
+        config: image size and seed.
+        part: 0 for training, 1 for held-out and 2 for test pairs, which are drawn from different random numbers.
+    """
+    random = torch.Generator().manual_seed(3 * config.pair_seed + part)
+    side, half = config.image_size, config.image_size // 2
+    sides = side // 4 + 1, half - 1  # of small and large digits; the latter nearly fill their half
+    scaled = [resize_all(known.images, each)[:, 0] for each in sides]
+    of_digit = [(known.targets == digit).nonzero()[:, 0].tolist() for digit in range(10)]
+    colors, chosen = torch.tensor(list(COLORS.values())), choices(numbers)
+    images = torch.zeros(len(chosen), side, side, 3)
+    for second, object_of in enumerate((chosen[:, 1:4], chosen[:, 4:7])):
+        which, along, across = torch.rand(len(chosen), 3, generator=random).unbind(1)
+        for size, pixels in enumerate(sides):
+            rows = (object_of[:, 0] == size).nonzero()[:, 0]
+            _, color, digit = object_of[rows].unbind(1)
+            among = [of_digit[each] for each in digit.tolist()]
+            places = [each[int(share * len(each))] for each, share in zip(among, which[rows].tolist(), strict=True)]
+            start = second * half + (along[rows] * (half - pixels + 1)).long()
+            # both digits stay near the middle across the line between them, so that only one relation is true
+            middle = ((side - pixels) / 2 + (across[rows] - 0.5) * (half / 2)).round().long()
+            left_of = chosen[rows, 0] == 0
+            top, left = torch.where(left_of, middle, start), torch.where(left_of, start, middle)
+            down, right = (place[:, None] + torch.arange(pixels) for place in (top, left))
+            ink = scaled[size][torch.tensor(places, dtype=torch.int64)]
+            images[rows[:, None, None], down[:, :, None], right[:, None, :]] = ink[..., None] * colors[color][:, None, None]
+    tokens = tokens_of([caption(row) for row in chosen.tolist()], WORDS)
+    return Split(images.permute(0, 3, 1, 2).contiguous(), tokens, [str(number) for number in numbers.tolist()])
