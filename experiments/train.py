@@ -10,7 +10,7 @@ from lab.config.errors import UserError
 from lab.config.help import train_help
 from lab.config.terminal import fitted
 from lab.processes.ranks import launched, refuse_several
-from lab.runs.resume import chosen
+from lab.runs.resume import chosen, recorded_store
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
             return run_sweep(given.overrides)
         settings, earlier = chosen(given.overrides)
         if "--cfg" in given.flags:
-            print(settings.text(), end="")
+            print(settings.text(recorded_store(earlier) if earlier else None), end="")
             return 0
         from lab.training.session import run_training
 

@@ -37,17 +37,21 @@ class BusyError(Exception):
 
 
 def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
-    """Return the setting, else MLFLOW_TRACKING_URI, else the server where a run is `recorded`, else the user's, else mlflow.db here.
-
-    `mlflow ui` opens that file by default.
+    """Return the store's address, with its credentials.
 
     Raises:
         UserError: as `completed`.
     """
+    return completed(chosen_uri(config, recorded))
+
+
+def chosen_uri(config: TrackingConfig, recorded: str | None = None) -> str:
+    """Return the setting, else MLFLOW_TRACKING_URI, else the server where a run is `recorded`, else the user's, else mlflow.db here.
+
+    `mlflow ui` opens that file by default.
+    """
     server = recorded if recorded and not recorded.startswith("sqlite:") else None
-    return completed(
-        config.uri or os.environ.get(VARIABLE) or server or user_default("tracking_uri") or f"sqlite:///{Path('mlflow.db').absolute()}"
-    )
+    return config.uri or os.environ.get(VARIABLE) or server or user_default("tracking_uri") or f"sqlite:///{Path('mlflow.db').absolute()}"
 
 
 def completed(uri: str) -> str:

@@ -11,7 +11,7 @@ from lab.config.settings import Settings, override_of
 from lab.processes.ranks import launched, launched_first
 from lab.results.evaluation import frame_of, in_short
 from lab.results.frames import history_frame
-from lab.runs.resume import Earlier, load_state, restore
+from lab.runs.resume import Earlier, load_state, recorded_store, restore
 
 
 @dataclass(repr=False)
@@ -163,8 +163,8 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
         return Run.start("train", settings, name, config.trainer.runs, tags), name
     state = load_state(earlier, settings)
     known = state.get("tracking", {}) if state else {}
-    recorded = read_state(earlier.path).get("uri")  # not the checkpoint's, which another person may have put there
-    uri = tracking_uri(config.tracking, recorded if earlier.own else None) if config.tracking.enabled else None
+    recorded = read_state(earlier.path).get("uri")
+    uri = tracking_uri(config.tracking, recorded_store(earlier)) if config.tracking.enabled else None
     if uri and recorded and not earlier.own and recorded != masked(uri):
         trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
     folder = RunFolder.reopen(earlier.path)
