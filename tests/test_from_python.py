@@ -74,6 +74,8 @@ def test_predictions_are_a_frame_and_no_file(trained, tmp_path):
     (tmp_path / "2.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"2.png: cannot be read as an image"):
         lab.predict(result.folder, [tmp_path / "2.png"], "trainer.device=cpu")
+    with pytest.raises(UserError, match=r"3.png: no such file or folder"):
+        lab.predict(result.folder, [tmp_path, tmp_path / "3.png"], "trainer.device=cpu")
 
 
 def test_runs_are_one_frame(trained):

@@ -109,7 +109,9 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path] | str | Path, *
     rows: list[dict[str, Any]] = []
     with _app("predict", words) as given:
         asked = asked_prediction(given)
-        for path, image, found in predicted(asked.settings.config, asked.state, asked.files, asked.top, asked.score):
+        if asked.missing:
+            raise UserError(f"{asked.missing[0]}: no such file or folder.")
+        for path, image, found in predicted(asked):
             if image is None:
                 raise UserError(f"{path}: {found}")
             rows += [{"image": str(path)} | each for each in found.tree()]
