@@ -10,6 +10,7 @@ and its jobs' runs. A run with `tracking=none` is sent only if it is named. `tra
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,14 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     """Send one run folder; return 1 where something is still missing afterwards.
 
     Raises:
-        UserError: the store's credentials are missing.
+        UserError: the store's credentials are missing, or it is refused.
         KeyboardInterrupt: it was interrupted.
     """
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.masks import masked
     from lab.runs.origin import Origin, origin_of
     from lab.runs.records import read_history
+    from lab.tracking.places import refuse_foreign
     from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, not_taken, read_state, tracking_uri
 
     state = read_state(folder)
@@ -107,7 +109,9 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
             print(visible(f"{folder}: complete, run {state.get('run_id')}{not_taken(state.get('aside', []))}"))
         return 0
     patience = config.patience_seconds if "tracking.patience_seconds" in chosen else 0.0
-    uploader = MlflowUploader(folder, uri, experiment, patience)
+    tracking = replace(config, experiment=experiment, patience_seconds=patience)
+    refuse_foreign(uri, tracking)
+    uploader = MlflowUploader(folder, uri, tracking)
     try:
         uploader.take()
     except BusyError:

@@ -4,7 +4,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
 from lab.runs.run import source_tags
+from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE
 from lab.tracking.uploader import MlflowUploader, tracking_uri
 from lab.tracking.views import pages_hint, pages_of
@@ -75,6 +76,9 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     store = Store(uri)
     runs, experiments = select(store, config)
     found = compare_runs(runs, config, store)
+    tracking = replace(config.tracking, experiment=next(iter(experiments.values())))
+    if tracking.enabled:
+        refuse_foreign(uri, tracking)
     links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
 
     name = config.name or f"compare-{found.short}"
@@ -90,7 +94,7 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     folder.close("FINISHED")
     uploader = None
     if config.tracking.enabled:
-        uploader = MlflowUploader(folder.path, uri, next(iter(experiments.values())), config.tracking.patience_seconds)
+        uploader = MlflowUploader(folder.path, uri, tracking)
         uploader.start()
 
     console = Console(1)

@@ -20,7 +20,7 @@ from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_code, markdown_text
 from lab.runs.masks import masked
 from lab.tracking.store import NOTE, RUN_PAGE
-from lab.tracking.uploader import MlflowUploader, tracking_uri
+from lab.tracking.uploader import MlflowUploader, checked_uri
 from lab.tracking.writers import WriterThread, check_writers
 from lab.training.stop import Stop, StoppedError
 
@@ -46,7 +46,7 @@ class Run:
         self.failure: BaseException | None = None
         self.uploader: MlflowUploader | None = None
         if uri is not None:
-            self.uploader = MlflowUploader(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
+            self.uploader = MlflowUploader(folder.path, uri, tracking, known)
             self.uploader.start()
         self.patience = tracking.patience_seconds
         self.writers = [WriterThread(folder.path, name, tracking.experiment) for name in tracking.writers]
@@ -60,11 +60,11 @@ class Run:
         """Start a run of an app in a new folder under `runs`, which `setting` names.
 
         Raises:
-            UserError: the folder cannot be written, or the store's credentials or a writer's package are missing.
+            UserError: the folder cannot be written, or the store's credentials or a writer's package are missing, or the store is refused.
         """
         tracking = settings.config.tracking
         check_writers(tracking)
-        uri = tracking_uri(tracking) if tracking.enabled else None
+        uri = checked_uri(tracking) if tracking.enabled else None
         folder = RunFolder(runs_folder(runs), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
         return cls(folder, tracking, uri, patient=app == "train")

@@ -19,6 +19,7 @@ from lab.config.user import user_default
 from lab.runs.files import write_whole
 from lab.runs.formats import visible
 from lab.runs.masks import MASK, masked
+from lab.tracking.places import refuse_foreign
 from lab.tracking.store import RefusedError, Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
@@ -43,6 +44,17 @@ def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
         UserError: as `completed`.
     """
     return completed(chosen_uri(config, recorded))
+
+
+def checked_uri(config: TrackingConfig, recorded: str | None = None) -> str:
+    """Return the store's address, as `tracking_uri`, if a run may be sent there.
+
+    Raises:
+        UserError: as `completed` and `refuse_foreign`.
+    """
+    uri = tracking_uri(config, recorded)
+    refuse_foreign(uri, config)
+    return uri
 
 
 def chosen_uri(config: TrackingConfig, recorded: str | None = None) -> str:
@@ -84,8 +96,7 @@ class MlflowUploader(threading.Thread):
     Args:
         folder: the run folder.
         uri: the store's address.
-        experiment: the experiment's name in the store.
-        patience: seconds for which to retry after the run's end, counted from the store's first failure.
+        tracking: the experiment, and the seconds for which to retry after the run's end, counted from the store's first failure.
         known: uri, run_id and key from a checkpoint, in case tracking.json is lost.
         say: prints messages for the user, each once.
 
@@ -100,14 +111,13 @@ class MlflowUploader(threading.Thread):
         self,
         folder: Path,
         uri: str,
-        experiment: str,
-        patience: float,
+        tracking: TrackingConfig,
         known: dict[str, str] | None = None,
         *,
         say: Callable[[str], None] = print_now,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
-        self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, experiment, patience, say
+        self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, tracking.experiment, tracking.patience_seconds, say
         self.place, self.known = masked(uri), known or {}
         self.ended, self.over = threading.Event(), threading.Event()  # nothing more will be written; nothing more will be sent
         self.complete = self.interrupted = False
@@ -115,7 +125,7 @@ class MlflowUploader(threading.Thread):
         self.error: str | None = None
         self.told: set[str] = set()
         self.aside: list[str] = []
-        self.store = Store(uri, experiment)
+        self.store = Store(uri, tracking.experiment, artifacts_outside=tracking.artifacts_outside)
         self.offset = 0
         self.failures = 0  # in a row
         self.failing_since = 0.0

@@ -154,7 +154,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     from lab.runs.machine import describe
     from lab.runs.masks import masked
     from lab.runs.run import Run, record_start
-    from lab.tracking.uploader import read_state, tracking_uri
+    from lab.tracking.uploader import checked_uri, read_state
 
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
@@ -164,7 +164,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     state = load_state(earlier, settings)
     known = state.get("tracking", {}) if state else {}
     recorded = read_state(earlier.path).get("uri")
-    uri = tracking_uri(config.tracking, recorded_store(earlier)) if config.tracking.enabled else None
+    uri = checked_uri(config.tracking, recorded_store(earlier)) if config.tracking.enabled else None
     if uri and recorded and not earlier.own and recorded != masked(uri):
         trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
     folder = RunFolder.reopen(earlier.path)
