@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.config.command import run_app
 from lab.config.help import own_help
-from lab.results.prediction import USAGE, asked_prediction, predict
+from lab.results.prediction import USAGE, asked_prediction, images_among, predict
 from lab.runs.formats import visible
 
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
-    asked = asked_prediction(words)
+    asked = asked_prediction(*images_among(words))
 
     def work() -> int:
         for each in asked.changed:

@@ -43,14 +43,23 @@ class AskedPrediction:
     score: float
 
 
-def asked_prediction(overrides: Sequence[str]) -> AskedPrediction:
-    """Return what the words of a command line ask for.
+def images_among(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Divide the words of a command line into paths of images and overrides; a file may have `=` in its name."""
+    given = [Path(word) for word in words if "=" not in word or Path(word).exists()]
+    return given, [word for word in words if Path(word) not in given]
+
+
+def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPrediction:
+    """Return what to predict.
+
+    Args:
+        given: files and folders of images.
+        overrides: the checkpoint, this app's own settings and those of the run.
 
     Raises:
         UserError: a word is wrong, the checkpoint cannot be read, or no image is there.
     """
-    given = [Path(word) for word in overrides if "=" not in word or Path(word).exists()]
-    checkpoint, others = checkpoint_of([word for word in overrides if Path(word) not in given], USAGE)
+    checkpoint, others = checkpoint_of(overrides, USAGE)
     own, others = _own(others)
     top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
     out = absolute(own.get("out"), Path("predictions").absolute())
