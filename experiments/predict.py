@@ -8,6 +8,11 @@ stops no other: it is named at the end, and the exit status is 1. The folder out
 names. score=0.3: the lowest score of a detection that is shown. trainer.device=: the device to compute on.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -8,12 +8,18 @@ and its jobs' runs. A run with `tracking=none` is sent only if it is named. `tra
 `tracking.patience_seconds=` a store that fails is tried again for that long.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.aborted import ABORTED, begin_work
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import settings_text
@@ -44,6 +50,7 @@ def main(argv: list[str]) -> int:
     chosen = {word.partition("=")[0] for word in given}
     runs = [run for folder in folders for run in with_runs(folder)]
     incomplete = 0
+    begin_work()
     for run in runs:
         try:
             incomplete += sync(run, config.tracking, chosen, named=bool(named))
@@ -52,7 +59,7 @@ def main(argv: list[str]) -> int:
             incomplete += 1
         except KeyboardInterrupt:
             print("interrupted: not all runs were looked at")
-            return 130
+            return ABORTED
     print(f"{incomplete} of {len(runs)} runs are incomplete" if incomplete else "nothing is missing")
     return int(incomplete > 0)
 

@@ -3,8 +3,14 @@
 Every argument is a Hydra override of conf/: a group's option (loss=ce) or one setting (optim.lr=3e-4); `--help` lists them.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 
+from lab.aborted import ABORTED
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import train_help
@@ -36,7 +42,8 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         return refused(error)
     except KeyboardInterrupt:
-        return 130
+        print("interrupted", file=sys.stderr)
+        return ABORTED
 
 
 def refused(error: UserError) -> int:

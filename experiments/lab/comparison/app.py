@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lab.aborted import begin_work
 from lab.comparison.links import Links
 from lab.comparison.page import lead, page
 from lab.comparison.pictures import pictures, save
@@ -81,6 +82,7 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
         refuse_foreign(uri, tracking)
     links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
 
+    begin_work()
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
     folder = RunFolder(runs_folder(config.runs), name, settings.tree(), "runs")
@@ -88,10 +90,17 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     tags |= source_tags("compare") | config.tracking.tags
     folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
     made = {"experiment": ", ".join(experiments.values()), "command": masked(said), "made": time.strftime("%Y-%m-%d %H:%M")}
-    write(found, folder, links, made)
-    if links.table:
-        folder.record("view", key=links.key, state=links.view())
-    folder.close("FINISHED")
+    status = "FAILED"
+    try:
+        write(found, folder, links, made)
+        if links.table:
+            folder.record("view", key=links.key, state=links.view())
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        folder.close(status)
     uploader = None
     if config.tracking.enabled:
         uploader = MlflowUploader(folder.path, uri, tracking)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.aborted import ABORTED, begin_work
 from lab.config.errors import UserError, unknown
 from lab.config.settings import absolute, groups
 from lab.runs.saved import checkpoint_of, open_checkpoint, settings_of
@@ -122,6 +123,7 @@ def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
 
     config = asked.settings.config
     predict_one = predictor(config, asked.state, pick_device(config.trainer.device), top=asked.top, score=asked.score)
+    begin_work()
     for path in asked.files:
         try:
             image = read_image(path, getattr(config.data, "channels", None))
@@ -163,7 +165,7 @@ def predict(asked: AskedPrediction) -> int:
         print(visible(f"error: {fault}"), file=sys.stderr)
     if interrupted:
         print(f"interrupted: {len(lines)} of {len(asked.files)} images were predicted", file=sys.stderr)
-        return 130
+        return ABORTED
     return int(bool(faults))
 
 

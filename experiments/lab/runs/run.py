@@ -29,7 +29,7 @@ class Run:
     """A run in progress: `start` it or take an earlier run's folder, work inside `noted`, `close` it, and exit with `exit_status`."""
 
     def __init__(
-        self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, *, patient: bool, known: dict[str, str] | None = None
+        self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, stop: Stop, known: dict[str, str] | None = None
     ) -> None:
         """Continue or begin a run in its folder.
 
@@ -37,11 +37,12 @@ class Run:
             folder: the run's folder, with its first record.
             tracking: the settings of MLflow.
             uri: the store's address; None to not use MLflow.
-            patient: the work checks `stop`, ends by itself and can be continued; otherwise the first signal interrupts it.
+            stop: takes the signals since before there was a folder. If it is patient, the work checks it, ends by itself and can be
+                continued; otherwise the first signal interrupts the work.
             known: uri, run_id and key of the run in MLflow, from a checkpoint.
         """
         self.folder, self.began = folder, time.monotonic()
-        self.stop, self.resumable = Stop(patient=patient), patient
+        self.stop, self.resumable = stop, stop.patient
         self.status = "FAILED"
         self.failure: BaseException | None = None
         self.uploader: MlflowUploader | None = None
@@ -65,9 +66,10 @@ class Run:
         tracking = settings.config.tracking
         check_writers(tracking)
         uri = checked_uri(tracking) if tracking.enabled else None
+        stop = Stop(patient=app == "train")
         folder = RunFolder(runs_folder(runs), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
-        return cls(folder, tracking, uri, patient=app == "train")
+        return cls(folder, tracking, uri, stop)
 
     @contextmanager
     def noted(self, status: str = "FINISHED") -> Iterator[None]:

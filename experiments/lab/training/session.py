@@ -124,8 +124,9 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         trainer.fit(run.folder, console, run.stop)
         distributed.stop()
     run.stop.deaf = launched() > 1  # torchrun stops all processes when another one has failed
-    console.stop_bar()
-    sampler.stop()
+    with run.noted(run.status):
+        console.stop_bar()
+        sampler.stop()
     figures: dict[str, float] = {}
     if run.status != "KILLED":  # a killed run must end soon; it gets its figures when it is continued
         with run.noted():
@@ -134,8 +135,9 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     with run.noted(run.status):
         trainer.callbacks("on_end", trainer, run.status)
     values = trainer.values | figures
-    table = rows(trainer, values)
+    table: dict[str, str] = {}
     with run.noted(run.status):
+        table = rows(trainer, values)
         console.end_log(run.folder, f"{name}: {run.status.lower()}", table)
     places = run.close(table)
     console.table(f"{name}: {run.status.lower()}", table | places)
@@ -155,6 +157,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     from lab.runs.masks import masked
     from lab.runs.run import Run, record_start
     from lab.tracking.uploader import checked_uri, read_state
+    from lab.training.stop import Stop
 
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
@@ -167,6 +170,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     uri = checked_uri(config.tracking, recorded_store(earlier)) if config.tracking.enabled else None
     if uri and recorded and not earlier.own and recorded != masked(uri):
         trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
+    stop = Stop(patient=True)
     folder = RunFolder.reopen(earlier.path)
     try:
         if state is not None:
@@ -181,4 +185,4 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     else:
         folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
         folder.artifact(folder.path / "config.yaml")
-    return Run(folder, config.tracking, uri, patient=True, known=known), name
+    return Run(folder, config.tracking, uri, stop, known), name
