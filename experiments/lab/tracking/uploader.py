@@ -126,6 +126,7 @@ class MlflowUploader(threading.Thread):
         self.told: set[str] = set()
         self.aside: list[str] = []
         self.store = Store(uri, tracking.experiment, artifacts_outside=tracking.artifacts_outside)
+        self.writing, self.left = threading.Lock(), False
         self.offset = 0
         self.failures = 0  # in a row
         self.failing_since = 0.0
@@ -158,6 +159,8 @@ class MlflowUploader(threading.Thread):
                 pass
         except KeyboardInterrupt:
             self.interrupted = not self.complete
+            with self.writing:  # the process may end soon, and must not do so while the thread writes a file
+                self.left = True
         if self.complete:
             return None
         self.error = self.error or ("interrupted while it did not answer" if self.interrupted else "it does not answer")
@@ -352,7 +355,10 @@ class MlflowUploader(threading.Thread):
         self.progress, self.failures = time.monotonic(), 0
         state: dict[str, Any] = {"uri": self.place, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
         state |= {"key": self.key} | ({"aside": self.aside} if self.aside else {})
-        write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
+        with self.writing:
+            if self.left:
+                raise SystemExit  # it ends the thread
+            write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
 
 
 def not_taken(aside: list[str]) -> str:
