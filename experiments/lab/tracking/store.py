@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.runs.files import UNFINISHED
 from lab.runs.masks import masked
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.places import outside, sqlite_file
@@ -204,6 +205,12 @@ class Store:
                 database.parent.mkdir(parents=True, exist_ok=True)
                 os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
             with _lock_of(self.uri):
+                if database and not database.exists():
+                    # under another name first: if the process ends while MLflow makes it, MLflow could never open it again
+                    draft = database.with_name(f"{UNFINISHED}{database.name}")
+                    draft.unlink(missing_ok=True)
+                    client_of(f"sqlite:///{draft}")
+                    draft.replace(database)
                 self._client = client_of(self.uri)
         return self._client
 
