@@ -3,6 +3,11 @@
 Every word is a setting; a filter takes names or globs, several with commas. `--help` lists them.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 import time
 from collections.abc import Callable

@@ -4,6 +4,11 @@ Write a table of loss × model with intervals over seeds, tested differences to 
 Markdown, as one HTML page, and in MLflow. `--help` lists the settings.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 from collections.abc import Callable
 from typing import Any

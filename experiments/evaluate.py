@@ -11,6 +11,11 @@ The new run's folder holds predictions.csv with one row a sample (detections.jso
 in the training run.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -2,10 +2,16 @@
 
 `checkpoint=` takes a run's folder, a checkpoint, a .safetensors file, or runs:/<MLflow run id>.
 
-The other arguments are image files, or folders of images, which are searched recursively. The folder out= (predictions) receives
+The other arguments are image files, or folders of images, which are searched recursively. A path that does not exist or is no image
+stops no other: it is named at the end, and the exit status is 1. The folder out= (predictions) receives
 `predictions.jsonl`, with one line an image, and a copy of each image with the prediction drawn on it. top=5: how many classes a classifier
 names. score=0.3: the lowest score of a detection that is shown. trainer.device=: the device to compute on.
 """
+
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
 
 import sys
 from collections.abc import Callable
@@ -13,7 +19,7 @@ from typing import Any
 
 from lab.config.command import run_app
 from lab.config.help import own_help
-from lab.results.prediction import USAGE, asked_prediction, predict
+from lab.results.prediction import USAGE, asked_prediction, images_among, predict
 from lab.runs.formats import visible
 
 
@@ -22,12 +28,12 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
-    asked = asked_prediction(words)
+    asked = asked_prediction(*images_among(words))
 
     def work() -> int:
         for each in asked.changed:
             print(visible(f"changed: {each}"))
-        return predict(asked.settings.config, asked.state, asked.files, asked.out, asked.top, asked.score)
+        return predict(asked)
 
     return asked.settings, work
 

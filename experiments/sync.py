@@ -8,11 +8,18 @@ and its jobs' runs. A run with `tracking=none` is sent only if it is named. `tra
 `tracking.patience_seconds=` a store that fails is tried again for that long.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.aborted import ABORTED, begin_work
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import settings_text
@@ -43,6 +50,7 @@ def main(argv: list[str]) -> int:
     chosen = {word.partition("=")[0] for word in given}
     runs = [run for folder in folders for run in with_runs(folder)]
     incomplete = 0
+    begin_work()
     for run in runs:
         try:
             incomplete += sync(run, config.tracking, chosen, named=bool(named))
@@ -51,7 +59,7 @@ def main(argv: list[str]) -> int:
             incomplete += 1
         except KeyboardInterrupt:
             print("interrupted: not all runs were looked at")
-            return 130
+            return ABORTED
     print(f"{incomplete} of {len(runs)} runs are incomplete" if incomplete else "nothing is missing")
     return int(incomplete > 0)
 
@@ -67,13 +75,14 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     """Send one run folder; return 1 where something is still missing afterwards.
 
     Raises:
-        UserError: the store's credentials are missing.
+        UserError: the store's credentials are missing, or it is refused.
         KeyboardInterrupt: it was interrupted.
     """
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.masks import masked
     from lab.runs.origin import Origin, origin_of
     from lab.runs.records import read_history
+    from lab.tracking.places import refuse_foreign
     from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, not_taken, read_state, tracking_uri
 
     state = read_state(folder)
@@ -107,7 +116,9 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
             print(visible(f"{folder}: complete, run {state.get('run_id')}{not_taken(state.get('aside', []))}"))
         return 0
     patience = config.patience_seconds if "tracking.patience_seconds" in chosen else 0.0
-    uploader = MlflowUploader(folder, uri, experiment, patience)
+    tracking = replace(config, experiment=experiment, patience_seconds=patience)
+    refuse_foreign(uri, tracking)
+    uploader = MlflowUploader(folder, uri, tracking)
     try:
         uploader.take()
     except BusyError:

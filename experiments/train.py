@@ -3,14 +3,20 @@
 Every argument is a Hydra override of conf/: a group's option (loss=ce) or one setting (optim.lr=3e-4); `--help` lists them.
 """
 
+if __name__ == "__main__":
+    from lab.aborted import end_at_ctrl_c
+
+    end_at_ctrl_c()
+
 import sys
 
+from lab.aborted import ABORTED
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import train_help
 from lab.config.terminal import fitted
 from lab.processes.ranks import launched, refuse_several
-from lab.runs.resume import chosen
+from lab.runs.resume import chosen, recorded_store
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +34,7 @@ def main(argv: list[str]) -> int:
             return run_sweep(given.overrides)
         settings, earlier = chosen(given.overrides)
         if "--cfg" in given.flags:
-            print(settings.text(), end="")
+            print(settings.text(recorded_store(earlier) if earlier else None), end="")
             return 0
         from lab.training.session import run_training
 
@@ -36,7 +42,8 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         return refused(error)
     except KeyboardInterrupt:
-        return 130
+        print("interrupted", file=sys.stderr)
+        return ABORTED
 
 
 def refused(error: UserError) -> int:

@@ -11,9 +11,10 @@ from folder_parts import digit_files
 from PIL import Image, TiffImagePlugin
 
 from lab.config.errors import UserError
+from lab.config.settings import Settings
 from lab.data.images import UNREADABLE, ImageBytes
 from lab.data.pixels import alpha_note, measured, read_pixels, shown
-from lab.results.prediction import predict
+from lab.results.prediction import AskedPrediction, predict
 from lab.runs.predict import predictor
 
 SIDE = 20
@@ -158,7 +159,8 @@ def test_a_model_trains_on_them_and_says_what_they_show(make_trainer, folder, ru
     torch.testing.assert_close(exported(batch.images * std + mean), expected, atol=1e-4, rtol=1e-3)
     say = predictor(trainer.config, state, torch.device("cpu"), top=2, score=0.3)
     path = next((folder / "val").rglob("*.tif"))
-    assert predict(trainer.config, state, [path, folder / "none.tif"], tmp_path / "out", 2, 0.3) == 1
+    settings = Settings(trainer.config)
+    assert predict(AskedPrediction(settings, state, [], [path, folder / "none.tif"], [], tmp_path / "out", top=2, score=0.3)) == 1
     (line,) = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     assert [each["label"] for each in json.loads(line)["found"]] == say(read_pixels(path, 12)).labels
     assert Image.open(tmp_path / "out" / json.loads(line)["picture"]).mode == "RGB"

@@ -98,7 +98,7 @@ def test_a_server_that_fails_is_named_without_its_password(run_folder):
     from lab.tracking.uploader import MlflowUploader
 
     run_folder.record("start", app="train", name="x", params={}, tags={"command": f"tracking.uri=http://me:{SECRET}@127.0.0.1:9"})
-    uploader = MlflowUploader(run_folder.path, f"http://me:{SECRET}@127.0.0.1:9", "x", 0)
+    uploader = MlflowUploader(run_folder.path, f"http://me:{SECRET}@127.0.0.1:9", TrackingConfig(experiment="x", patience_seconds=0))
     uploader.start()
     assert str(uploader.close()).startswith("http://me:***@127.0.0.1:9 does not answer: Connection refused")
     assert holders(run_folder.path) == []

@@ -8,6 +8,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from mlflow_server import Server
 
+from lab.config.schema import TrackingConfig
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.uploader import MlflowUploader, read_state
 
@@ -53,7 +54,7 @@ def place(request, tmp_path):
 
 def delivered(folder, uri, said=lambda text: None):
     """The run as the store has it, and its uploader."""
-    uploader = MlflowUploader(folder.path, uri, "delivery", 20, say=said)
+    uploader = MlflowUploader(folder.path, uri, TrackingConfig(experiment="delivery", patience_seconds=20), say=said)
     uploader.start()
     assert uploader.close() is None, uploader.error
     client = MlflowClient(tracking_uri=uri)

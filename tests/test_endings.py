@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from lab.runs.files import UNFINISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -74,6 +77,62 @@ def test_an_interrupted_run_is_killed(clone, sent):
     run, records = the_run(clone)
     assert run.info.status == records[-1]["status"] == "KILLED"
     assert run.data.metrics["train/loss"] > 0
+
+
+MOMENTS: dict[str, Callable[[Path, int], bool]] = {
+    "in the imports": lambda path, pid: "_yaml" in loaded(pid),
+    "in torch's import": lambda path, pid: "libtorch_cpu" in loaded(pid),
+    "as the data is read": lambda path, pid: "sklearn" in loaded(pid),
+    "the folder is made": lambda path, pid: any(path.glob("runs/*/config.yaml")),
+    "before the first update": lambda path, pid: "start" in recorded(path),
+    "in an epoch": lambda path, pid: "train/loss" in recorded(path),
+    "at an evaluation": lambda path, pid: "evaluation" in recorded(path),
+    "at a checkpoint": lambda path, pid: any(path.glob("runs/*/checkpoints/*.pt")),
+    "at the pictures": lambda path, pid: any(path.glob("runs/*/*.png")),
+    "while MLflow gets the rest": lambda path, pid: "FINISHED" in recorded(path),
+}
+"""When Ctrl-C is pressed: whether it is time, by what is on disk and in the process."""
+
+
+def loaded(pid):
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def recorded(path):
+    return "".join(file.read_text() for file in path.glob("runs/*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_ends_in_a_line_at_any_moment_and_the_run_goes_on(clone, moment):
+    words = [*WORDS, "data.train_share=0.1", "trainer.epochs=2", "tracking.model=false"]
+    process, began = clone.start(*words), time.monotonic()
+    while not MOMENTS[moment](clone.path, process.pid):
+        assert process.poll() is None
+        assert time.monotonic() < began + 180
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=180)
+    said = output.splitlines()
+    assert "Traceback" not in output
+    assert not [name for name in clone.contents() if UNFINISHED in name and "mlflow.db" not in name]
+    if not (clone.path / "runs").exists():
+        assert (process.returncode, said[-1]) == (130, "interrupted before it began")
+        assert not (clone.path / "mlflow.db").exists()
+        return
+    if process.returncode:
+        assert process.returncode == 130, output
+        (folder,) = clone.run_folders()
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        if "incomplete: " not in output:
+            assert the_run(clone)[0].info.status == records[-1]["status"]
+        if records[-1]["status"] == "KILLED":
+            assert said[-1] == f"to go on: experiments/train.py resume=runs/{clone.run_folders()[0].name}"
+    done = clone.run(*words, "resume=auto")
+    assert done.status == 0, done.output
+    folders = clone.run_folders()
+    ends = [json.loads(line)["status"] for line in recorded(clone.path).splitlines() if '"kind": "end"' in line]
+    assert ends[-1] == "FINISHED"
+    assert len(folders) == (2 if ends[0] == "FINISHED" else 1)
 
 
 def test_a_closed_pipe_does_not_end_a_training(tmp_path):

@@ -61,7 +61,7 @@ def test_an_evaluation_has_frames_too(trained):
         lab.evaluate(result.folder, "--cfg")
 
 
-def test_predictions_are_a_frame_and_no_file(trained, tmp_path):
+def test_predictions_are_a_frame_and_no_file(trained, tmp_path, monkeypatch):
     result, folder = trained
     for number in range(2):
         Image.new("L", (16, 16), 100 * number).save(tmp_path / f"{number}.png")
@@ -71,9 +71,15 @@ def test_predictions_are_a_frame_and_no_file(trained, tmp_path):
     assert list(found["image"]) == [str(tmp_path / f"{number}.png") for number in (0, 0, 0, 1, 1, 1)]
     assert (found.groupby("image")["score"].apply(lambda scores: scores.is_monotonic_decreasing)).all()
     assert sorted(folder.iterdir()) == before
+    monkeypatch.chdir(tmp_path)
+    for name in ("-x.png", "trainer.device=cuda.png"):
+        Image.new("L", (16, 16)).save(name)
+        assert list(lab.predict(result.folder, name, "trainer.device=cpu", top=1)["image"]) == [name]
     (tmp_path / "2.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"2.png: cannot be read as an image"):
         lab.predict(result.folder, [tmp_path / "2.png"], "trainer.device=cpu")
+    with pytest.raises(UserError, match=r"3.png=4: no such file or folder"):
+        lab.predict(result.folder, [tmp_path, "3.png=4"], "trainer.device=cpu")
 
 
 def test_runs_are_one_frame(trained):
@@ -83,8 +89,18 @@ def test_runs_are_one_frame(trained):
     assert (row["status"], row["app"], row["model.name"]) == ("FINISHED", "train", "tiny_resnet")
     assert row["best_top1"] == result.values["best_top1"]
     assert list(table.index) == sorted(table.index)
-    with pytest.raises(UserError, match="no run folder matches"):
+    with pytest.raises(UserError, match="no run folder matches nowhere"):
         lab.runs("nowhere/*")
+
+
+def test_runs_are_read_where_they_are_written(trained, tmp_path, monkeypatch):
+    result, folder = trained
+    assert f"runs/{result.folder.name}" in lab.runs().index
+    monkeypatch.setenv("LOSSFORGE_RUNS", str(tmp_path / "none [yet]"))
+    with pytest.raises(UserError, match=r"no run folder matches .*; lab.runs\(\) reads all of .*none \[yet\]"):
+        lab.runs()
+    (tmp_path / "none [yet]").symlink_to(folder / "runs")
+    assert len(lab.runs()) == len(lab.runs(folder / "runs" / "*"))
 
 
 def test_a_comparison_has_frames(trained):

@@ -242,9 +242,10 @@ class Forward(http.server.BaseHTTPRequestHandler):
 
 def uploaded(run_folder, uri, experiment):
     """Its uploader, when all of the finished folder has been sent."""
+    from lab.config.schema import TrackingConfig
     from lab.tracking.uploader import MlflowUploader
 
-    uploader = MlflowUploader(run_folder.path, uri, experiment, 60)
+    uploader = MlflowUploader(run_folder.path, uri, TrackingConfig(experiment=experiment, patience_seconds=60))
     uploader.start()
     assert uploader.close() is None, uploader.error
     return uploader

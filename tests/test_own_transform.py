@@ -1,5 +1,7 @@
 """A transform of the user's own: what it gets and returns, the same numbers again, and what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,26 @@ def text(image):
 
 def fails(image):
     return image.nothing
+
+
+def grey(image):
+    return image.resize((16, 16)).convert("L")
+
+
+def flat(image):
+    return numpy.zeros(16)
+
+
+def objects(image):
+    return numpy.full((16, 16, 3), None)
+
+
+def tensor_of_rows(image):
+    return torch.zeros(16, 16)
+
+
+def differs(image):  # fits the first image only
+    return image.resize((16, 16) if image.getpixel((0, 0)) == (1, 2, 3) else (16, 17))
 
 
 value = 3
@@ -96,16 +118,30 @@ def test_predictions_are_made_by_the_held_out_transform(make_trainer, words):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("large", r"data.transform=own.py:large: returns an image \(3, 20, 20\); \(3, 16, 16\) is expected, as data.image_size says"),
-        ("text", "returns a str; a PIL image, an array or a tensor is expected"),
-        ("fails", "data.transform=own.py:fails: fails: AttributeError"),
+        ("large", r"returns an image \(3, 20, 20\); \(3, 16, 16\) is expected, as data.image_size says"),
+        ("text", r"returns a str; a PIL image, an array \(H, W, C\) or a tensor \(C, H, W\) is expected"),
+        ("fails", "fails: AttributeError"),
         ("normalised", "0 to 1 is expected, because the app normalises them"),
+        ("grey", r"returns an image \(1, 16, 16\); \(3, 16, 16\) is expected"),
+        ("flat", r"returns an array \(16,\) of float64; a PIL image, an array \(H, W, C\) or a tensor"),
+        ("objects", r"returns an array \(16, 16, 3\) of object; a PIL image"),
+        ("tensor_of_rows", r"returns an image \(16, 16\); \(3, 16, 16\) is expected"),
+        ("differs", r"returns an image \(3, 17, 16\); \(3, 16, 16\) is expected"),
     ],
 )
-def test_what_it_returns_is_checked(make_trainer, words, name, said):
-    trainer = make_trainer(*words, f"data.transform=own.py:{name}")
-    with pytest.raises(UserError, match=said):
-        next(iter(trainer.data.train))
+@pytest.mark.parametrize("setting", ["transform", "val_transform"])
+def test_one_that_does_not_fit_is_refused_before_there_is_a_run(words, tmp_path, capsys, setting, name, said):
+    import train
+
+    first = sorted(path for path in (tmp_path / "pictures").rglob("*.png"))[0]
+    Image.new("RGB", (16, 16), (1, 2, 3)).save(first)
+    assert train.main([*words, f"data.{setting}=own.py:{name}", "model=tiny_resnet", "trainer.device=cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: data.{setting}=own.py:{name}: ")
+    assert re.search(said, error)
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 def test_it_must_exist_and_be_callable(make_trainer, words):

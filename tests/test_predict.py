@@ -1,6 +1,7 @@
 """What a saved model says of image files, as its run would have said it of the same pixels."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -91,13 +92,31 @@ def test_a_detector_says_of_files_what_its_evaluation_found(trained, tmp_path):
             assert max(picture.size) == 320
 
 
-def test_a_damaged_file_stops_no_other(trained, tmp_path):
+def test_a_damaged_or_missing_file_stops_no_other(trained, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"no image")
     Image.new("RGB", (20, 10), "red").save(tmp_path / "good.png")
-    done = predict(trained, f"checkpoint={checkpoint(trained, 'classifier')}", f"out={tmp_path / 'out'}", tmp_path)
+    absent = tmp_path / "absent.png"
+    done = predict(trained, f"checkpoint={checkpoint(trained, 'classifier')}", f"out={tmp_path / 'out'}", absent, tmp_path)
     assert done.returncode == 1
-    assert "bad.png: cannot be read" in done.stderr
+    assert f"error: {absent}: no such file or folder.\nerror: {tmp_path}/bad.png: cannot be read" in done.stderr
     assert [line["image"].rsplit("/", 1)[1] for line in lines(tmp_path / "out")] == ["good.png"]
+
+
+def test_ctrl_c_keeps_the_lines_of_the_pictures_that_are_done(trained, tmp_path):
+    for number in range(3000):
+        (tmp_path / f"{number:04d}.png").symlink_to("first.png")
+    Image.new("RGB", (20, 10), "red").save(tmp_path / "first.png")
+    words = [f"checkpoint={checkpoint(trained, 'classifier')}", f"out={tmp_path / 'out'}", str(tmp_path)]
+    command = [sys.executable, "experiments/predict.py", *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=trained.path, env=trained.env, **streams)
+    assert "0000.png" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=240)
+    done = [line["picture"] for line in lines(tmp_path / "out")]
+    assert (process.returncode, error) == (130, f"interrupted: {len(done)} of 3001 images were predicted\n")
+    assert set(done) <= {path.name for path in (tmp_path / "out").glob("[0-9]*.png")}
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +244,8 @@ def test_folders_of_folders_are_looked_into(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-    found = images([tmp_path], tmp_path / "said")
+    found, missing = images([tmp_path, tmp_path / "b.png"], tmp_path / "said")
+    assert missing == [tmp_path / "b.png"]
     assert [str(path.relative_to(tmp_path)) for path in found] == ["a.png", "inner/b.jpg", "inner/deep/c.PNG"]
 
 

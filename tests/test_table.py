@@ -13,6 +13,7 @@ from PIL import Image
 
 from lab.config.errors import UserError
 from lab.config.settings import load
+from lab.data import images
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNT = 24
@@ -229,6 +230,21 @@ def test_damaged_images_are_left_out(make_trainer, pictures, tmp_path, capsys):
     weights = by_key(data.train, "weight") | by_key(data.val, "weight")
     assert weights == {number: 0.5 + number for number in found}
     assert "1 corrupt entries are left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["order", "fold", "other rows"])
+def test_the_damaged_image_of_a_large_table_is_found_when_rows_have_other_positions(make_trainer, pictures, tmp_path, monkeypatch, change):
+    """What an earlier run found is cached for many images, and must not be taken for that of other rows."""
+    monkeypatch.setattr(images, "FEW", 4)
+    monkeypatch.setattr(images, "CACHE", tmp_path / "checked")
+    (tmp_path / "images" / "7.png").write_bytes(b"no image")
+    rows = pictures[pictures.index != 7] if change == "other rows" else pictures
+    more = ["data.label=species", "data.skip_corrupt=true", "data.folds=3"]
+    second = {"order": [], "fold": ["data.fold=1"], "other rows": []}[change], pictures[::-1] if change == "order" else pictures
+    for changed_words, table in (([], rows), second):
+        data = make_trainer(*words(written(table, tmp_path), *more, *changed_words)).data
+        kept = {int(Path(key).stem) for loader in (data.train, data.val) for key in loader.keys}
+        assert kept == set(range(COUNT)) - {7}
 
 
 def test_other_settings_of_the_split_are_refused_for_a_saved_model(tmp_path):

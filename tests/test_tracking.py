@@ -7,22 +7,44 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from mlflow.tracking import MlflowClient
 
 SHORT = ["model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=6", "loss.implementation=torch", "data.image_size=16"]
 
 
-def test_two_runs_started_at_once_on_a_store_that_does_not_exist(clone):
-    runs = [clone.start(*SHORT, f"seed={seed}") for seed in (0, 1)]
+@pytest.mark.parametrize("before", [0, 1], ids=["a store that does not exist", "a store with a run"])
+def test_two_runs_started_at_once_on_one_store_are_complete_there_and_on_disk(clone, before):
+    assert all(clone.run(*SHORT, "seed=7", "name=before").status == 0 for _ in range(before))
+    runs = [clone.start(*SHORT, f"seed={seed}", "trainer.log_every=1") for seed in (0, 1)]
     outputs = [run.communicate(timeout=240)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], outputs
     assert all("incomplete" not in output for output in outputs), outputs
-    assert len(clone.run_folders()) == 2
+    folders = [folder for folder in clone.run_folders() if not folder.name.endswith("before")]
+    assert len(folders) == 2
     client = MlflowClient(tracking_uri=f"sqlite:///{clone.path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("lossforge")
-    stored = client.search_runs([experiment.experiment_id])
+    stored = [run for run in client.search_runs([experiment.experiment_id]) if run.info.run_name != "before"]
     assert sorted(run.data.params["seed"] for run in stored) == ["0", "1"]
     assert all(run.info.status == "FINISHED" and "val/top1" in run.data.metrics for run in stored)
+    by_id = {run.info.run_id: run for run in stored}
+    for folder in folders:
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert records[-1] == records[-1] | {"kind": "end", "status": "FINISHED"}
+        assert all((folder / "checkpoints" / name).is_file() for name in ("best.pt", "best.safetensors", "best.pt2", "last.pt"))
+        of = json.loads((folder / "tracking.json").read_text())
+        assert by_id[of["run_id"]].data.params["seed"] == records[0]["params"]["seed"]
+        assert of["offset"] == (folder / "metrics.jsonl").stat().st_size
+        written = {
+            (name, record["step"]): float(value)
+            for record in records
+            if record["kind"] == "metrics"
+            for name, value in record["values"].items()
+        }
+        kept = {(name, point.step): point.value for name, _ in written for point in client.get_metric_history(of["run_id"], name)}
+        assert {place: kept.get(place) for place in written} == pytest.approx(written, nan_ok=True)
+        sent = {each.path for each in client.list_artifacts(of["run_id"])}
+        assert {record["folder"] or Path(record["path"]).name for record in records if record["kind"] == "artifact"} <= sent
 
 
 def test_a_store_that_cannot_be_used_stops_no_training_and_is_reported(clone):

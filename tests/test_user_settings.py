@@ -1,9 +1,12 @@
 """Where runs and tracking go by default: a setting, then an environment variable, then the user's file, then the current folder."""
 
+import importlib
+import json
 import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
@@ -50,6 +53,44 @@ def test_a_run_is_written_and_found_there(file, tmp_path, monkeypatch):
     assert not Path("runs").exists()
     again = lab.train(*small[:-1], "trainer.max_updates=3", f"resume={result.folder}")
     assert again.folder == result.folder
+
+
+@pytest.fixture
+def printed(capsys):
+    """Return what --cfg of an app says of the two places."""
+
+    def places(app, *words):
+        capsys.readouterr()
+        assert importlib.import_module(app).main([*words, "--cfg"]) == 0
+        tree = yaml.safe_load(capsys.readouterr().out)
+        return tree.get("trainer", tree)["runs"], tree["tracking"]["uri"]
+
+    return places
+
+
+@pytest.mark.parametrize("app", ["train", "sync", "compare", "bench"])
+def test_cfg_prints_the_places_that_would_be_used(file, tmp_path, monkeypatch, printed, app):
+    assert printed(app) == (str(tmp_path / "runs"), f"sqlite:///{tmp_path}/mlflow.db")
+    file.write_text("runs: ~/mine\ntracking_uri: http://me:secret@file.example.org\n")
+    assert printed(app) == (str(tmp_path / "home" / "mine"), "http://me:***@file.example.org")
+    monkeypatch.setenv("LOSSFORGE_RUNS", "elsewhere")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://variable.example.org")
+    assert printed(app) == (str(tmp_path / "elsewhere"), "http://variable.example.org")
+    runs = "runs" if app in ("compare", "bench") else "trainer.runs"
+    assert printed(app, f"{runs}=given", "tracking.uri=http://setting.example.org") == (
+        str(tmp_path / "given"),
+        "http://setting.example.org",
+    )
+
+
+def test_cfg_of_a_run_that_goes_on_prints_the_store_where_it_is_recorded(file, tmp_path, printed):
+    import lab
+
+    small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none", "trainer.max_updates=2"]
+    result = lab.train(*small)
+    (result.folder / "tracking.json").write_text(json.dumps({"uri": "http://recorded.example.org"}))
+    file.write_text("tracking_uri: http://file.example.org\n")
+    assert printed("train", f"resume={result.folder}", "trainer.max_updates=3")[1] == "http://recorded.example.org"
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,14 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path] | str | Path, *
     from lab.config.errors import UserError
     from lab.results.prediction import asked_prediction, predicted
 
-    paths = [os.fspath(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]
-    words = [f"checkpoint={os.fspath(checkpoint)}", f"top={top}", f"score={score}", *overrides, *paths]
+    paths = [Path(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]
+    words = [f"checkpoint={os.fspath(checkpoint)}", f"top={top}", f"score={score}", *overrides]
     rows: list[dict[str, Any]] = []
     with _app("predict", words) as given:
-        asked = asked_prediction(given)
-        for path, image, found in predicted(asked.settings.config, asked.state, asked.files, asked.top, asked.score):
+        asked = asked_prediction(paths, given)
+        if asked.missing:
+            raise UserError(f"{asked.missing[0]}: no such file or folder.")
+        for path, image, found in predicted(asked):
             if image is None:
                 raise UserError(f"{path}: {found}")
             rows += [{"image": str(path)} | each for each in found.tree()]

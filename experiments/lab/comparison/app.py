@@ -4,10 +4,11 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lab.aborted import begin_work
 from lab.comparison.links import Links
 from lab.comparison.page import lead, page
 from lab.comparison.pictures import pictures, save
@@ -22,6 +23,7 @@ from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
 from lab.runs.run import source_tags
+from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE
 from lab.tracking.uploader import MlflowUploader, tracking_uri
 from lab.tracking.views import pages_hint, pages_of
@@ -75,8 +77,12 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     store = Store(uri)
     runs, experiments = select(store, config)
     found = compare_runs(runs, config, store)
+    tracking = replace(config.tracking, experiment=next(iter(experiments.values())))
+    if tracking.enabled:
+        refuse_foreign(uri, tracking)
     links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
 
+    begin_work()
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
     folder = RunFolder(runs_folder(config.runs), name, settings.tree(), "runs")
@@ -84,13 +90,20 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     tags |= source_tags("compare") | config.tracking.tags
     folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
     made = {"experiment": ", ".join(experiments.values()), "command": masked(said), "made": time.strftime("%Y-%m-%d %H:%M")}
-    write(found, folder, links, made)
-    if links.table:
-        folder.record("view", key=links.key, state=links.view())
-    folder.close("FINISHED")
+    status = "FAILED"
+    try:
+        write(found, folder, links, made)
+        if links.table:
+            folder.record("view", key=links.key, state=links.view())
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        folder.close(status)
     uploader = None
     if config.tracking.enabled:
-        uploader = MlflowUploader(folder.path, uri, next(iter(experiments.values())), config.tracking.patience_seconds)
+        uploader = MlflowUploader(folder.path, uri, tracking)
         uploader.start()
 
     console = Console(1)

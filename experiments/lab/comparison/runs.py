@@ -9,7 +9,8 @@ from typing import Any
 from lab.comparison.schema import CompareConfig
 from lab.config.errors import UserError, unknown
 from lab.runs.formats import visible
-from lab.tracking.store import client_of, reason, sqlite_file
+from lab.tracking.places import sqlite_file
+from lab.tracking.store import client_of, reason
 
 PARENT = "mlflow.parentRunId"
 NOT_TRAINING = ("compare", "checkpoint")  # tags of comparisons and of evaluations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.aborted import ABORTED
 from lab.config.errors import UserError, unknown
 from lab.config.terminal import fitted
 from lab.processes.ranks import refuse_several
@@ -89,6 +90,9 @@ def run_app(
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return ABORTED
 
 
 def config_folders() -> list[Path]:

@@ -317,6 +317,7 @@ class TrackingConfig:
     enabled: bool = setting(True, "send the run to MLflow")
     uri: str | None = setting(None, "store; null: MLFLOW_TRACKING_URI, else the user's file, else mlflow.db here")
     experiment: str = setting("lossforge", "MLflow's experiment that the run belongs to")
+    artifacts_outside: bool = setting(False, "let an SQLite store keep files outside of its folder, if its experiment says so")
     tags: dict[str, str] = some(dict, "more tags of the run")
     system_seconds: float = number(5.0, "seconds between two records of the machine's load", above=0)
     patience_seconds: float = number(60.0, "seconds to wait at the end for a store that fails", least=0)

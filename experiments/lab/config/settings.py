@@ -21,7 +21,8 @@ from lab.config.choices import SCHEMAS, agree, schema_of
 from lab.config.command import config_folders
 from lab.config.errors import UserError, nearest, unknown
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
-from lab.runs.masks import masked_tree
+from lab.config.user import runs_folder
+from lab.runs.masks import masked, masked_tree
 from lab.sweep.schema import SEARCHES, SweepConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,9 +54,18 @@ class Settings(Generic[Config]):
         """Return the resolved settings as plain containers, with credentials masked, because they go into files, tags and messages."""
         return cast(dict[str, Any], masked_tree(asdict(cast(Any, self.config))))
 
-    def text(self) -> str:
-        """Return the resolved settings as YAML, as --cfg prints them."""
-        return yaml.safe_dump(self.tree(), sort_keys=False)
+    def text(self, recorded: str | None = None) -> str:
+        """Return the resolved settings as YAML, as --cfg prints them, with the places that the environment or the user's file gives.
+
+        recorded: the store of the run that would go on.
+        """
+        from lab.tracking.uploader import chosen_uri
+
+        tree, config = self.tree(), cast(Any, self.config)
+        owner = tree.get("trainer", tree)
+        owner["runs"] = str(runs_folder(owner["runs"]))
+        tree["tracking"]["uri"] = masked(chosen_uri(config.tracking, recorded))
+        return yaml.safe_dump(tree, sort_keys=False)
 
     def flat(self) -> dict[str, str]:
         """Return the resolved settings as one level of dotted names."""

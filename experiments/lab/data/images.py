@@ -208,22 +208,25 @@ def cached(
 ) -> dict[int, str]:
     """Cache what `look` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
 
-    With many images, it looks again only at those that were wrong the last time, unless a file or folder of `about` has changed since.
-    A good image that is overwritten in place is not noticed here, but it is named when it is read.
+    With many images, it looks again only at those that were wrong the last time, unless a file or folder of `about`, or which images there
+    are, has changed since. A good image that is overwritten in place is not noticed here, but it is named when it is read.
+
+    The cache names the images by their entries: an id may be a position, which the order of a table or another fold changes.
     """
     if len(images) < FEW:
         return look(images)
-    known = [check, *([str(path.absolute()), path.stat().st_mtime_ns, path.stat().st_size] for path in about)]
+    names = {image_id: repr(entry) for image_id, entry in images.items()}
+    known = [check, *([str(path.absolute()), path.stat().st_mtime_ns, path.stat().st_size] for path in about), *sorted(names.values())]
     stamp = CACHE / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
-    wrong: list[int] | None = None
-    with contextlib.suppress(OSError, ValueError):
-        wrong = json.loads(stamp.read_bytes())
+    wrong: set[str] | None = None
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        wrong = set(json.loads(stamp.read_bytes()))
     if wrong is not None:
-        return look({image_id: images[image_id] for image_id in wrong if image_id in images})
+        return look({image_id: images[image_id] for image_id, name in names.items() if name in wrong})
     found = look(images)
     with contextlib.suppress(OSError):  # without a writable folder the next start checks all images again
         CACHE.mkdir(parents=True, exist_ok=True)
         draft = stamp.with_name(f".{stamp.name}.{os.getpid()}")
-        draft.write_text(json.dumps(list(found)))
+        draft.write_text(json.dumps([names[image_id] for image_id in found]))
         draft.replace(stamp)
     return found

@@ -102,10 +102,11 @@ class OwnTransform:
             made = self.function(image)
         except Exception as error:
             raise UserError(f"{self.setting}: fails: {type(error).__name__}: {error}") from error
-        if isinstance(made, np.ndarray):
+        if isinstance(made, np.ndarray) and made.ndim in (2, 3) and made.dtype.kind in "fiub":
             made = torch.from_numpy(np.ascontiguousarray(made if made.ndim == 3 else made[:, :, None])).permute(2, 0, 1)
         if not isinstance(made, (Tensor, Image.Image)):
-            raise UserError(f"{self.setting}: returns a {type(made).__name__}; a PIL image, an array or a tensor is expected.")
+            what = f"an array {made.shape} of {made.dtype}" if isinstance(made, np.ndarray) else f"a {type(made).__name__}"
+            raise UserError(f"{self.setting}: returns {what}; a PIL image, an array (H, W, C) or a tensor (C, H, W) is expected.")
         pixels = as_pixels(made)
         pixels = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
         if tuple(pixels.shape) != self.shape:

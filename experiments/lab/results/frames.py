@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.config.errors import UserError
+from lab.config.user import runs_folder
 from lab.runs.files import write_text
 from lab.runs.formats import csv_row
 from lab.runs.records import NAME, read_history, records_of
@@ -15,15 +16,16 @@ if TYPE_CHECKING:
     import pandas
 
 
-def runs_frame(pattern: str) -> "pandas.DataFrame":
-    """Return a row for each run folder that matches, or that a matching folder of a sweep holds.
+def runs_frame(pattern: str | Path | None) -> "pandas.DataFrame":
+    """Return a row for each run folder that matches, or that a matching folder of a sweep holds; None: all in the default folder of runs.
 
     Raises:
         UserError: no run matches, or a run's records are damaged.
     """
     import pandas
 
-    found = [Path(path) for path in glob.glob(os.path.expanduser(os.fspath(pattern)))]
+    wanted = os.path.join(glob.escape(str(runs_folder(None))), "*") if pattern is None else os.path.expanduser(os.fspath(pattern))
+    found = [Path(path) for path in glob.glob(wanted)]
     folders = {folder for path in found for folder in (path, *path.glob("*")) if (folder / NAME).is_file()}
     rows = {}
     for folder in folders:
@@ -34,7 +36,7 @@ def runs_frame(pattern: str) -> "pandas.DataFrame":
         about = {"name": history.start["name"], "app": history.start.get("app"), "status": history.status, "seconds": history.seconds}
         rows[history.start["time"], os.path.relpath(folder)] = about | history.start["params"] | values
     if not rows:
-        raise UserError(f"lab.runs({pattern!r}): no run folder matches; runs/* is those of the current folder.")
+        raise UserError(f"lab.runs: no run folder matches {wanted}; lab.runs() reads all of {runs_folder(None)}.")
     keys = sorted(rows)
     return pandas.DataFrame([rows[key] for key in keys], index=pandas.Index([folder for _, folder in keys], name="folder"))
 

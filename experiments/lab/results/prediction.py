@@ -1,6 +1,7 @@
 """Predict what image files show, by a saved model."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.aborted import ABORTED, begin_work
 from lab.config.errors import UserError, unknown
 from lab.config.settings import absolute, groups
 from lab.runs.saved import checkpoint_of, open_checkpoint, settings_of
@@ -19,32 +21,53 @@ KINDS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 @dataclass
 class AskedPrediction:
-    """What to predict. state: the run's checkpoint. changed: its own settings that were changed, in words."""
+    """What to predict.
+
+    Args:
+        settings: of the run.
+        state: the run's checkpoint.
+        changed: the run's own settings that were changed, in words.
+        files: images.
+        missing: given paths that are neither a file nor a folder.
+        out: the folder for pictures and predictions.
+        top: how many classes a classifier names.
+        score: the lowest score of a detection.
+    """
 
     settings: Any
     state: dict[str, Any]
     changed: list[str]
     files: list[Path]
+    missing: list[Path]
     out: Path
     top: int
     score: float
 
 
-def asked_prediction(overrides: Sequence[str]) -> AskedPrediction:
-    """Return what the words of a command line ask for.
+def images_among(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Divide the words of a command line into paths of images and overrides; a file may have `=` in its name."""
+    given = [Path(word) for word in words if "=" not in word or Path(word).exists()]
+    return given, [word for word in words if Path(word) not in given]
+
+
+def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPrediction:
+    """Return what to predict.
+
+    Args:
+        given: files and folders of images.
+        overrides: the checkpoint, this app's own settings and those of the run.
 
     Raises:
-        UserError: a word is wrong, or a file cannot be read.
+        UserError: a word is wrong, the checkpoint cannot be read, or no image is there.
     """
-    given = [Path(word) for word in overrides if "=" not in word or Path(word).exists()]
-    checkpoint, others = checkpoint_of([word for word in overrides if Path(word) not in given], USAGE)
+    checkpoint, others = checkpoint_of(overrides, USAGE)
     own, others = _own(others)
     top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
     out = absolute(own.get("out"), Path("predictions").absolute())
     saved = open_checkpoint(checkpoint, others)
     settings, changed = settings_of(saved, others)
-    files = images(given, out, {*KINDS, ".npy"} if getattr(settings.config.data, "channels", None) else KINDS)
-    return AskedPrediction(settings, saved.state, changed, files, out, int(top), score)
+    files, missing = images(given, out, {*KINDS, ".npy"} if getattr(settings.config.data, "channels", None) else KINDS)
+    return AskedPrediction(settings, saved.state, changed, files, missing, out, int(top), score)
 
 
 def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -62,39 +85,46 @@ def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
     return own, others
 
 
-def images(given: list[Path], out: Path, kinds: Set[str] = KINDS) -> list[Path]:
-    """Return the given files and the images in given folders, searched recursively; leave out the pictures that this app wrote into `out`.
+def images(given: list[Path], out: Path, kinds: Set[str] = KINDS) -> tuple[list[Path], list[Path]]:
+    """Return the given files with the images in given folders, searched recursively, and the paths that are neither.
+
+    Pictures that this app wrote into `out` are left out.
 
     kinds: the suffixes of images in folders.
 
     Raises:
-        UserError: a path does not exist, or no image was found.
+        UserError: there is no image.
     """
     from lab.data.images import hidden
 
     files: list[Path] = []
+    missing: list[Path] = []
     for path in given:
-        if path.is_dir():
+        if os.path.isdir(path):
             found = sorted(each for each in path.rglob("*") if each.suffix.lower() in kinds and each.is_file() and not hidden(each, path))
             files += [each for each in found if out not in each.absolute().parents]
-        elif path.is_file():
-            files.append(path)
         else:
-            raise UserError(f"{path}: no such file or folder.")
+            (files if os.path.isfile(path) else missing).append(path)
     if not files:
-        raise UserError(f"no image was given.\n{USAGE}")
-    return files
+        raise UserError("\n".join(map(_absent, missing)) or f"no image was given.\n{USAGE}")
+    return files, missing
 
 
-def predicted(config: Any, state: dict[str, Any], files: Sequence[Path], top: int, score: float) -> Iterator[tuple[Path, Any, Any]]:
-    """Yield each file with its image and the prediction; without an image, the reason why it could not be read."""
+def _absent(path: Path) -> str:
+    return f"{path}: no such file or folder."
+
+
+def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
+    """Yield each file with its image and the prediction; without an image, the reason why it has none."""
     from lab.data.images import UNREADABLE, reason
     from lab.data.pixels import read_image
     from lab.runs.machine import pick_device
     from lab.runs.predict import predictor
 
-    predict_one = predictor(config, state, pick_device(config.trainer.device), top=top, score=score)
-    for path in files:
+    config = asked.settings.config
+    predict_one = predictor(config, asked.state, pick_device(config.trainer.device), top=asked.top, score=asked.score)
+    begin_work()
+    for path in asked.files:
         try:
             image = read_image(path, getattr(config.data, "channels", None))
         except UNREADABLE as error:
@@ -103,30 +133,40 @@ def predicted(config: Any, state: dict[str, Any], files: Sequence[Path], top: in
         yield path, image, predict_one(image)
 
 
-def predict(config: Any, state: dict[str, Any], files: list[Path], out: Path, top: int, score: float) -> int:
-    """Write and print predictions; return 1 if a file could not be read, after all other files."""
+def predict(asked: AskedPrediction) -> int:
+    """Write and print predictions; at the end name the paths of no image, and return 1 if there are any, 130 after Ctrl-C."""
     from lab.data.pixels import shown
     from lab.runs.files import remove_unfinished, write_text, write_whole
     from lab.runs.formats import visible
     from lab.runs.predict import draw
 
+    out = asked.out
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={out}: cannot be written: {error.strerror}") from None
     remove_unfinished(out)
-    status, lines = 0, []
-    for number, (path, image, prediction) in enumerate(predicted(config, state, files, top, score)):
-        if image is None:
-            print(visible(f"error: {path}: {prediction}"), file=sys.stderr)
-            status = 1
-            continue
-        picture = out / f"{number:04d}-{path.stem}.png"
-        write_whole(picture, partial(draw(shown(image), prediction).save, format="PNG"))
-        lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
-        print(visible(f"{path}: {prediction.line()}"))
+    lines: list[str] = []
+    faults = [_absent(path) for path in asked.missing]
+    interrupted = False
+    try:
+        for number, (path, image, prediction) in enumerate(predicted(asked)):
+            if image is None:
+                faults.append(f"{path}: {prediction}")
+                continue
+            picture = out / f"{number:04d}-{path.stem}.png"
+            write_whole(picture, partial(draw(shown(image), prediction).save, format="PNG"))
+            lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
+            print(visible(f"{path}: {prediction.line()}"))
+    except KeyboardInterrupt:
+        interrupted = True
     write_text(out / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
-    return status
+    for fault in faults:
+        print(visible(f"error: {fault}"), file=sys.stderr)
+    if interrupted:
+        print(f"interrupted: {len(lines)} of {len(asked.files)} images were predicted", file=sys.stderr)
+        return ABORTED
+    return int(bool(faults))
 
 
 def _number(name: str, given: str, least: float, most: float) -> float:

@@ -14,6 +14,7 @@ from lab.runs.origin import Origin, are_settings, checked, is_trusted, origin_of
 from lab.runs.records import NAME, read_history
 from lab.runs.saved import load_checkpoint, reload_file
 from lab.sweep.run_record import read_config
+from lab.tracking.uploader import read_state
 
 HARMLESS = (
     *("resume", "trust", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
@@ -86,6 +87,11 @@ def newest(settings: Settings[TrainConfig]) -> Earlier | None:
         if history.start is not None and history.start.get("app") == "train" and history.status != "FINISHED":
             return Earlier(path, _last(path), own=origin_of(path) is Origin.HERE)
     return None
+
+
+def recorded_store(earlier: Earlier) -> str | None:
+    """Return the store that a run is recorded in, if this user made it; not the checkpoint's, which another person may have put there."""
+    return read_state(earlier.path).get("uri") if earlier.own else None
 
 
 def load_state(earlier: Earlier, settings: Settings[TrainConfig] | None = None) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_code, markdown_text
 from lab.runs.masks import masked
 from lab.tracking.store import NOTE, RUN_PAGE
-from lab.tracking.uploader import MlflowUploader, tracking_uri
+from lab.tracking.uploader import MlflowUploader, checked_uri
 from lab.tracking.writers import WriterThread, check_writers
 from lab.training.stop import Stop, StoppedError
 
@@ -29,7 +29,7 @@ class Run:
     """A run in progress: `start` it or take an earlier run's folder, work inside `noted`, `close` it, and exit with `exit_status`."""
 
     def __init__(
-        self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, *, patient: bool, known: dict[str, str] | None = None
+        self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, stop: Stop, known: dict[str, str] | None = None
     ) -> None:
         """Continue or begin a run in its folder.
 
@@ -37,16 +37,17 @@ class Run:
             folder: the run's folder, with its first record.
             tracking: the settings of MLflow.
             uri: the store's address; None to not use MLflow.
-            patient: the work checks `stop`, ends by itself and can be continued; otherwise the first signal interrupts it.
+            stop: takes the signals since before there was a folder. If it is patient, the work checks it, ends by itself and can be
+                continued; otherwise the first signal interrupts the work.
             known: uri, run_id and key of the run in MLflow, from a checkpoint.
         """
         self.folder, self.began = folder, time.monotonic()
-        self.stop, self.resumable = Stop(patient=patient), patient
+        self.stop, self.resumable = stop, stop.patient
         self.status = "FAILED"
         self.failure: BaseException | None = None
         self.uploader: MlflowUploader | None = None
         if uri is not None:
-            self.uploader = MlflowUploader(folder.path, uri, tracking.experiment, tracking.patience_seconds, known)
+            self.uploader = MlflowUploader(folder.path, uri, tracking, known)
             self.uploader.start()
         self.patience = tracking.patience_seconds
         self.writers = [WriterThread(folder.path, name, tracking.experiment) for name in tracking.writers]
@@ -60,14 +61,15 @@ class Run:
         """Start a run of an app in a new folder under `runs`, which `setting` names.
 
         Raises:
-            UserError: the folder cannot be written, or the store's credentials or a writer's package are missing.
+            UserError: the folder cannot be written, or the store's credentials or a writer's package are missing, or the store is refused.
         """
         tracking = settings.config.tracking
         check_writers(tracking)
-        uri = tracking_uri(tracking) if tracking.enabled else None
+        uri = checked_uri(tracking) if tracking.enabled else None
+        stop = Stop(patient=app == "train")
         folder = RunFolder(runs_folder(runs), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
-        return cls(folder, tracking, uri, patient=app == "train")
+        return cls(folder, tracking, uri, stop)
 
     @contextmanager
     def noted(self, status: str = "FINISHED") -> Iterator[None]:

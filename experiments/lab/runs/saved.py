@@ -65,7 +65,8 @@ def open_checkpoint(name: str, overrides: Sequence[str]) -> Saved:
     run_id, _, artifact = name.removeprefix(MLFLOW).partition("/")
     if not artifact and (folder := _folder_of(run_id, value_of(overrides, "trainer.runs"))):
         return _in_folder(folder)
-    return _from_store(name, run_id, artifact or "checkpoints/best.pt", value_of(overrides, "tracking.uri"))
+    anywhere = (value_of(overrides, "tracking.artifacts_outside") or "").lower() == "true"
+    return _from_store(name, run_id, artifact or "checkpoints/best.pt", value_of(overrides, "tracking.uri"), anywhere)
 
 
 def _in_folder(path: Path) -> Saved:
@@ -93,21 +94,27 @@ def _folder_of(run_id: str, runs: str | None) -> Path | None:
     return next((path.parent for path in states if read_state(path.parent).get("run_id") == run_id), None)
 
 
-def _from_store(name: str, run_id: str, artifact: str, uri: str | None) -> Saved:
-    """Download a run's checkpoint from an MLflow store.
+def _from_store(name: str, run_id: str, artifact: str, uri: str | None, anywhere: bool) -> Saved:
+    """Download a run's checkpoint from an MLflow store; `anywhere`: whether an SQLite store's files may be outside of its folder.
 
     Raises:
-        UserError: the store has no such run, or the run no such artifact.
+        UserError: the store has no such run, or the run no such artifact, or it is at a place that is refused.
     """
     from lab.comparison.runs import Store
-    from lab.tracking.store import reason
+    from lab.tracking.places import outside
+    from lab.tracking.store import files_at, reason
 
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     place = tracking_uri(TrackingConfig(uri=uri))
     client = Store(place).client
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = Path(client.download_artifacts(run_id, artifact, folder))
+            location = client.get_run(run_id).info.artifact_uri
+            if said := outside(place, location, anywhere):
+                raise UserError(f"checkpoint={name}: {masked(place)}: {said}")
+            path = Path(files_at(place, location).download_artifacts(artifact, folder))
+        except UserError:
+            raise
         except Exception as error:  # each kind of store raises other errors
             raise UserError(f"checkpoint={name}: {masked(place)} has no {artifact} of such a run: {reason(error, place)}") from None
         return Saved(name, load_checkpoint(path), {"uri": masked(place), "run_id": run_id})

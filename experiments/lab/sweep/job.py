@@ -169,7 +169,7 @@ class Attempt:
         if tracking.enabled:
             from lab.tracking.uploader import MlflowUploader, tracking_uri
 
-            uploader = MlflowUploader(folder, tracking_uri(tracking), tracking.experiment, tracking.patience_seconds)
+            uploader = MlflowUploader(folder, tracking_uri(tracking), tracking)
             uploader.start()
             uploader.close()
 

@@ -26,7 +26,7 @@ from lab.sweep.plan import Job, Plan, plan_of
 from lab.sweep.run_record import RunRecord, runs_of
 from lab.sweep.search import search_of
 from lab.sweep.stop import Stop
-from lab.tracking.uploader import VARIABLE, MlflowUploader, read_state, tracking_uri
+from lab.tracking.uploader import VARIABLE, MlflowUploader, checked_uri, read_state
 from lab.training.console import clock
 
 STATUSES = ("FINISHED", "FAILED", "KILLED")
@@ -69,10 +69,10 @@ class Sweep:
         """Open the sweep's folder, and lock it.
 
         Raises:
-            UserError: the folder cannot be written, the sweep is running already, or the store's credentials are missing.
+            UserError: the folder cannot be written, the sweep is running already, the store's credentials are missing, or it is refused.
         """
         tracking = plan.first.tracking
-        self.uri = tracking_uri(tracking) if tracking.enabled else None
+        self.uri = checked_uri(tracking) if tracking.enabled else None
         if self.uri and masked(self.uri) != self.uri:
             os.environ[VARIABLE] = self.uri  # for the jobs, whose overrides are in a file without credentials
         self.plan, self.path, self.search = plan, plan.folder, search_of(plan)
@@ -95,7 +95,7 @@ class Sweep:
         else:
             self.folder.record("resume", step=0, tags=tags)
         if self.uri is not None:
-            self.uploader = MlflowUploader(self.path, self.uri, tracking.experiment, tracking.patience_seconds)
+            self.uploader = MlflowUploader(self.path, self.uri, tracking)
             self.uploader.start()
 
     def run(self, stop: Stop) -> None:

@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
+from lab.runs.files import UNFINISHED
 from lab.runs.masks import masked
 from lab.tracking.names import valid_name, valid_text
+from lab.tracking.places import outside, sqlite_file
 from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
 
 RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
@@ -33,11 +34,14 @@ class Store:
 
     Sending again changes nothing: an equal metric is not added (an SQL store's primary key is key, step, time and value), params, tags and
     artifacts are overwritten by equal ones, and a run is searched by its tag before it is created.
+
+    `artifacts_outside`: as the setting of this name.
     """
 
-    def __init__(self, uri: str, experiment: str, run_id: str | None = None) -> None:
-        self.uri, self.experiment, self.run_id = uri, experiment, run_id
+    def __init__(self, uri: str, experiment: str, run_id: str | None = None, *, artifacts_outside: bool = False) -> None:
+        self.uri, self.experiment, self.run_id, self.artifacts_outside = uri, experiment, run_id, artifacts_outside
         self._client: Any = None
+        self._place: str | None = None  # of the run's artifacts
 
     def open_run(self, record: dict[str, Any], key: str) -> None:
         """Create the run of a `start` record, or find the run whose creation was not answered."""
@@ -111,7 +115,7 @@ class Store:
         with tempfile.TemporaryDirectory() as place:
             of = {"run_id": self.run_id, "model_id": model.model_id, "location": model.artifact_location}
             write_model(exported, record, Path(place), **of)
-            self.client.log_model_artifacts(model.model_id, place)
+            self._files_at(model.artifact_location).log_artifacts(place)
         outputs = run.outputs.model_outputs if run.outputs else []
         if model.model_id not in [output.model_id for output in outputs]:
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, record["step"])])
@@ -164,7 +168,20 @@ class Store:
             verify_artifact_path(folder or None)
         except MlflowException as error:  # MLflow reports it as an internal error, like a failing store's
             raise RefusedError(f"{path.name}: {error}") from None
-        self.client.log_artifact(self.run_id, str(path), folder or None)
+        self._place = self._place or self.client.get_run(self.run_id).info.artifact_uri
+        self._files_at(self._place).log_artifact(str(path), folder or None)
+
+    def _files_at(self, location: str) -> Any:
+        """Return MLflow's access to the files at a location of the store.
+
+        It is opened by the location that was checked, not by a run's id, because an SQLite file can change a location by triggers.
+
+        Raises:
+            RefusedError: the location is outside of the store's folder.
+        """
+        if said := outside(self.uri, location, self.artifacts_outside):
+            raise RefusedError(said)
+        return files_at(self.uri, location)
 
     def address(self) -> str | None:
         """Return the address of the run's page in MLflow's UI; None before the run exists there."""
@@ -188,6 +205,12 @@ class Store:
                 database.parent.mkdir(parents=True, exist_ok=True)
                 os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
             with _lock_of(self.uri):
+                if database and not database.exists():
+                    # under another name first: if the process ends while MLflow makes it, MLflow could never open it again
+                    draft = database.with_name(f"{UNFINISHED}{database.name}")
+                    draft.unlink(missing_ok=True)
+                    client_of(f"sqlite:///{draft}")
+                    draft.replace(database)
                 self._client = client_of(self.uri)
         return self._client
 
@@ -284,6 +307,13 @@ def client_of(uri: str) -> Any:
     return client
 
 
+def files_at(uri: str, location: str) -> Any:
+    """Return MLflow's access to the files at a location, which a store names."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    return get_artifact_repository(location, tracking_uri=uri)
+
+
 def reason(error: BaseException, uri: str) -> str:
     """Return in one line what went wrong: the system's message if a server was not reached, else the error."""
     if isinstance(error, RefusedError):
@@ -307,10 +337,6 @@ def _within(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
 
 def _tags(values: dict[str, str]) -> dict[str, str]:
     return {valid_name(name): valid_text(value, TAG_LENGTH) for name, value in values.items()}
-
-
-def sqlite_file(uri: str) -> Path | None:
-    return Path(unquote(uri.removeprefix("sqlite:///"))).absolute() if uri.startswith("sqlite:///") else None
 
 
 @contextlib.contextmanager

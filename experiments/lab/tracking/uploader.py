@@ -19,6 +19,7 @@ from lab.config.user import user_default
 from lab.runs.files import write_whole
 from lab.runs.formats import visible
 from lab.runs.masks import MASK, masked
+from lab.tracking.places import refuse_foreign
 from lab.tracking.store import RefusedError, Store, reason
 
 STATE, LOCK = "tracking.json", "tracking.lock"
@@ -37,17 +38,32 @@ class BusyError(Exception):
 
 
 def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
-    """Return the setting, else MLFLOW_TRACKING_URI, else the server where a run is `recorded`, else the user's, else mlflow.db here.
-
-    `mlflow ui` opens that file by default.
+    """Return the store's address, with its credentials.
 
     Raises:
         UserError: as `completed`.
     """
+    return completed(chosen_uri(config, recorded))
+
+
+def checked_uri(config: TrackingConfig, recorded: str | None = None) -> str:
+    """Return the store's address, as `tracking_uri`, if a run may be sent there.
+
+    Raises:
+        UserError: as `completed` and `refuse_foreign`.
+    """
+    uri = tracking_uri(config, recorded)
+    refuse_foreign(uri, config)
+    return uri
+
+
+def chosen_uri(config: TrackingConfig, recorded: str | None = None) -> str:
+    """Return the setting, else MLFLOW_TRACKING_URI, else the server where a run is `recorded`, else the user's, else mlflow.db here.
+
+    `mlflow ui` opens that file by default.
+    """
     server = recorded if recorded and not recorded.startswith("sqlite:") else None
-    return completed(
-        config.uri or os.environ.get(VARIABLE) or server or user_default("tracking_uri") or f"sqlite:///{Path('mlflow.db').absolute()}"
-    )
+    return config.uri or os.environ.get(VARIABLE) or server or user_default("tracking_uri") or f"sqlite:///{Path('mlflow.db').absolute()}"
 
 
 def completed(uri: str) -> str:
@@ -80,8 +96,7 @@ class MlflowUploader(threading.Thread):
     Args:
         folder: the run folder.
         uri: the store's address.
-        experiment: the experiment's name in the store.
-        patience: seconds for which to retry after the run's end, counted from the store's first failure.
+        tracking: the experiment, and the seconds for which to retry after the run's end, counted from the store's first failure.
         known: uri, run_id and key from a checkpoint, in case tracking.json is lost.
         say: prints messages for the user, each once.
 
@@ -96,14 +111,13 @@ class MlflowUploader(threading.Thread):
         self,
         folder: Path,
         uri: str,
-        experiment: str,
-        patience: float,
+        tracking: TrackingConfig,
         known: dict[str, str] | None = None,
         *,
         say: Callable[[str], None] = print_now,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
-        self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, experiment, patience, say
+        self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, tracking.experiment, tracking.patience_seconds, say
         self.place, self.known = masked(uri), known or {}
         self.ended, self.over = threading.Event(), threading.Event()  # nothing more will be written; nothing more will be sent
         self.complete = self.interrupted = False
@@ -111,7 +125,8 @@ class MlflowUploader(threading.Thread):
         self.error: str | None = None
         self.told: set[str] = set()
         self.aside: list[str] = []
-        self.store = Store(uri, experiment)
+        self.store = Store(uri, tracking.experiment, artifacts_outside=tracking.artifacts_outside)
+        self.writing, self.left = threading.Lock(), False
         self.offset = 0
         self.failures = 0  # in a row
         self.failing_since = 0.0
@@ -144,6 +159,8 @@ class MlflowUploader(threading.Thread):
                 pass
         except KeyboardInterrupt:
             self.interrupted = not self.complete
+            with self.writing:  # the process may end soon, and must not do so while the thread writes a file
+                self.left = True
         if self.complete:
             return None
         self.error = self.error or ("interrupted while it did not answer" if self.interrupted else "it does not answer")
@@ -338,7 +355,10 @@ class MlflowUploader(threading.Thread):
         self.progress, self.failures = time.monotonic(), 0
         state: dict[str, Any] = {"uri": self.place, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
         state |= {"key": self.key} | ({"aside": self.aside} if self.aside else {})
-        write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
+        with self.writing:
+            if self.left:
+                raise SystemExit  # it ends the thread
+            write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
 
 
 def not_taken(aside: list[str]) -> str:

@@ -11,7 +11,7 @@ from lab.config.settings import Settings, override_of
 from lab.processes.ranks import launched, launched_first
 from lab.results.evaluation import frame_of, in_short
 from lab.results.frames import history_frame
-from lab.runs.resume import Earlier, load_state, restore
+from lab.runs.resume import Earlier, load_state, recorded_store, restore
 
 
 @dataclass(repr=False)
@@ -124,8 +124,9 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         trainer.fit(run.folder, console, run.stop)
         distributed.stop()
     run.stop.deaf = launched() > 1  # torchrun stops all processes when another one has failed
-    console.stop_bar()
-    sampler.stop()
+    with run.noted(run.status):
+        console.stop_bar()
+        sampler.stop()
     figures: dict[str, float] = {}
     if run.status != "KILLED":  # a killed run must end soon; it gets its figures when it is continued
         with run.noted():
@@ -134,8 +135,9 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     with run.noted(run.status):
         trainer.callbacks("on_end", trainer, run.status)
     values = trainer.values | figures
-    table = rows(trainer, values)
+    table: dict[str, str] = {}
     with run.noted(run.status):
+        table = rows(trainer, values)
         console.end_log(run.folder, f"{name}: {run.status.lower()}", table)
     places = run.close(table)
     console.table(f"{name}: {run.status.lower()}", table | places)
@@ -154,7 +156,8 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     from lab.runs.machine import describe
     from lab.runs.masks import masked
     from lab.runs.run import Run, record_start
-    from lab.tracking.uploader import read_state, tracking_uri
+    from lab.tracking.uploader import checked_uri, read_state
+    from lab.training.stop import Stop
 
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
@@ -163,10 +166,11 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
         return Run.start("train", settings, name, config.trainer.runs, tags), name
     state = load_state(earlier, settings)
     known = state.get("tracking", {}) if state else {}
-    recorded = read_state(earlier.path).get("uri")  # not the checkpoint's, which another person may have put there
-    uri = tracking_uri(config.tracking, recorded if earlier.own else None) if config.tracking.enabled else None
+    recorded = read_state(earlier.path).get("uri")
+    uri = checked_uri(config.tracking, recorded_store(earlier)) if config.tracking.enabled else None
     if uri and recorded and not earlier.own and recorded != masked(uri):
         trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
+    stop = Stop(patient=True)
     folder = RunFolder.reopen(earlier.path)
     try:
         if state is not None:
@@ -181,4 +185,4 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     else:
         folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
         folder.artifact(folder.path / "config.yaml")
-    return Run(folder, config.tracking, uri, patient=True, known=known), name
+    return Run(folder, config.tracking, uri, stop, known), name

@@ -23,7 +23,7 @@ from lab.data.samples import Annotations, annotate
 from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder
 from lab.data.split import held_out_by, split
-from lab.data.transforms import Transform, held_out_transform, train_transform
+from lab.data.transforms import OwnTransform, Transform, held_out_transform, train_transform
 
 
 @dataclass
@@ -74,6 +74,20 @@ class Images(Dataset[tuple[Tensor, Tensor, int]]):
             return self.transform(image), self.samples.targets[index], index
 
 
+TRIED = 8  # images by which the user's own transform is tried
+
+
+def refuse_unfit_transform(images: Images) -> None:
+    """Call the user's own transform with a few images, evenly spaced, so that an unsuitable one is refused before the run.
+
+    Raises:
+        UserError: it fails, or returns something else than an image of the model's size.
+    """
+    if isinstance(images.transform, OwnTransform):
+        for index in range(0, len(images), -(-len(images) // TRIED)):
+            images[index, 0]
+
+
 class FolderLoader(WorkerLoader):
     def __init__(
         self,
@@ -86,7 +100,9 @@ class FolderLoader(WorkerLoader):
         seed: int | None = None,
         chances: Tensor | None = None,
     ) -> None:
-        super().__init__(Images(samples, transform), config, device, seed, chances=chances)
+        images = Images(samples, transform)
+        refuse_unfit_transform(images)
+        super().__init__(images, config, device, seed, chances=chances)
         self.keys, self.notes = keys, notes
 
     def __iter__(self) -> Iterator[Batch]:

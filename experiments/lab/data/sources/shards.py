@@ -166,7 +166,7 @@ def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
                 keys.append(key)
                 labels.append(label)
     found = ShardSamples(paths, torch.tensor(members, dtype=torch.int64).view(-1, 3), endings, keys, labels, config.channels)
-    entries: Any = {index: (index, None) for index in range(len(keys))}
+    entries: Any = {index: (index, member) for index, member in enumerate(members)}
     wrong = find_corrupt(entries, paths, config.check, ImageFault(config.check, config.channels, found))
     for index, said in wrong.items():
         faults.add(f"{paths[members[index][0]].name}: sample {keys[index]}: {said}")

@@ -1,0 +1,112 @@
+"""A store in a file may be another person's, such as an mlflow.db in a folder that was copied: it leads no file elsewhere."""
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+import evaluate
+import sync
+import train
+from lab.config.errors import UserError
+from lab.runs.saved import open_checkpoint
+from lab.tracking.places import outside
+
+QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking.model=false"]
+
+
+@pytest.mark.parametrize(
+    ("location", "refused"),
+    [
+        ("{store}/mlartifacts/lossforge", False),
+        ("file://{store}/mlartifacts/lossforge", False),
+        ("file://{store}/with%20space", False),
+        ("file://{outside}", True),
+        ("{outside}", True),
+        ("file://{store}/../outside", True),
+        ("file://{store}/%2e%2e/outside", True),
+        ("file://{store}/link", True),
+        ("file://{store}-beside", True),
+        ("file://elsewhere.example.org{store}", True),
+        ("ftp://127.0.0.1:9/theirs", True),
+        ("http://127.0.0.1:9/theirs", True),
+        ("s3://theirs", True),
+        ("mlflow-artifacts:/1", True),
+    ],
+)
+def test_a_location_is_below_the_stores_folder(tmp_path, location, refused):
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "outside").mkdir()
+    (store / "link").symlink_to(tmp_path / "outside")
+    uri, place = f"sqlite:///{store}/mlflow.db", location.format(store=store, outside=tmp_path / "outside")
+    assert bool(outside(uri, place, False)) == refused
+    assert not outside(uri, place, True)
+    assert not outside("http://127.0.0.1:5000", place, False), "a server's files are where the server says"
+
+
+def test_a_store_behind_a_link_keeps_its_files(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "mlflow.db").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mlflow.db").symlink_to(tmp_path / "shared" / "mlflow.db")
+    for folder in ("mine", "shared"):
+        assert not outside(f"sqlite:///{tmp_path}/mine/mlflow.db", f"{tmp_path}/{folder}/mlartifacts", False)
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory):
+    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    return file.read_bytes()
+
+
+@pytest.fixture
+def store(empty_store, tmp_path, monkeypatch):
+    """A stranger's store in the current folder, which is the default one."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "mlflow.db").write_bytes(empty_store)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+
+
+def test_a_run_is_not_sent_where_a_strangers_experiment_says(store, tmp_path, capsys):
+    theirs = tmp_path / "theirs"
+    store.create_experiment("lossforge", artifact_location=theirs.as_uri())
+    assert train.main(QUICK) == 1
+    error = capsys.readouterr().err
+    said = f"error: tracking.uri=sqlite:///{tmp_path}/here/mlflow.db: experiment lossforge: its files are at {theirs.as_uri()}"
+    assert error.startswith(said)
+    assert "tracking.artifacts_outside=true" in error
+    assert not Path("runs").exists()
+
+    assert train.main([*QUICK, "tracking=none"]) == 0
+    (run,) = Path("runs").iterdir()
+    assert sync.main([str(run)]) == 1
+    assert f"its files are at {theirs.as_uri()}" in capsys.readouterr().out
+    assert not theirs.exists()
+    assert sync.main([str(run), "tracking.artifacts_outside=true"]) == 0
+    assert list(theirs.glob("*/artifacts/config.yaml"))
+
+    (stored,) = store.search_runs([store.get_experiment_by_name("lossforge").experiment_id])
+    name = f"runs:/{stored.info.run_id}/checkpoints/last.pt"
+    with pytest.raises(UserError, match="its files are at"):
+        open_checkpoint(name, [])
+    assert evaluate.main([f"checkpoint={name}", "--cfg"]) == 1
+    assert "tracking.artifacts_outside=true" in capsys.readouterr().err
+
+
+def test_a_trigger_of_a_strangers_store_leads_no_file_elsewhere(store, tmp_path, capsys):
+    """SQL in the file can change where a run's files are after the experiment was looked at."""
+    theirs = tmp_path / "theirs"
+    with contextlib.closing(sqlite3.connect("mlflow.db")) as database:
+        for number, event in enumerate(("INSERT ON runs", "INSERT ON tags", "UPDATE ON runs")):
+            database.execute(f"CREATE TRIGGER theirs{number} AFTER {event} BEGIN UPDATE runs SET artifact_uri = '{theirs.as_uri()}'; END")
+        database.commit()
+    assert train.main(QUICK) == 0
+    assert f"its files are at {theirs.as_uri()}" in " ".join(capsys.readouterr().out.split())
+    assert not theirs.exists()
