@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 STEPS, SAMPLES = 6, 8
+GPUS = torch.cuda.device_count() > 1
+torch.backends.cudnn.allow_tf32 = False  # sums in another order are to be felt no more than on a CPU
 SCALED = {"adam", "lion", "lamb"}  # those whose spread gradients are scaled; a fused one, one that is undone, and one of whole tensors
 
 
@@ -42,7 +44,7 @@ def data(step: int) -> tuple[Tensor, Tensor]:
 class Training:
     """Steps of one optimiser, over all ranks if it is spread."""
 
-    here = "cpu"
+    here = "cuda:0" if GPUS else "cpu"
 
     def __init__(self, name: str, *, spread: bool = False, scaled: bool = False, device: str = "", **options: Any) -> None:
         from lab.config.schema import OptimConfig, ScheduleConfig
@@ -165,9 +167,8 @@ def refusal(name: str, **options: Any) -> str:
 def main(folder: Path, names: list[str], refused: list[str]) -> None:
     from lab.processes import distributed
 
-    if torch.cuda.device_count() > 1:
+    if GPUS:
         Training.here = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.backends.cudnn.allow_tf32 = False  # as on the CPU
         torch.cuda.set_device(Training.here)
     distributed.start(torch.device(Training.here))
     found: dict[str, Any] = {name: spread_case(name) for name in names}

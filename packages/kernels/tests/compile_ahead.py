@@ -307,7 +307,7 @@ def record() -> Recorder:
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
     state.INTERPRETED = True  # CPU tensors go through the kernels
     row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
-    linear_launch.programs = lambda device: 132  # and the product carries the loss
+    linear_launch.programs, linear_launch.WORK = lambda device: 132, 0  # and the product carries the loss
     noise_model._not_negative = lambda var, validate: None  # whose mask of 2³² variances takes 20 s
     for loss, dtype in itertools.product(LOSSES.values(), DTYPES):
         i = zlib.crc32(loss.name.encode())  # its own number, so that a new loss leaves the others their variants

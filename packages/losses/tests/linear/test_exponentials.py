@@ -26,6 +26,7 @@ OPTIONS = {
 def finished(device, monkeypatch):
     """Return how many chunks went by exponentials since."""
     launch = kernels.of_folder("linear")
+    monkeypatch.setattr(launch, "WORK", 0)
     if device == "cpu":
         monkeypatch.setattr(launch, "programs", lambda device: 2)
     elif not launch.programs(torch.cuda.current_device()):
@@ -176,6 +177,13 @@ def test_other_calls_go_other_ways(reason, change, device, finished):
     found = linear_cross_entropy(*tensors, target, **options)
     assert (found if isinstance(found, torch.Tensor) else found.loss).isfinite()
     assert finished() == 0, reason
+
+
+def test_little_work_goes_another_way(device, finished, monkeypatch):
+    monkeypatch.setattr(kernels.of_folder("linear"), "WORK", 20 * 64 * 300 + 1)
+    leaves, target = layer(20, 64, 300, device)
+    assert linear_cross_entropy(*leaves, target).isfinite()
+    assert finished() == 0
 
 
 @pytest.mark.gpu

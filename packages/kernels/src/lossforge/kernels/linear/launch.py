@@ -45,7 +45,9 @@ SHARED = 200 * 1024
 
 
 EXPONENTIALS = 3072
-"""The most features for which a scalar loss goes by exponentials. With more, the pass over logits costs less than cuBLAS saves."""
+"""The most features for which a scalar loss goes by exponentials. With more, a pass over logits takes no longer than cuBLAS saves."""
+WORK = 2**38
+"""The least rows × features × classes for it: of less, the host takes longer for its launches than the GPU saves."""
 
 
 @functools.cache
@@ -73,8 +75,9 @@ def exponentiates(call: RowwiseCall[Any]) -> bool:
     """Return whether `exponentials_of` computes a call whose gradient is wanted in forward, in less time than chunks of logits take."""
     layer = call.x
     others = layer.bias is not None or call.bias is not None or call.label_smoothing or any(call.outputs[1:]) or call.reduction == "none"
-    fits = layer.weight.dtype == torch.bfloat16 and layer.weight.shape[1] <= EXPONENTIALS and not layer.wide
-    return fits and not others and carries(call)
+    classes, features = layer.weight.shape
+    large = features <= EXPONENTIALS and len(layer.input) * features * classes >= WORK
+    return large and not (others or layer.wide) and layer.weight.dtype == torch.bfloat16 and carries(call)
 
 
 def rows_a_launch(call: RowwiseCall[Any]) -> int:
