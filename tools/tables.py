@@ -167,8 +167,9 @@ def losses() -> str:
 
 
 def results(bench: Path, fused: Path) -> str:
-    report = load(bench)
-    return f"One {report.gpu}:\n\n{tables.short([report, load(fused)], SHOWN)}"
+    report, of_layers = load(bench), load(fused)
+    other = "" if of_layers.gpu == report.gpu else f", the linear layer on one {of_layers.gpu}"
+    return f"One {report.gpu}{other}:\n\n{tables.short([report, of_layers], SHOWN)}"
 
 
 SHOWN = (
@@ -354,15 +355,13 @@ def large_model(file: Path) -> str:
     return tables.markdown(header, [[*shape, number(each["step_ms"]), losses]])
 
 
-SHOWN = 151_936
+CLASSES_SHOWN = 151_936
 CASES_SHOWN = {"σ = 4": (4.0, 0.0), "σ = 64": (64.0, 0.0), "σ = 4, all + 10⁴": (4.0, 1e4)}
 ERRORS = {"value": "value", "dh": "input", "dw": "weight"}
 
 
 def precision_of_peers(loss: str, file: Path) -> str:
-    """Return each contender's errors of a loss fused with its layer: at some logits of SHOWN classes, and the largest of all cases."""
-    if not file.exists():
-        return NOT_MEASURED
+    """Return each contender's errors of a loss fused with its layer: in some cases of CLASSES_SHOWN classes, and the largest of all."""
     found, rows, failed = found_in(file), [], []
     of_loss = [each for each in found["rows"] if each["loss"] == loss]
     for name in dict.fromkeys(each["contender"] for each in of_loss):
@@ -372,11 +371,11 @@ def precision_of_peers(loss: str, file: Path) -> str:
             continue
         cells = []
         for case in CASES_SHOWN.values():
-            (row,) = (each for each in own if each["classes"] == SHOWN and (each["deviation"], each["offset"]) == case)
+            (row,) = (each for each in own if each["classes"] == CLASSES_SHOWN and (each["deviation"], each["offset"]) == case)
             cells += [f"{row[error]:.1e}" for error in ERRORS]
         rows.append([name, *cells, *(f"{max(each[error] for each in own if not each['offset']):.1e}" for error in ERRORS)])
     header = ("", *(f"{case}: {error}" for case in (*CASES_SHOWN, "largest without offset") for error in ERRORS.values()))
-    text = f"{source(found)}.\n\n{tables.markdown(header, rows)}"
+    text = f"{source(found['source'])}.\n\n{tables.markdown(header, rows)}"
     return text + "".join(f"\n\nWithout a figure: {each}." for each in failed)
 
 
@@ -568,7 +567,6 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "targets": (lambda file: tables.targets(load(file)), BENCH),
     "scaling": (lambda file: f"{tables.provenance(load(file))}.", SCALING),
     "fused": (fused, LINEAR),
-    "precision": (lambda file: linear.precision(load(file)), LINEAR),
     **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps")},
     "fused targets": (fused_targets, LINEAR),
     "language model": (language_model, RESULTS / "language-model.json"),

@@ -8,8 +8,8 @@ from typing import Any
 
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
-SUITES = ("table", "losses", "variants", "small", "scaling", "linear", "precision", "features")
-FUSED = ("linear", "features", "precision")
+SUITES = ("table", "losses", "variants", "small", "scaling", "linear", "features")
+FUSED = ("linear", "features")
 """Suites of losses fused with the product that computes their logits: shapes are (…, hidden, classes), or queries, features, keys."""
 CONTENDERS = {
     "lossforge": "ours as it is called",
@@ -279,14 +279,6 @@ def _features() -> Iterable[Case]:
         yield Case("features", "supcon", use, (size, 512, size), BF16, "labelled views")
 
 
-def _precision() -> Iterable[Case]:
-    """Return cases of cross entropy fused with its layer, in more and more chunks."""
-    for classes in (32000, 262144):
-        for chunks in (1, 2, 4, 16, 64):
-            options = {"chunk": 2048 // chunks}
-            yield Case("precision", "ce", "chunks", (2048, 512, classes), BF16, "classes", f"{chunks} chunks", options)
-
-
 CASES: tuple[Case, ...] = (
     *_table(),
     *_losses(),
@@ -296,7 +288,6 @@ CASES: tuple[Case, ...] = (
     *_scaling(),
     *_linear(),
     *_features(),
-    *_precision(),
 )
 
 

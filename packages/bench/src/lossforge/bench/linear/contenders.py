@@ -55,7 +55,7 @@ def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, 
     def make(case: Case, device: torch.device) -> Contender | None:
         again = twice or case.loss in OF_TOKENS or case.suite == "features"
         of = (lambda inputs: inputs.joined()) if LOSSES[case.loss].joined else (lambda inputs: inputs)
-        if not applies(case) or case.suite == "precision":
+        if not applies(case):
             return None
         return Contender(name, lambda inputs: products(of(inputs), accumulate, again))
 
@@ -107,8 +107,6 @@ def _torch(case: Case, device: torch.device) -> Contender:
 
 
 def _compiled(case: Case, device: torch.device) -> Contender | None:
-    if case.suite == "precision":
-        return None
     torch.compiler.reset()
     plain = torch.compile(LOSSES[case.loss].plain, dynamic=False)
     return Contender("torch.compile", lambda inputs: plain(inputs.input, inputs.head, inputs.others))

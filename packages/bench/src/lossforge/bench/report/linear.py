@@ -65,18 +65,6 @@ def _errors_of_others(cases: Iterable[By]) -> str:
     return f"Largest error of the weight's gradient: {', '.join(f'{name} {off:.1e}' for name, off in worst.items())}." if worst else ""
 
 
-def precision(report: Report) -> str:
-    """Format the errors of both gradients over the number of chunks, for ours and for the unfused computation."""
-    ways = {"lossforge": "float32", "lossforge-weight": "its own dtype", "torch": "not fused"}
-    header = ("tokens × hidden × classes", "chunks", *(f"{of}'s gradient, {said}" for of in ("input", "weight") for said in ways.values()))
-    rows = [
-        [_size(by["lossforge"]), by["lossforge"].variant.split()[0]]
-        + [_number(by.get(name), f"{of}_error", "{:.2e}") for of in ("gradient", "weight") for name in ways]
-        for by in report.by_case("precision").values()
-    ]
-    return markdown(header, rows)
-
-
 @dataclass(frozen=True)
 class FusedVerdict:
     """A target that was measured.
@@ -127,7 +115,7 @@ def verdicts(report: Report) -> list[FusedVerdict]:
     for by in report.by_case("features").values():
         if by["lossforge"].use == "clip-65536":
             found.append(FusedVerdict(_said(by["lossforge"]), "MiB", "4 GiB", 4 * GIB, figure(by["lossforge"], "peak_mib")))
-    return found + list(_precisions(report))
+    return found
 
 
 def _engines(by: By) -> Iterable[FusedVerdict]:
@@ -149,20 +137,6 @@ def _engines(by: By) -> Iterable[FusedVerdict]:
     yield FusedVerdict(
         _called(by, "lossforge-backward"), "MiB", said, weight + 0.75 * GIB, figure(by.get("lossforge-backward"), "peak_mib")
     )
-
-
-def _precisions(report: Report) -> Iterable[FusedVerdict]:
-    """Evaluate the number of chunks whose error is furthest from the unfused computation's."""
-    for name, limit, said in (("lossforge", 1.05, "summed in float32"), ("lossforge-weight", 1.3, "summed in bfloat16")):
-        for of, tensor in (("weight", "weight"), ("gradient", "input")):
-            ratios = [
-                ours / torch
-                for by in report.by_case("precision").values()
-                if (ours := figure(by.get(name), f"{of}_error")) is not None and (torch := figure(by.get("torch"), f"{of}_error"))
-            ]
-            if ratios:
-                what = f"error of the {tensor}'s gradient over the unfused one's"
-                yield FusedVerdict(f"cross entropy in 1 to 64 chunks, {said}", what, "", limit, max(ratios))
 
 
 def targets(report: Report) -> str:

@@ -46,7 +46,7 @@ SHARED = 200 * 1024
 
 EXPONENTIALS = 3072
 """The most features for which a scalar loss goes by exponentials. With more, a pass over logits takes no longer than cuBLAS saves."""
-WORK = 2**38
+WORK = 2**35
 """The least rows × features × classes for it: of less, the host takes longer for its launches than the GPU saves."""
 
 

@@ -26,8 +26,9 @@ has, beside those of its loss:
 
 Products are torch's own, of the dtype of input and weight, or of autocast's, and so are the logits; the loss, its sums and those of the
 bias are computed in float32. On GPUs from sm_90 on, losses of rows in half precision whose gradient is not written in forward take a
-product of our own: it keeps no logits and rounds none, and a row's results have the same bits in any batch. docs/know/template_linear.md
-says which calls those are.
+product of our own: it keeps no logits and rounds none, and a row's results have the same bits in any batch. Large scalar losses in
+bfloat16 of up to 3,072 features take it in forward too: it keeps exponentials of the logits. docs/know/template_linear.md says which
+calls those are.
 
 Where input, weight and bias do not require grad, nothing is kept. Derivatives of second order, in forward mode, under torch.func
 and of what else requires grad (a teacher, class weights) come from the unfused computation.
