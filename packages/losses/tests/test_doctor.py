@@ -1,4 +1,4 @@
-"""The doctor on this machine, on machines that lack something, and on those that compute wrongly: each in a process of its own."""
+"""The doctor on this machine, on machines that lack something, and on those that compute wrongly."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from torch.utils import collect_env
 
 from lossforge.losses import doctor
 from lossforge.losses.check.report import Report
+from lossforge.losses.linear import engine
 from lossforge.losses.registry import LOSSES
 
 GPU = torch.cuda.is_available()
@@ -23,13 +24,6 @@ import importlib.util, sys
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "triton" else find(name, package)
 sys.modules["triton"] = None
-"""
-WRONG_FOCAL = """
-import torch
-from lossforge.losses.formulas import FORMULAS, Formula
-import lossforge.losses
-right = FORMULAS["focal"]
-FORMULAS["focal"] = Formula(lambda x, *rest: right.reference(x, *rest) * (1.001 if x.dtype == torch.float32 else 1.0), right.load)
 """
 
 
@@ -73,45 +67,11 @@ def test_without_triton():
     assert status == (1 if GPU else 0)
 
 
-def test_a_fused_loss_that_fails_is_a_problem():
-    broken = "from lossforge.losses.linear import engine\ndel engine.Chunks.by_rows\n"
-    status, printed = consult("--json", before=broken, CUDA_VISIBLE_DEVICES="")
-    found = json.loads(printed)
-    assert status == 1
-    assert [each["name"] for each in found["checks"] if not each["passed"]] == [doctor.FUSED]
-    (problem,) = found["problems"]
-    assert problem["what"].startswith(f"{doctor.FUSED} on cpu: AttributeError: ")
-
-
 def test_an_old_triton_is_a_problem():
     status, printed = consult(before="import triton; triton.__version__ = '3.4.0'\n")
     assert status == 1
     assert "lossforge needs triton>=3.5,<3.10, found triton 3.4.0" in printed
     assert 'to do: pip install "triton>=3.5,<3.10"' in printed
-
-
-def test_a_wrong_result_and_mixed_versions_are_problems():
-    mixed = "import lossforge.kernels\nlossforge.kernels.__version__ = '0.0.9'\n"
-    status, printed = consult("--json", before=WRONG_FOCAL + mixed, CUDA_VISIBLE_DEVICES="")
-    found = json.loads(printed)
-    assert status == 1
-    assert [each["name"] for each in found["checks"] if not each["passed"]] == ["focal"]
-    versions, focal = found["problems"]
-    assert versions["what"].startswith("the packages have different versions: lossforge-kernels 0.0.9, lossforge-losses ")
-    assert re.match(r"focal on cpu: value off by \de-0[34], gradient by \de-0[34]$", focal["what"])
-
-
-def test_a_driver_without_gpus_is_a_problem(tmp_path):
-    """collect_env asks nvidia-smi for the driver. It could also list packages, which takes seconds: conda is not run."""
-    answers = {"nvidia-smi": 'echo "| NVIDIA-SMI 580.95  Driver Version: 580.95.05  CUDA Version: 13.0 |"', "conda": "touch conda-was-run"}
-    for name, answer in answers.items():
-        (tmp_path / name).write_text(f'#!/bin/sh\ncd "{tmp_path}" && {answer}\n', encoding="utf-8")
-        (tmp_path / name).chmod(0o755)
-    status, printed = consult(PATH=f"{tmp_path}:{os.environ['PATH']}", CONDA_EXE=str(tmp_path / "conda"), CUDA_VISIBLE_DEVICES="99")
-    assert status == 1
-    assert re.search(r"^  driver +580\.95\.05$", printed, re.MULTILINE)
-    assert f"1 problem\n  NVIDIA's driver 580.95.05 is here, but torch {torch.__version__} sees no GPU: " in printed
-    assert not (tmp_path / "conda-was-run").exists()
 
 
 def change(monkeypatch, changes):
@@ -190,12 +150,17 @@ def test_hidden_gpus_are_no_problem(sound, monkeypatch):
     assert wrong() == []
 
 
-def test_a_loss_that_cannot_run_is_a_problem(monkeypatch):
+@pytest.fixture
+def no_compilation(monkeypatch):
+    """Nothing is compiled ahead of time, because Triton cannot be used."""
+    unusable = doctor.Fact("triton", "cannot be used", "Triton cannot be used: an error")
+    monkeypatch.setattr(doctor, "_triton", lambda gpu: unusable)
+
+
+def test_a_loss_that_cannot_run_is_a_problem(no_compilation, monkeypatch):
     def fails(*args, **kwargs):
         raise RuntimeError("Failed to find\n  C compiler")
 
-    unusable = doctor.Fact("triton", "cannot be used", "Triton cannot be used: an error")
-    monkeypatch.setattr(doctor, "_triton", lambda gpu: unusable)  # then no formula is compiled ahead of time
     for name in ("focal", "giou"):
         monkeypatch.setitem(LOSSES, name, replace(LOSSES[name], function=fails))
     report = doctor.attempts()
@@ -203,6 +168,47 @@ def test_a_loss_that_cannot_run_is_a_problem(monkeypatch):
     (found,) = doctor.failures(report, "report it")
     assert found.what == f"focal, giou on {report.subject}: RuntimeError: Failed to find C compiler"
     assert found.remedy == "report it"
+
+
+def test_a_fused_loss_that_fails_is_a_problem(no_compilation, monkeypatch):
+    monkeypatch.delattr(engine.Chunks, "by_rows")
+    report = doctor.attempts()
+    assert [finding.name for finding in report.failures] == [doctor.FUSED]
+    (found,) = doctor.failures(report, "")
+    assert found.what.startswith(f"{doctor.FUSED} on {report.subject}: AttributeError: ")
+
+
+def test_a_wrong_result_is_a_problem(no_compilation, monkeypatch):
+    right = LOSSES["focal"].function
+
+    def off(x, *args, **kwargs):
+        return right(x, *args, **kwargs) * (1.001 if x.dtype == torch.float32 else 1.0)
+
+    monkeypatch.setitem(LOSSES, "focal", replace(LOSSES["focal"], function=off))
+    report = doctor.attempts()
+    assert [finding.name for finding in report.failures] == ["focal"]
+    (found,) = doctor.failures(report, "")
+    assert re.match(rf"focal on {report.subject}: value off by \de-0[34], gradient by \de-0[34]$", found.what)
+
+
+def test_mixed_versions_are_a_problem(monkeypatch):
+    monkeypatch.setattr("lossforge.kernels.__version__", "0.0.9")
+    (found,) = wrong()
+    assert found.what.startswith("the packages have different versions: lossforge-kernels 0.0.9, lossforge-losses ")
+
+
+def test_a_driver_without_gpus_is_a_problem(monkeypatch, tmp_path):
+    """collect_env asks nvidia-smi for the driver. It could also list packages, which takes seconds: conda is not run."""
+    answers = {"nvidia-smi": 'echo "| NVIDIA-SMI 580.95  Driver Version: 580.95.05  CUDA Version: 13.0 |"', "conda": "touch conda-was-run"}
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f'#!/bin/sh\ncd "{tmp_path}" && {answer}\n', encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    change(monkeypatch, no_gpu("No CUDA GPUs are available"))
+    change(monkeypatch, {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONDA_EXE": str(tmp_path / "conda"), "CUDA_VISIBLE_DEVICES": "99"})
+    (found,) = wrong()
+    assert found.what.startswith(f"NVIDIA's driver 580.95.05 is here, but torch {torch.__version__} sees no GPU: ")
+    assert [fact.value for fact in doctor.look() if fact.name == "driver"] == ["580.95.05"]
+    assert not (tmp_path / "conda-was-run").exists()
 
 
 def test_what_compiles_no_kernel_is_a_problem():

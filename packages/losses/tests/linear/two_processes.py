@@ -1,6 +1,6 @@
 """One process of test_two_processes, on the CPU through gloo, or on two GPUs through NCCL.
 
-A model that ends in a fused loss, in parallel and sharded.
+A model that ends in a loss, in a fused one, in parallel and sharded.
 """
 
 import gc
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 os.environ.setdefault("TRITON_INTERPRET", str(int(torch.cuda.device_count() < 2)))
 
-from lossforge.losses import FusedLinear, cross_entropy, linear_cross_entropy
+from lossforge.losses import FusedLinear, backend, cross_entropy, linear_cross_entropy
 
 GPUS = torch.cuda.device_count() > 1
 
@@ -24,11 +24,14 @@ GPUS = torch.cuda.device_count() > 1
 class Model(nn.Module):
     """Whose forward gives the loss, so that its weights are gathered when the loss takes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, fused: bool) -> None:
         super().__init__()
+        self.fused = fused
         self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 5)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        if not self.fused:
+            return cross_entropy(self.head(self.body(x).relu()), target)
         return linear_cross_entropy(self.body(x).relu(), self.head.weight, target, self.head.bias, chunk=2)
 
 
@@ -43,10 +46,11 @@ def refused(call, *args) -> bool:
 def main(of: str) -> None:
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
-    x, target, model = torch.randn(8, 6), torch.randint(0, 5, (8,)), Model()
+    x, target, model = torch.randn(8, 6), torch.randint(0, 5, (8,)), Model(of != "unfused")
     F.cross_entropy(model.head(model.body(x).relu()), target).backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
+    assert backend(x) == ("triton" if GPUS else "triton-interpreted")
     mine = slice(rank * 4, rank * 4 + 4)
     if of == "fully_shard":
         mesh = init_device_mesh("cuda" if GPUS else "cpu", (2,))
