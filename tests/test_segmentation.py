@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,12 @@ def dice(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (1 - (2 * inside + 1e-5) / (size + 1e-5)).mean()
 
 
+def ohem(logits: torch.Tensor, target: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Mean of the pixels whose probability is below the threshold, at least the 20 hardest."""
+    losses = F.cross_entropy(logits, target, ignore_index=OUTSIDE, reduction="none").flatten().sort(descending=True).values
+    return losses[: max(20, int((losses > -np.log(max(threshold, 1e-300))).sum()))].mean()
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
@@ -59,6 +66,8 @@ def dice(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             ),
         ),
         (["loss=dice"], dice),
+        (["loss=ohem_ce", "loss.threshold=0.05", "loss.min_kept=20"], partial(ohem, threshold=0.05)),
+        (["loss=ohem_ce", "loss.threshold=0", "loss.min_kept=20"], partial(ohem, threshold=0.0)),
         (["loss=dice_ce"], lambda z, t: dice(z, t) + F.cross_entropy(z, t, ignore_index=OUTSIDE)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

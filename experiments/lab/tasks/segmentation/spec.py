@@ -9,7 +9,7 @@ from lab.tasks.spec import TaskSpec
 
 OUTSIDE = 255
 """The value of a mask's pixels that have no class: they count neither in the loss nor in the metrics."""
-PIXEL_LOSSES = ("ce", "softmax_focal", "poly_ce", "generalized_ce")
+PIXEL_LOSSES = ("ce", "softmax_focal", "poly_ce", "generalized_ce", "ohem_ce")
 
 
 @dataclass

@@ -136,15 +136,20 @@ class Segmentation(Task):
         return {"held-out mIoU": f"{best['miou']:.4f}", "held-out pixels right": f"{best['pixel_accuracy']:.2%}"}
 
 
+OF_REGIONS: dict[str, dict[str, Any]] = {"lovasz": {"per_image": True}, "rowwise": {"empty": "zero"}}
+"""What makes parts of a batch add up, as overlap losses do: Lovász losses of each image; no hard pixels where none has a class."""
+
+
 class PixelCriterion:
     """Losses of pixels are summed over pixels with a class and divided by their number (with class weights, by their sum). Losses of
-    regions are means of each image, and divided by the number of images.
+    regions are means of each image, and divided by the number of images; so is the mean over the hardest pixels of a batch, which each
+    process, and each part of an accumulated batch, chooses among its own.
     """
 
     def __init__(self, config: TrainConfig, classes: int, device: torch.device) -> None:
         loss = config.loss
         self.loss, self.hyper = loss_of(loss, device)
-        self.regions = self.loss.template.name in ("overlap", "lovasz")
+        self.regions = self.loss.template.name in ("overlap", "lovasz") or loss.name == "ohem_ce"
         if self.loss.template.name != "rowwise" and not self.regions:
             raise UserError(f"loss={loss.title}: task=segmentation takes losses of classes under a softmax, or of regions.")
         self.torch = loss.implementation == "torch"
@@ -164,7 +169,7 @@ class PixelCriterion:
 
     def __call__(self, logits: Tensor, target: Tensor, normalizer: Tensor) -> Tensor:
         if self.regions:
-            alone = {"per_image": True} if self.loss.template.name == "lovasz" else {}  # as the others', so that parts of a batch add up
+            alone = OF_REGIONS.get(self.loss.template.name, {})
             value = self.loss.function(logits, target, **self.hyper, **alone, ignore_index=OUTSIDE)
             return cast(Tensor, value * len(target) / normalizer)
         options = self.hyper if self.weight is None else {**self.hyper, "weight": self.weight}
