@@ -52,12 +52,13 @@ def exponentials(z, tile, x, target, given, out, config):
         column = j * HALF + tl.arange(0, HALF)[None, :]
         here = column < x.classes
         store_own(halves[i], t, j * HALF, column, inside, tile, x, given)
-        seen = tl.where(here, rows.transform(halves[i], x, column, here), float("-inf"))
+        capped = rows.transform(halves[i], x, column, here)
+        seen = tl.where(here, capped, float("-inf"))
         tl.store(part(given.parts_ptr, 0, j, tile.row, tile.rows, across), tl.max(seen, 1), mask=inside)
         e = tl.where(c[:, None] == float("inf"), 0.0, exp2((seen - c[:, None]) * LOG2E))
         tl.store(part(given.parts_ptr, 1, j, tile.row, tile.rows, across), tl.sum(e, 1), mask=inside)
         if x.softcap is not None:
-            s = tl.where(here, seen, 0.0) / x.softcap
+            s = capped / x.softcap
             e *= 1.0 - s * s
         out.store([tile.begin, j * HALF], e.to(out.dtype))
 
