@@ -116,7 +116,11 @@ def test_a_run_says_who_started_what_and_what_came_of_it(clone):
 def test_an_experiment_keeps_what_its_owner_says_of_it(clone):
     uri = f"sqlite:///{clone.path / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri)
-    made = client.create_experiment("mine", tags={"mlflow.note.content": "my own words", "mlflow.experimentKind": "finetuning"})
+    made = client.create_experiment(
+        "mine",
+        (clone.path / "mlartifacts/mine").as_uri(),
+        tags={"mlflow.note.content": "my own words", "mlflow.experimentKind": "finetuning"},
+    )
     done = clone.run(*SHORT, f"tracking.uri={uri}", "tracking.experiment=mine", "tracking.model=false")
     assert done.status == 0, done.output
     tags = client.get_experiment(made).tags

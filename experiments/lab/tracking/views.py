@@ -15,7 +15,7 @@ VIEW = "mlflow.sharedViewState."  # prefix of the tag's name; the view's key, wh
 RESULTS = "results"
 TRAINING = "workflowType=machine_learning"
 FIGURES = (
-    *("best_top1", "best_map", "best_miou", "best_r2", "best_accuracy", "best_loss", "images_per_second"),
+    *("best_top1", "best_map", "best_miou", "best_r2", "best_recall1", "best_accuracy", "best_loss", "images_per_second"),
     *("train/peak_allocated_mib", "train/peak_process_mib", "train/loss_ms"),
 )
 SETTINGS = ("loss.name", "model.name")
