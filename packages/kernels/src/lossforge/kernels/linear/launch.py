@@ -196,9 +196,14 @@ def _sampled(step: int, x: Tensor, weight: Tensor) -> Tensor:
     return found
 
 
+def ordered(call: RowwiseCall[Any]) -> RowwiseCall[Any]:
+    """Return the call with an input that descriptors can address, a copy where its own cannot be."""
+    return call._replace(x=call.x.with_input(_ordered(call.x.input)))
+
+
 def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor) -> tuple[Tensor | None, ...]:
     """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then."""
-    call = call._replace(x=call.x.with_input(_ordered(call.x.input)))
+    call = ordered(call)
     layer, numbers = call.x, Numbers.of(call)
     rows, classes = layer.shape
     across = 2 * triton.cdiv(classes, product_tiles().columns)
@@ -263,6 +268,6 @@ def new_slopes(call: RowwiseCall[Any], classes: int) -> Tensor:
 
 def slopes_of(call: RowwiseCall[Any], of_entropy: bool, start: int, shares: Tensor, to: Tensor) -> None:
     """Store the gradient of the classes from `start` on, as many as `to` has."""
-    call, numbers = call._replace(x=call.x.with_input(_ordered(call.x.input))), Numbers.of(call)
+    numbers = Numbers.of(call)
     given = _logits(call, numbers), _target(call, numbers), Given(in_order(call.x.bias), shares_ptr=shares)
     _product(call, to, given, (start, to.shape[1]), slopes, _backward_config(call, of_entropy)).start()

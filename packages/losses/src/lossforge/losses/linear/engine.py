@@ -398,10 +398,10 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
         entropy = known.get("entropy")
         of_rows = stats, entropy, *grad_outputs
         (shares,) = _by_product(product.shares_of, chunks.all, of_rows, chunks.formulas, stats, entropy, grad_outputs)
-        memory = product.new_slopes(call, by_classes.classes)
+        ordered, memory = product.ordered(chunks.all), product.new_slopes(call, by_classes.classes)
         for start, end in _ranges(call.x.weight.shape[0], by_classes.classes):
             to = memory[:, : end - start]
-            _by_product(product.slopes_of, chunks.all, (shares, to), grad_outputs[3] is not None, start, shares, to)
+            _by_product(product.slopes_of, ordered, (shares, to), grad_outputs[3] is not None, start, shares, to)
             by_classes.add(start, end, to)
         by_classes.finish()
         return
