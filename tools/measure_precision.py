@@ -1,8 +1,8 @@
-"""Measure the error of cross entropy and log-probabilities fused with their layer, ours and those of peers, against float64.
+"""Measure the error of cross entropy, log-probabilities and entropy fused with their layer, ours and those of peers, against float64.
 
 Input and weight are bfloat16. Their logits have a standard deviation of 1, 4, 16 or 64, with a common offset of 1e4 or without, which
 changes no loss. `value` is the largest error, in nats; `dh` and `dw` are errors of the gradients, relative by norm. A peer that is not
-installed, or that fails, has its reason in place of figures. `linear_ce` has a mean; `logps` one upstream gradient a token.
+installed, or that fails, has its reason in place of figures. `linear_ce` has a mean; `logps` and `entropy` one upstream gradient a token.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from measuring import Request
 from torch import Tensor
 
-from lossforge.losses import linear_cross_entropy, linear_selective_log_softmax
+from lossforge.losses import linear_cross_entropy, linear_entropy, linear_selective_log_softmax
 
 STEP = 256
 """Rows at a time in float64."""
@@ -31,13 +31,15 @@ class Sizes(NamedTuple):
 FULL = Sizes(2048, 1024, (32_000, 151_936, 262_144), (1.0, 4.0, 16.0, 64.0), (1, 4, 16, 64))
 SMALL = Sizes(64, 32, (1000,), (4.0,), (1, 4))
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From input, weight and class indices to a mean loss, or to log-probabilities."""
+"""From input, weight and class indices to a mean loss, to log-probabilities or to entropies."""
+TRL_CLASSES = 32_768
+"""Classes at a time in TRL's kernel, as its trainers call it."""
 
 
 class Exact(NamedTuple):
-    """Results in float64: each row's log-probability, and the gradients of input and weight."""
+    """Results in float64: each row's log-probability or entropy, and the gradients of input and weight."""
 
-    logps: Tensor
+    values: Tensor
     of_input: Tensor
     of_weight: Tensor
 
@@ -69,8 +71,9 @@ def rows_of(sizes: Sizes, classes: int, deviation: float, offset: float, device:
         "linear_ce": torch.full((sizes.rows,), -1 / sizes.rows, device=device),
         "logps": torch.randn(sizes.rows, device=device, generator=generator),
     }
+    upstreams["entropy"] = upstreams["logps"]
     for loss, upstream in upstreams.items():
-        exact = exactly(x, weight, target, upstream)
+        exact = exactly(x, weight, target, upstream, loss == "entropy")
         for name, call in contenders(loss, sizes).items():
             try:
                 errors = errors_of(call, (x, weight, target), upstream, exact, loss == "linear_ce")
@@ -79,20 +82,25 @@ def rows_of(sizes: Sizes, classes: int, deviation: float, offset: float, device:
             yield {"loss": loss, "contender": name, **errors}
 
 
-def exactly(x: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> Exact:
-    """Compute log-probabilities, and the gradients for those of them, in float64."""
-    wide, logps, of_input = weight.double(), [], []
+def exactly(x: Tensor, weight: Tensor, target: Tensor, upstream: Tensor, entropy: bool = False) -> Exact:
+    """Compute log-probabilities or entropies in float64, and the gradients of input and weight for `upstream`."""
+    wide, values, of_input = weight.double(), [], []
     of_weight = torch.zeros_like(wide)
     for start in range(0, len(x), STEP):
         rows = x[start : start + STEP].double()
         log_p = (rows @ wide.t()).log_softmax(-1)
         index = target[start : start + STEP, None]
-        logps.append(log_p.gather(1, index)[:, 0])
-        slope = log_p.exp_().neg_().scatter_add_(1, index, torch.ones_like(index, dtype=torch.float64))
+        if entropy:
+            p = log_p.exp()
+            values.append(-(p * log_p).sum(1))
+            slope = log_p.add_(values[-1][:, None]).mul_(p).neg_()
+        else:
+            values.append(log_p.gather(1, index)[:, 0])
+            slope = log_p.exp_().neg_().scatter_add_(1, index, torch.ones_like(index, dtype=torch.float64))
         slope *= upstream[start : start + STEP, None]
         of_input.append(slope @ wide)
         of_weight += slope.t() @ rows
-    return Exact(torch.cat(logps), torch.cat(of_input), of_weight)
+    return Exact(torch.cat(values), torch.cat(of_input), of_weight)
 
 
 def errors_of(call: Call, given: tuple[Tensor, Tensor, Tensor], upstream: Tensor, exact: Exact, mean: bool) -> dict[str, float]:
@@ -100,7 +108,7 @@ def errors_of(call: Call, given: tuple[Tensor, Tensor, Tensor], upstream: Tensor
     leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
     value = call(*leaves, target)
     of_input, of_weight = torch.autograd.grad(value, leaves, None if mean else upstream.to(value.dtype))
-    right = -exact.logps.mean() if mean else exact.logps
+    right = -exact.values.mean() if mean else exact.values
 
     def relative(got: Tensor, wanted: Tensor) -> float:
         return ((got.double() - wanted).norm() / wanted.norm()).item()
@@ -119,6 +127,16 @@ def contenders(loss: str, sizes: Sizes) -> dict[str, Call]:
             "lossforge, chunks of float32": lambda x, w, t: -_by_chunks(x, w, t, reduction="none", gradient="backward", logits="float32"),
             "cut-cross-entropy": lambda x, w, t: -_cut(x, w, t, reduction="none"),
             "cut-cross-entropy, exact": lambda x, w, t: -_cut(x, w, t, reduction="none", filter_eps=None),
+            "trl": lambda x, w, t: _trl(x, w, t)[0],
+            "verl": lambda x, w, t: _verl(x, w, t)[0],
+        }
+    if loss == "entropy":
+        return {
+            "torch": lambda x, w, t: _entropy(F.linear(x, w)),
+            "torch, float32": lambda x, w, t: _entropy(F.linear(x.float(), w.float())),
+            "lossforge": lambda x, w, t: linear_entropy(x, w),
+            "trl": lambda x, w, t: _trl(x, w, t, ("entropy",))[1],
+            "verl": lambda x, w, t: _verl(x, w, t)[1],
         }
     found: dict[str, Call] = {
         "torch": lambda x, w, t: F.cross_entropy(F.linear(x, w), t),
@@ -156,6 +174,22 @@ def _liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 def _cut(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
     found: Tensor = import_module("cut_cross_entropy").linear_cross_entropy(x, weight, target, **options)
+    return found
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def _trl(x: Tensor, weight: Tensor, target: Tensor, outputs: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    function = import_module("trl.kernels").ChunkedLogProbFunction
+    found: tuple[Tensor, ...] = function.apply(x, weight, None, target, 1.0, TRL_CLASSES, None, 1.0, outputs)
+    return found
+
+
+def _verl(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy(x, weight, target, 1.0)
     return found
 
 

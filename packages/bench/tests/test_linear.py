@@ -1,6 +1,8 @@
 """Fused losses: contenders are right before they are fast, as on logits, and the products are those that ours makes."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,3 +174,26 @@ def test_all_cases_are_measured_and_shown():
     for made in (linear.fused, linear.targets):
         assert made(report).count("\n") >= 5
     assert linear.fused(report, "features").count("of features") == 5  # both sizes are cut to one
+
+
+def test_peers_of_token_losses_compute_ours(monkeypatch):
+    """What TRL and verl give for each token becomes the case's loss."""
+    case = shrunk(next(c for c in LINEAR if c.inputs == "tokens"))
+    made = inputs.make_inputs(case, DEVICE)
+
+    def both(x, weight, *_):
+        log_p = torch.nn.functional.linear(x, weight).float().log_softmax(-1)
+        return log_p.gather(-1, made.others["target"].unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1), None
+
+    of_trl = SimpleNamespace(ChunkedLogProbFunction=SimpleNamespace(apply=both))
+    monkeypatch.setitem(sys.modules, "trl.kernels", of_trl)
+    monkeypatch.setitem(
+        sys.modules, "verl.utils.kernel.linear_cross_entropy", SimpleNamespace(linear_cross_entropy=lambda *given: both(*given)[:2])
+    )
+    monkeypatch.setattr(contenders, "installed", lambda name: True)
+    found = {c.name: c for c in contenders.contenders(case, torch.device("cuda"), {"lossforge", "trl", "verl"})}
+    assert set(found) == {"lossforge", "trl", "verl"}
+    wanted = found["lossforge"].call(made)
+    for name in ("trl", "verl"):
+        torch.testing.assert_close(found[name].call(made), wanted, rtol=1e-4, atol=1e-4)
+    assert not contenders.contenders(LINEAR[0], torch.device("cuda"), {"trl", "verl"})

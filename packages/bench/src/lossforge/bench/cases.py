@@ -29,6 +29,8 @@ CONTENDERS = {
     "cut-cross-entropy": "cut-cross-entropy, its exact mode",
     "quack": "QuACK (CuTe DSL), its products not tuned",
     "quack-scaled": "the form of it that takes the row's sums in the first product",
+    "trl": "TRL's kernel of log-probabilities and entropies",
+    "verl": "verl's kernel of the same",
 }
 CPU_ELEMENTS = 2**18
 """Largest number of elements in a case on a machine without a GPU."""

@@ -20,9 +20,10 @@ DISTRIBUTIONS = {
     "liger": "liger-kernel",
     "quack": "quack-kernels",
     "cut-cross-entropy": "cut-cross-entropy",
+    "trl": "trl",
+    "verl": "verl",
 }
-_MODULES = {"torchvision": "torchvision", "timm": "timm", "liger": "liger_kernel", "quack": "quack"}
-_MODULES["cut-cross-entropy"] = "cut_cross_entropy"
+_MODULES = {name: name for name in DISTRIBUTIONS} | {"liger": "liger_kernel", "cut-cross-entropy": "cut_cross_entropy"}
 
 
 @dataclass(frozen=True)

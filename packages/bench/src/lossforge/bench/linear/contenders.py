@@ -1,6 +1,6 @@
 """The contenders of a fused case: ours in each mode, its matrix products alone, and the libraries in use today."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -179,6 +179,28 @@ def _quack(scaled: bool) -> Callable[[Case], Callable[[LinearInputs], Tensor] | 
     return of
 
 
+def _tokens(compute: Callable[[LinearInputs], Sequence[Tensor]]) -> Callable[[Case], Callable[[LinearInputs], Tensor] | None]:
+    """Return a library's function of a case, from what computes the log-probabilities and entropies of tokens."""
+
+    def call(inputs: LinearInputs) -> Tensor:
+        logps, entropy = compute(inputs)
+        return (inputs.others["factor"] * (logps - entropy)).mean()
+
+    return lambda case: call if case.loss == "selective_log_softmax" else None
+
+
+def _trl(inputs: LinearInputs) -> Sequence[Tensor]:
+    function = import_module("trl.kernels").ChunkedLogProbFunction
+    found: Sequence[Tensor] = function.apply(inputs.input, inputs.head, None, inputs.others["target"], 1.0, 32_768, None, 1.0, ("entropy",))
+    return found[:2]
+
+
+def _verl(inputs: LinearInputs) -> Sequence[Tensor]:
+    function = import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy
+    found: Sequence[Tensor] = function(inputs.input, inputs.head, inputs.others["target"], 1.0)
+    return found
+
+
 _MAKERS: dict[str, Callable[[Case, torch.device], Contender | None]] = {
     "lossforge": _ours("lossforge", _always),
     "lossforge-weight": _ours("lossforge-weight", _cross_entropy, accumulate="weight"),
@@ -194,4 +216,6 @@ _MAKERS: dict[str, Callable[[Case, torch.device], Contender | None]] = {
     "cut-cross-entropy": _peer("cut-cross-entropy", _cut),
     "quack": _peer("quack", _quack(False)),
     "quack-scaled": _peer("quack-scaled", _quack(True), "quack"),
+    "trl": _peer("trl", _tokens(_trl)),
+    "verl": _peer("verl", _tokens(_verl)),
 }

@@ -17,7 +17,7 @@ OURS = {
     "lossforge-skip": ("`skip_ignored=True`", "products"),
 }
 """The options of each contender of ours, and the contender that computes its products."""
-PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy", "quack", "quack-scaled")
+PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy", "quack", "quack-scaled", "trl", "verl")
 GIB = 1024.0
 """1 GiB in MiB."""
 
