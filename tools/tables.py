@@ -567,7 +567,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "targets": (lambda file: tables.targets(load(file)), BENCH),
     "scaling": (lambda file: f"{tables.provenance(load(file))}.", SCALING),
     "fused": (fused, LINEAR),
-    **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps")},
+    **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps", "entropy")},
     "fused targets": (fused_targets, LINEAR),
     "language model": (language_model, RESULTS / "language-model.json"),
     "end to end": (end_to_end, RESULTS / "end-to-end-h200.json"),
