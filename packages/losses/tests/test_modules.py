@@ -1,5 +1,7 @@
 """Modules hold options and class-wise tensors; they compute what their functions do."""
 
+import copy
+
 import pytest
 import torch
 
@@ -59,3 +61,16 @@ def test_every_public_name_is_exported():
     by_hand = {name for module in (preference, pairwise, assignment, matching, seesaw) for name in module.__all__}
     assert set(lossforge.losses.__all__) == {*functional.__all__, *modules.__all__, *by_hand, *ours}
     assert lossforge.losses.__all__ == sorted(lossforge.losses.__all__)
+
+
+def test_a_module_hands_on_what_differs_from_the_defaults():
+    criterion = CrossEntropyLoss()
+    assert criterion.changed == {}
+    criterion.label_smoothing, criterion.reduction, criterion.softcap = 0.1, "sum", 2
+    assert criterion.changed == {"label_smoothing": 0.1, "reduction": "sum", "softcap": 2}
+    criterion.label_smoothing = torch.tensor(0.1)  # a buffer
+    assert criterion.changed == {"reduction": "sum", "softcap": 2}
+    assert copy.deepcopy(criterion).changed == criterion.changed
+    criterion.reduction, criterion.softcap, criterion.label_smoothing = "mean", None, 0.0
+    assert criterion.changed == {}
+    assert criterion.ignore_index == -100

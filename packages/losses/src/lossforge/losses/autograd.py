@@ -244,7 +244,8 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
     if all(t is None for t in grads):
         return found
     missing = [*wanted]
-    if grad_output is not None and not torch.is_grad_enabled() and all(t is None for t in grads[1:]):
+    written = ctx.precomputed.count(None) < len(wanted)
+    if written and grad_output is not None and not torch.is_grad_enabled() and all(t is None for t in grads[1:]):
         first = [one.take() if one is not None and want else None for one, want in zip(ctx.precomputed, wanted, strict=True)]
         if any(want and g is None and one is not None for g, want, one in zip(first, wanted, ctx.precomputed, strict=True)):
             first = _written_again(ctx, [one is not None for one in ctx.precomputed], wanted)
@@ -283,7 +284,8 @@ def scaling(spec: ExecutionSpec[Any], gradient: Tensor, grad_output: Tensor) -> 
     """Return what multiplies a gradient in its own memory by a kernel; None where it is traced, because then nothing may change."""
     if (spec.chunked and backend(gradient) == "torch") or not (ordinary(gradient) and ordinary(grad_output)):
         return None
-    key = "scale", gradient.numel(), gradient.dtype, gradient.get_device(), gradient.data_ptr() & 15, layout(grad_output)
+    where = gradient.get_device(), gradient.data_ptr() & 15, grad_output.data_ptr() & 15
+    key = "scale", gradient.numel(), gradient.dtype, *where, grad_output.dtype, grad_output.shape, grad_output.get_device()
     return key, (gradient, grad_output), _scaling, gradient, grad_output
 
 

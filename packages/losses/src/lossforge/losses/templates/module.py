@@ -1,6 +1,7 @@
 """What the modules of all losses share: options are attributes, which each call reads."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -19,6 +20,7 @@ class LossModule(nn.Module):
         shared: options, with their defaults, that are shown only where they have other values.
         reductions: what the option `reduction` may be.
         option_names: the names of the options.
+        changed: the options with other values than the function's defaults, but for tensors: what a call hands on.
     """
 
     function: Callable[..., Any]
@@ -31,6 +33,7 @@ class LossModule(nn.Module):
         checks.one_of("reduction", options["reduction"], self.reductions)
         checks.one_of("empty", options["empty"], checks.EMPTY)
         self.option_names = tuple(options)
+        self.changed: dict[str, Any] = {}
         for name, value in options.items():
             setattr(self, name, value)
 
@@ -38,16 +41,20 @@ class LossModule(nn.Module):
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in self.__dict__.get("option_names", ()):
-                for held in (self.__dict__, self._buffers, self._parameters):
+                for held in (self.__dict__, self._buffers, self._parameters, self.changed):
                     held.pop(name, None)
                 if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                     self.register_buffer(name, value)
                     return
+                default = _defaults(self.function).get(name, inspect.Parameter.empty)
+                if not (isinstance(value, Tensor) or (type(value) is type(default) and value == default)):
+                    self.changed[name] = value
             super().__setattr__(name, value)
 
     def compute(self, *inputs: Any, **per_call: Any) -> Any:
         """Call the function with the options, of which a call may replace some."""
-        return self.function(*inputs, **{**{name: getattr(self, name) for name in self.option_names}, **per_call})
+        tensors = {name: t for held in (self._buffers, self._parameters) for name, t in held.items() if name in self.option_names}
+        return self.function(*inputs, **{**self.changed, **tensors, **per_call})
 
     def extra_repr(self) -> str:
         shown = []
@@ -58,6 +65,11 @@ class LossModule(nn.Module):
             elif name not in self.shared or value != self.shared[name]:
                 shown.append(f"{name}={value!r}")
         return ", ".join(shown)
+
+
+@functools.cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {parameter.name: parameter.default for parameter in inspect.signature(function).parameters.values()}
 
 
 def constructor(init: F) -> F:
