@@ -17,7 +17,10 @@ def measured(tmp_path_factory):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of work this small, more cost more
     try:
-        assert measure.main(["detection", "--out", str(path), "--commit", "abc1234", "--parts", "retinanet", "tables", "--small"]) == 0
+        assert (
+            measure.main(["detection", "--out", str(path), "--commit", "abc1234", "--parts", "retinanet", "tables", "steps", "--small"])
+            == 0
+        )
     finally:
         torch.set_num_threads(threads)
     return path
@@ -25,8 +28,8 @@ def measured(tmp_path_factory):
 
 def test_every_part_leaves_its_figures(measured):
     found = json.loads(measured.read_text())
-    assert set(found) == {"large", "retinanet", "tables"}
-    assert {found[part]["commit"] for part in ("retinanet", "tables")} == {"abc1234"}
+    assert set(found) == {"large", "retinanet", "tables", "steps"}
+    assert {found[part]["commit"] for part in ("retinanet", "tables", "steps")} == {"abc1234"}
     (trained,) = found["tables"]["runs"]
     assert trained["loss_ms"] > 0
     assert 0 <= trained["map"] <= trained["map50"] <= 1
@@ -56,11 +59,25 @@ def test_tables_hold_the_figures(measured):
     assert "commit abc1234" in text
 
 
+def test_the_table_of_steps_adds_loss_and_assignment(measured):
+    runs = json.loads(measured.read_text())["steps"]["runs"]
+    names = [f"{name}_resnet50" for name in ("retinanet", "fcos", "yolo", "detr")]
+    assert [(each["model"], each["loss"]) for each in runs] == [
+        (name, loss) for name in names for loss in ("lossforge", "loss.implementation=torch")
+    ]
+    assert [each["match_ms"] > 0 for each in runs] == [True] * 4 + [False] * 4  # by anchors before the forward, or by what is predicted
+    assert all(each["step_ms"] > each["loss_ms"] > 0 for each in runs)
+    found = json.loads(measured.read_text())
+    found["steps"]["runs"][0] |= {"images_per_second": 123.4, "peak_mib": 4567.8, "step_ms": 200.0, "loss_ms": 15.0, "match_ms": 5.0}
+    other = measured.with_name("steps.json")
+    other.write_text(json.dumps(found))
+    assert "| retinanet_resnet50 | lossforge | 123 | 4,568 | 200.0 | 20.00 | 10.0% |" in tables.detector_steps(other)
+
+
 def test_the_table_of_detectors_pairs_seeds(tmp_path):
-    costs = {"loss_ms": 2.0, "step_ms": 20.0, "cpu_seconds": 61.0}
     reached = {"fcos": [0.40, 0.42, 0.41], "yolo": [0.45, 0.48, 0.46]}
     runs = [
-        {"command": f"model={name}_tiny", "seed": seed, "map": value, "map50": 0.6, "map75": 0.5, **costs}
+        {"command": f"model={name}_tiny", "seed": seed, "map": value, "map50": 0.6, "map75": 0.5}
         for name, values in reached.items()
         for seed, value in enumerate(values)
     ]
@@ -68,7 +85,7 @@ def test_the_table_of_detectors_pairs_seeds(tmp_path):
     path = tmp_path / "detection.json"
     path.write_text(json.dumps({"detectors": {**place, "runs": runs}}))
     text = tables.detectors(path)
-    assert "| `model=fcos_tiny` | 3 | 0.410 ± 0.025 | 0.600 | 0.500 | baseline |  | 2.0 | 10% | 20.0 | 61 |" in text
+    assert "| `model=fcos_tiny` | 3 | 0.410 ± 0.025 | 0.600 | 0.500 | baseline |  |" in text
     assert "| `model=yolo_tiny` | 3 | 0.463 ± 0.038 | 0.600 | 0.500 | +0.053 (+0.039 to +0.068) | 0.004 |" in text
 
 

@@ -50,6 +50,15 @@ def test_a_file_is_continued(small, share, monkeypatch):
     assert report.settings["left_out"] == ["torch"]
 
 
+def test_losses_are_measured_alone(capsys, tmp_path):
+    names = {case.loss for case in measure_losses.chosen(measure_losses.LARGE, ("zlpr", "seesaw"))}
+    assert names == {"zlpr", "seesaw"}
+    assert measure_losses.chosen(("small",), ("zlpr",)) == []
+    assert measure_losses.losses(Request(tmp_path / "new.json", "abc", losses=("zlpr", "seasaw"))) == 2
+    assert "--losses seasaw: no case of this name" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_case_without_a_reference_does_not_stop_the_others(small, share, monkeypatch):
     found = measure_losses.measure_fused_case
 

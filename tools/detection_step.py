@@ -1,5 +1,6 @@
-"""A training step of RetinaNet-resnet50 on random images, under this repository's loss and under torchvision's, in one trainer."""
+"""Training steps of detectors on random images: RetinaNet beside torchvision's loss, and each detector under our losses and plain torch."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
@@ -18,10 +19,13 @@ from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.task import Detection
 from lab.tasks.detection.types import DetectorOutput
 from lab.training.trainer import Trainer
+from lossforge.bench.measure import synchronize
 
 STEP = "task=detection model=retinanet_resnet50 loss=focal model.fixed_size=[800,1344] data.batch_size=16"
 FAST = "trainer.amp=bf16 trainer.channels_last=true optim.lr=1e-4 trainer.epochs=1"
 SMALL = "model=retinanet_tiny model.fixed_size=[64,96] data.batch_size=2 trainer.amp=off trainer.channels_last=false"
+STEPS = "task=detection model={}_resnet50 model.fixed_size=[640,640] data.batch_size=16"
+STEPS_SMALL = "task=detection model={}_tiny model.fixed_size=[64,64] data.batch_size=2"
 CLASSES = 80
 BOXES = (12, 28)  # of an image, at least and at most
 WARM_UP, WINDOWS, UPDATES = 10, 5, 8
@@ -135,6 +139,11 @@ def assembled(name: str, words: list[str], scenes: Scenes, device: torch.device)
 
 def measured(name: str, words: list[str], scenes: Scenes, device: torch.device, small: bool) -> dict[str, Any]:
     trainer, task = assembled(name, words, scenes, device)
+    return timed(trainer, small) | agreement(trainer, task, scenes)
+
+
+def timed(trainer: Trainer, small: bool) -> dict[str, Any]:
+    """Return a step's and its loss's time, as the median and the range of windows, and the most memory that was allocated."""
     trainer.model.train()
     window(trainer, 1 if small else WARM_UP)
     free_memory()
@@ -143,7 +152,35 @@ def measured(name: str, words: list[str], scenes: Scenes, device: torch.device, 
     for figure in ("step_ms", "loss_ms"):
         values = sorted(each[f"train/{figure}"] for each in windows)
         found |= {figure: values[len(values) // 2], f"{figure}_range": [values[0], values[-1]]}
-    return found | agreement(trainer, task, scenes)
+    return found
+
+
+def detectors(small: bool) -> Iterator[dict[str, Any]]:
+    """Yield what a step of each detector takes, and its loss and assignment, under our losses and under plain torch."""
+    for name in ("retinanet", "fcos", "yolo", "detr"):
+        words = [*(STEPS_SMALL if small else STEPS).format(name).split(), *FAST.split(), *(SMALL.split()[3:] if small else [])]
+        config = load(words).config
+        device = pick_device(config.trainer.device)
+        scenes = Scenes(config.data.batch_size, tuple(cast(Any, config.model).fixed_size), device)
+        for loss in (CONTENDERS[0], CONTENDERS[-1]):
+            trainer, task = assembled(loss, words, scenes, device)
+            found = timed(trainer, small)
+            matching = 0.0 if task.detector.matches_output else match_milliseconds(task, scenes.batches[0], 1 if small else 20)
+            rate = {"images_per_second": config.data.batch_size / found["step_ms"] * 1e3, "match_ms": matching}
+            yield {"command": " ".join(words), "model": f"{name}_resnet50", "loss": loss, **found, **rate}
+            del trainer, task
+            free_memory()
+
+
+def match_milliseconds(task: Detection, batch: StockBatch, times: int) -> float:
+    """Return the time of an assignment that does not depend on what is predicted, which the clock of the loss leaves out."""
+    task.prepare(batch, training=True)
+    synchronize(batch.images.device)
+    began = time.perf_counter()
+    for _ in range(times):
+        task.prepare(batch, training=True)
+    synchronize(batch.images.device)
+    return (time.perf_counter() - began) / times * 1e3
 
 
 def window(trainer: Trainer, updates: int) -> dict[str, float]:

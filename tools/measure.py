@@ -13,7 +13,7 @@ from pathlib import Path
 from measuring import ROOT, Request
 
 MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
-    "losses": ("measure_losses", "bench-h200.json", (), 1),
+    "losses": ("measure_losses", "bench-h200.json", ("--losses",), 1),
     "linear": ("measure_losses", "linear-h100.json", (), 1),
     "precision": ("measure_precision", "precision-h100.json", ("--small",), 1),
     "end_to_end": ("measure_end_to_end", "end-to-end-h200.json", (), 1),
@@ -27,6 +27,7 @@ MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
 OPTIONS = {
     "--small": {"action": "store_true", "help": "measure little, with or without a GPU: does it work?"},
     "--parts": {"nargs": "+", "default": (), "metavar": "PART", "help": "measure only these, and keep the others of the file"},
+    "--losses": {"nargs": "+", "default": (), "metavar": "LOSS", "help": "measure the cases of these losses alone"},
     "--with": {"nargs": "+", "default": (), "metavar": "SETTING", "dest": "settings", "help": "settings of the part `large`"},
 }
 

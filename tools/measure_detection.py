@@ -1,25 +1,28 @@
 """Train detectors here: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
 
-The parts are retinanet, large, tables, more and detectors: RetinaNet, FCOS, YOLO head and DETR on the same small scenes, on one thread of
-the CPU, whose cpu_seconds are the process's own. The file is written after every run. `large` runs in a new process, and its time
-includes the scenes that it draws; --with gives it further settings, such as trainer.epochs=8 optim.lr=2e-3. The others run one after
-another in this process.
+The parts are retinanet, large, tables, more, detectors and steps. `detectors` trains RetinaNet, FCOS, YOLO head and DETR on the same small
+scenes, several at once, each in a process of its own. `steps` times a step of each of them with resnet50 on a GPU, alone. The file is
+written after every run. `large` runs in a new process, and its time includes the scenes that it draws; --with gives it further settings,
+such as trainer.epochs=8 optim.lr=2e-3. The others run one after another in this process.
 """
 
+import functools
 import json
+import os
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from measuring import Request, train
 
 DETECTORS = tuple(f"model={name}_tiny" for name in ("retinanet", "fcos", "yolo", "detr"))
 SEEDS = (0, 1, 2)
-ON_CPU = "data.workers=0 trainer.device=cpu trainer.eval_every=1000 trainer.save_every=1000"
-PARTS = ("retinanet", "large", "tables", "more", "detectors")
+LAST_ONLY = "data.workers=0 trainer.eval_every=1000 trainer.save_every=1000"
+PARTS = ("retinanet", "large", "tables", "more", "detectors", "steps")
 GIOU = "box_loss=giou"
 TABLES = (
     *(f"loss={name} {GIOU}" for name in ("focal", "quality_focal", "varifocal")),
@@ -54,6 +57,11 @@ def measured(part: str, request: Request) -> Iterator[dict[str, Any]]:
 
         yield from contenders(request.small)
         return
+    if part == "steps":
+        from detection_step import detectors as steps
+
+        yield from steps(request.small)
+        return
     if part == "detectors":
         yield from detectors(request.small)
         return
@@ -66,18 +74,17 @@ def measured(part: str, request: Request) -> Iterator[dict[str, Any]]:
 
 def detectors(small: bool) -> Iterator[dict[str, Any]]:
     """Yield what each detector reached under each seed, which decides the scenes and the training."""
-    import torch
+    cases = [(command, seed) for seed in SEEDS[: 1 if small else None] for command in DETECTORS]
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+        yield from pool.map(functools.partial(detector, small), *zip(*cases, strict=True))
 
-    torch.set_num_threads(1)
+
+def detector(small: bool, command: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scenes:
-        for seed in SEEDS[: 1 if small else None]:
-            seeded = f"seed={seed} data.split_seed={seed} data.scene_seed={seed}"
-            for command in DETECTORS:
-                began = time.process_time()
-                done = train(f"experiment=detectors {command}", *f"{ON_CPU} {seeded} {FEW if small else ''}".split(), f"data.root={scenes}")
-                figures = {name: done.last(f"val/{name}") for name in ("map", "map50", "map75")}
-                costs = {**done.costs(), "cpu_seconds": time.process_time() - began}
-                yield {"command": f"experiment=detectors {command}", "seed": seed, **figures, **costs, "backend": done.backend}
+        seeded = f"seed={seed} data.split_seed={seed} data.scene_seed={seed} data.root={scenes}"
+        done = train(f"experiment=detectors {command}", *f"{LAST_ONLY} {seeded} {FEW if small else ''}".split(), own_process=True)
+    figures = {name: done.last(f"val/{name}") for name in ("map", "map50", "map75")}
+    return {"command": f"experiment=detectors {command}", "seed": seed, **figures, "seconds": done.seconds, "backend": done.backend}
 
 
 def detection(request: Request) -> int:

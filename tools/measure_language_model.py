@@ -1,4 +1,6 @@
-"""Train a small causal language model under a fused and two unfused cross entropies from the same weights on the same batches.
+"""Train a small causal language model under the engines of a fused cross entropy, and two unfused ones, from the same weights.
+
+Each step takes the same batch under all of them.
 
 The text is the source code of Python's standard library, by bytes; the vocabulary is padded, as a tokenizer's would be, so that the logits
 take their memory. --small: a model for a CPU, which takes seconds.
@@ -57,8 +59,17 @@ class LanguageModel(nn.Module):
         return self.blocks(self.tokens(tokens) + self.places.weight, self.mask, is_causal=True)
 
 
-LOSSES: dict[str, Callable[[Tensor, nn.Linear, Tensor, Size], Tensor]] = {
-    "linear_cross_entropy": lambda hidden, head, target, size: linear_cross_entropy(hidden, head.weight, target, chunk=size.chunk),
+Loss = Callable[[Tensor, nn.Linear, Tensor, Size], Tensor]
+
+
+def fused(**options: Any) -> Loss:
+    return lambda hidden, head, target, size: linear_cross_entropy(hidden, head.weight, target, chunk=size.chunk, **options)
+
+
+LOSSES: dict[str, Loss] = {
+    "linear_cross_entropy": fused(),
+    "linear_cross_entropy, gradient=backward": fused(gradient="backward"),
+    "linear_cross_entropy, logits=float32": fused(logits="float32"),
     "cross_entropy": lambda hidden, head, target, size: cross_entropy(head(hidden).flatten(0, 1), target.flatten()),
     "torch.nn.functional.cross_entropy": lambda hidden, head, target, size: F.cross_entropy(head(hidden).flatten(0, 1), target.flatten()),
 }

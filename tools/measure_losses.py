@@ -38,27 +38,36 @@ BROKEN = 3
 
 
 class Share(NamedTuple):
-    """What one GPU measures: of the cases of these suites number `number`, and every `of`-th after it."""
+    """What one GPU measures: of the cases of these suites (and losses) number `number`, and every `of`-th after it."""
 
     file: Path
     commit: str
     suites: tuple[str, ...]
+    losses: tuple[str, ...] = ()
     number: int = 0
     of: int = 1
 
     def cases(self) -> list[Case]:
-        return [case for case in CASES if case.suite in self.suites][self.number :: self.of]
+        return chosen(self.suites, self.losses)[self.number :: self.of]
 
     def now(self) -> Path:
         """Return the file with the name of the contender that is being measured."""
         return self.file.with_name(f"{self.file.name}.now")
 
 
+def chosen(suites: tuple[str, ...], losses: tuple[str, ...]) -> list[Case]:
+    """Return the cases of these suites and losses; of all losses where none is named."""
+    return [case for case in CASES if case.suite in suites and (not losses or case.loss in losses)]
+
+
 def losses(request: Request) -> int:
+    if unknown := [name for name in request.losses if not chosen(LARGE + SMALL, (name,))]:
+        print(f"error: --losses {unknown[0]}: no case of this name", file=sys.stderr)
+        return 2
     gpus = torch.cuda.device_count()
-    compile_all(LARGE + SMALL, COMPILE_SECONDS)
-    large = [Share(part(request, str(gpu)), request.commit, LARGE, gpu, gpus) for gpu in range(gpus)]
-    return measure_all(request, [large, [Share(part(request, "small"), request.commit, SMALL)]])
+    compile_all(LARGE + SMALL, COMPILE_SECONDS, request.losses)
+    large = [Share(part(request, str(gpu)), request.commit, LARGE, request.losses, gpu, gpus) for gpu in range(gpus)]
+    return measure_all(request, [large, [Share(part(request, "small"), request.commit, SMALL, request.losses)]])
 
 
 def linear(request: Request) -> int:
@@ -76,21 +85,21 @@ def start(work: Any, *arguments: Any) -> BaseProcess:
     return process
 
 
-def compile_all(suites: tuple[str, ...], seconds: float) -> None:
+def compile_all(suites: tuple[str, ...], seconds: float, losses: tuple[str, ...] = ()) -> None:
     """Compile in many processes, and end those that take longer."""
     count, began = max(1, (os.cpu_count() or 2) - 2), time.monotonic()
-    for process in [start(compile_part, suites, number, count, number % torch.cuda.device_count()) for number in range(count)]:
+    for process in [start(compile_part, suites, losses, number, count, number % torch.cuda.device_count()) for number in range(count)]:
         process.join(max(1.0, began + seconds - time.monotonic()))
         process.kill()
         process.join()
     print(f"{time.monotonic() - began:6.1f} s  compiled", flush=True)
 
 
-def compile_part(suites: tuple[str, ...], number: int, of: int, gpu: int) -> None:
+def compile_part(suites: tuple[str, ...], losses: tuple[str, ...], number: int, of: int, gpu: int) -> None:
     """Call contenders once, forward and backward. The measurement reports what fails."""
     torch.cuda.set_device(gpu)
     device = torch.device("cuda", gpu)
-    for case, name in [(case, name) for name in reversed(CONTENDERS) for case in CASES if case.suite in suites][number::of]:
+    for case, name in [(case, name) for name in reversed(CONTENDERS) for case in chosen(suites, losses)][number::of]:
         try:
             call_once(case, name, device)
         except Exception as problem:
