@@ -186,6 +186,15 @@ def test_without_xdist_and_whatever_failed_before(suite):
     assert taken("--lf") == {left_out}
 
 
+def test_bytecode_is_kept_where_python_writes_none(suite, monkeypatch):
+    """In pytest's cache, and nowhere else: what the environment has is asked of a folder that is empty."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(suite.path / "empty"))
+    assert suite.runpytest_subprocess("packages/test_suite.py::test_one").ret == 0
+    kept = {file.relative_to(suite.path).parts[:2] for file in suite.path.rglob("torch/**/*.pyc")}
+    assert kept == {(".pytest_cache", "bytecode")}
+
+
 @pytest.fixture
 def shared(request):
     """The project's conftest.py as pytest has loaded it."""

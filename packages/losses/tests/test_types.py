@@ -59,7 +59,7 @@ def check(found: list[tuple[str, int]], said: str) -> None:
 
 
 def test_mypy_strict(scripts, pytestconfig):
-    cache = f"--cache-dir={pytestconfig.cache.mkdir('mypy')}"
+    cache = f"--cache-dir={pytestconfig.rootpath / '.mypy_cache' / 'strict'}"
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", cache, "use.py", "misuse.py"]
     done = subprocess.run(command, cwd=scripts, capture_output=True, text=True)
     assert not done.stderr, done.stderr

@@ -8,7 +8,7 @@ import ctypes
 import struct
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from triton.backends.nvidia import driver
 from triton.compiler import make_backend
 from triton.runtime.build import compile_module_from_src
 from triton.runtime.jit import create_function_from_signature
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lossforge.kernels.engine import launch
 
@@ -50,16 +51,33 @@ def stub(folder: Path) -> ctypes.CDLL:
     return loaded
 
 
-def steps() -> dict[str, list[tuple[launch.Step, Any]]]:
+class Uses:
+    """Launches of a kernel: a few, evenly over all that were made, because the tensors of all take gigabytes."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[launch.Step, Any]] = []
+        self.seen, self.every = 0, 1
+
+    def note(self, one: launch.Launch) -> None:
+        if self.seen % self.every == 0:
+            values = [*one.tensors, *launch.new_sums(one.totals, one.counting, one.tensors[0].device)]
+            self.kept.append((launch.Step(one, None, range(len(one.tensors))), values))
+        self.seen += 1
+        if len(self.kept) > 4 * MOST:
+            self.kept, self.every = self.kept[::2], 2 * self.every
+
+    def spread(self) -> list[tuple[launch.Step, Any]]:
+        return self.kept[:: max(1, len(self.kept) // MOST)][:MOST]
+
+
+def steps() -> dict[str, Uses]:
     """Steps of plans and their tensors, by kernel."""
-    found: dict[str, list[tuple[launch.Step, Any]]] = {}
+    found: defaultdict[str, Uses] = defaultdict(Uses)
     start = launch.Launch.start
 
     def noted(one: launch.Launch) -> Any:
-        values = [*one.tensors, *launch.new_sums(one.totals, one.counting, one.tensors[0].device)]
-        step = launch.Step(one, None, range(len(one.tensors)))
-        if not step.described:  # descriptors are made by the driver of a GPU
-            found.setdefault(one.name, []).append((step, values))
+        if not any(isinstance(each, TensorDescriptor) for each in one.arguments):  # made by the driver of a GPU
+            found[one.name].note(one)
         return start(one)
 
     launch.Launch.start = noted
@@ -103,7 +121,7 @@ def check(step: launch.Step, values: Any, library: ctypes.CDLL, folder: Path) ->
 def main(folder: Path) -> None:
     library, checked = stub(folder), Counter()
     for name, uses in steps().items():
-        for step, values in uses[:: max(1, len(uses) // MOST)][:MOST]:
+        for step, values in uses.spread():
             check(step, values, library, folder)
             checked[name] += 1
     print(*sorted(checked), sum(checked.values()))
