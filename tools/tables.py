@@ -571,6 +571,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "modules": (partial(reference, True),),
     "results": (results, BENCH, LINEAR),
     "bench": (bench, BENCH),
+    "new losses": (bench, RESULTS / "new-losses-h100.json"),
     "targets": (lambda file: tables.targets(load(file)), BENCH),
     "scaling": (lambda file: f"{tables.provenance(load(file))}.", SCALING),
     "fused": (fused, LINEAR),

@@ -17,7 +17,9 @@ OURS = {
     "lossforge-skip": ("`skip_ignored=True`", "products"),
 }
 """The options of each contender of ours, and the contender that computes its products."""
-PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy", "quack", "quack-scaled", "trl", "verl")
+PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy")
+FEW = ("quack", "quack-scaled", "trl", "verl")
+"""Peers that know few of the losses; a table of their own has them."""
 GIB = 1024.0
 """1 GiB in MiB."""
 
@@ -36,7 +38,20 @@ def fused(report: Report, suite: str = "linear") -> str:
     off = _errors_of_others(cases)
     failed += [f"{name}, which brought its process down" for name in report.settings.get("left_out", [])]
     notes = [f"Without a figure: {'; '.join(failed)}."] if failed else []
-    return "\n\n".join([markdown(header, rows), *([off] if off else []), *notes])
+    return "\n\n".join([markdown(header, rows), *_beside_few(cases), *([off] if off else []), *notes])
+
+
+def _beside_few(cases: Iterable[By]) -> list[str]:
+    """Format the cases that peers of few losses know: milliseconds and MiB of ours and theirs."""
+    known = [by for by in cases if any(figure(by.get(name), "ms") is not None for name in FEW)]
+    names = [name for name in FEW if any(figure(by.get(name), "ms") is not None for by in known)]
+    rows = [[*_what(by), *(_costs(by.get(name)) for name in ("lossforge", *names))] for by in known]
+    header = ("loss", "tokens × hidden × classes", "ours: ms, MiB", *names)
+    return [f"Beside peers that know few of these losses:\n\n{markdown(header, rows)}"] if rows else []
+
+
+def _costs(row: Row | None) -> str:
+    return "–" if figure(row, "ms") is None else f"{_ms(row)}, {_number(row, 'peak_mib', '{:,.0f}')}"
 
 
 def _line(by: By, name: str, peers: Sequence[str], memory: Sequence[str]) -> list[str]:
@@ -60,7 +75,7 @@ def _errors_of_others(cases: Iterable[By]) -> str:
     worst: dict[str, float] = {}
     for by in cases:
         for row in by.values():
-            if row.contender in PEERS and row.status == "ok" and row.weight_error is not None:
+            if row.contender in PEERS + FEW and row.status == "ok" and row.weight_error is not None:
                 worst[row.contender] = max(worst.get(row.contender, 0.0), row.weight_error)
     return f"Largest error of the weight's gradient: {', '.join(f'{name} {off:.1e}' for name, off in worst.items())}." if worst else ""
 
