@@ -118,5 +118,5 @@ def language_model(request: Request) -> int:
             row["largest_difference"] = largest_difference(row["losses"], found["cross_entropy"]["losses"])
             print(dtype, name, f"{row['ms']:.2f} ms, {row['peak_mib'] or 0:,.0f} MiB, {row['losses'][-1]:.6f}", flush=True)
         rows += found.values()
-    request.save({**request.source("triton"), "sizes": {dtype: size._asdict() for dtype, size in sizes.items()}, "rows": rows})
+        request.save({**request.source("triton"), "sizes": {dtype: size._asdict() for dtype, size in sizes.items()}, "rows": rows})
     return 0
