@@ -61,9 +61,7 @@ COMPARISONS = {
         *("balanced_accuracy", CORRUPTED),
         runs=("loss=ce", "loss=ce data.class_balance=0.99", "loss=softmax_focal", "loss=focal", "loss=logit_adjusted_ce", "loss=seesaw"),
     ),
-    "detectors": Comparison(
-        *("map", SCENES), runs=tuple(f"box_loss={name}" for name in ("giou", "iou", "diou", "ciou", "eiou", "siou")), seeds=3
-    ),
+    "detectors": Comparison(*("map", SCENES), runs=tuple(f"box_loss={name}" for name in ("giou", "iou", "diou", "ciou", "eiou", "siou"))),
     "multilabel": Comparison("map", SCENES, runs=("loss=bce", "loss=focal", "loss=asymmetric", "loss=asymmetric loss.gamma_pos=0")),
     "noisy_labels": Comparison("top1", CORRUPTED, ("loss=ce", "loss=mae", "loss=generalized_ce")),
     "distillation": Comparison("top1", DIGITS, ("task=classification", "task.teacher={teacher}"), teacher="experiment=teacher"),
